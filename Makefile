@@ -1,0 +1,61 @@
+# `make help` lists the commands. PYTHON=python3.12 chooses the interpreter, ARGS="..." is passed on.
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Pinned: the latest wheel pulls gigabytes.
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench format wheel-test clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database and sample from it
+	$(BIN)/sqlbuffer demo $(ARGS)
+
+test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## check formatting, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-test ## run the benchmarks
+	$(BIN)/python -m pytest tests/benchmarks --timeout 0 $(ARGS)
+
+format: $(VENV)/.installed-dev ## format the code and mend what the linter can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+wheel-test: $(VENV)/.installed-dev ## build the wheel, install it alone and use it there
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	$(BIN)/python -m venv "$$dir/venv" && \
+	"$$dir/venv/bin/python" -m pip --disable-pip-version-check install --quiet dist/*.whl && \
+	script="$(CURDIR)/tests/wheel_smoke.py" && cd "$$dir" && venv/bin/python -I "$$script"
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) dist build docs/_build .benchmarks .hypothesis
+	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find alembic sqlbuffer tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-torch: | $(VENV)/.created
+	@echo "Installing $(TORCH)"
+	@$(PIP) install --quiet "$(TORCH)" || echo "No $(TORCH) for this Python: its tests will be skipped"
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
+	@echo "Installing sqlbuffer[$*] into $(VENV)"
+	@$(PIP) install --quiet --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,24 @@
+"""Runs the migrations on the connection that `sqlbuffer.storage.migrate` hands over, or on
+SQLBUFFER_URL.
+"""
+
+from alembic import context
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.migrate import VERSION_TABLE
+from sqlbuffer.storage.models import metadata
+
+
+def run(connection: Connection) -> None:
+    context.configure(connection=connection, target_metadata=metadata, version_table=VERSION_TABLE)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+handed_over = context.config.attributes.get("connection")
+if handed_over is not None:
+    run(handed_over)
+else:
+    with engine_for(resolve_url(None)).begin() as own:
+        run(own)

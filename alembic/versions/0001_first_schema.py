@@ -1,0 +1,404 @@
+"""The whole schema of the first release."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+from sqlbuffer.storage.functions import utc_now
+from sqlbuffer.storage.triggers import create_objects, drop_objects
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+KEY = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+JSON = sa.Text().with_variant(postgresql.JSONB(), "postgresql")
+TIME = sa.Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
+SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+OBJECTS = {
+    "sqlite": (
+        "trg_experiences_insert_v1",
+        "trg_experiences_insert_by_task_v1",
+        "trg_experiences_delete_v1",
+        "new_experiences_v1",
+        "trg_new_experiences_insert_v1",
+        "v_windows_v1",
+        "v_experiences_v1",
+        "v_tasks_v1",
+        "v_agents_v1",
+        "v_groups_v1",
+        "v_buffers_v1",
+    ),
+    "postgresql": (
+        "v_windows_v1",
+        "sqlbuffer_remove_v1",
+        "sqlbuffer_evict_tasks_v1",
+        "sqlbuffer_after_insert_v1",
+        "trg_experiences_insert_v1",
+        "sqlbuffer_number_row_v1",
+        "trg_experiences_number_v1",
+        "sqlbuffer_draw_v1",
+        "sqlbuffer_after_buffer_v1",
+        "trg_buffers_change_v1",
+        "sqlbuffer_before_delete_v1",
+        "trg_experiences_before_delete_v1",
+        "sqlbuffer_after_delete_v1",
+        "trg_experiences_after_delete_v1",
+        "sqlbuffer_number_v1",
+        "new_experiences_v1",
+        "v_experiences_v1",
+        "v_tasks_v1",
+        "v_agents_v1",
+        "v_groups_v1",
+        "v_buffers_v1",
+    ),
+}
+TABLES = (
+    "buffers",
+    "experiences",
+    "episodes",
+    "sessions",
+    "tasks",
+    "priorities",
+    "uses",
+    "queue_items",
+    "labels",
+    "payload_parts",
+)
+
+
+def where_not_null(column: str) -> dict[str, Any]:
+    condition = sa.text(f"{column} IS NOT NULL")
+    return {"sqlite_where": condition, "postgresql_where": condition}
+
+
+def upgrade() -> None:
+    create_tables()
+    connection = op.get_bind()
+    if connection.dialect.name == "postgresql":
+        # Arrays do not compress; EXTERNAL also lets a part of them be read.
+        op.execute("ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL")
+        op.execute("ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL")
+    create_objects(connection, OBJECTS[connection.dialect.name])
+
+
+def downgrade() -> None:
+    connection = op.get_bind()
+    if connection.dialect.name == "postgresql":
+        op.execute("DELETE FROM buffers")  # each takes its sequence along
+    drop_objects(connection, OBJECTS[connection.dialect.name])
+    for table in reversed(TABLES):
+        op.drop_table(table)
+
+
+def create_tables() -> None:
+    op.create_table(
+        "buffers",
+        sa.Column(
+            "id", sa.Integer(), nullable=False, comment="key of the buffer in every other table"
+        ),
+        sa.Column("name", KEY, nullable=False, comment="name given at creation"),
+        sa.Column("max_capacity", sa.BigInteger(), comment="rows held at most; null is unlimited"),
+        sa.Column(
+            "max_episodes", sa.BigInteger(), comment="episodes held at most; null is unlimited"
+        ),
+        sa.Column(
+            "evict_unit",
+            sa.Text(),
+            nullable=False,
+            server_default="row",
+            comment="what leaves at once: row, task or episode",
+        ),
+        sa.Column("field_specs", JSON, comment="declared array fields"),
+        sa.Column(
+            "codec_version",
+            sa.SmallInteger(),
+            nullable=False,
+            server_default=sa.text("1"),
+            comment="format of payloads",
+        ),
+        sa.Column("alpha", sa.Double(), comment="priority exponent"),
+        sa.Column(
+            "low_seq",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="rows up to this seq have left",
+        ),
+        sa.Column(
+            "next_seq",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("1"),
+            comment="next seq (SQLite; PostgreSQL has a sequence)",
+        ),
+        sa.Column(
+            "live_rows",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="rows held, where eviction is by task",
+        ),
+        sa.Column(
+            "deletions",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="grows with every delete inside the window",
+        ),
+        sa.Column(
+            "has_priorities",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows may have a row in priorities",
+        ),
+        sa.Column(
+            "has_uses",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows may have a row in uses",
+        ),
+        sa.Column(
+            "has_queue",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows may have a row in queue_items",
+        ),
+        sa.Column(
+            "has_labels",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows may have rows in labels",
+        ),
+        sa.Column(
+            "has_parts",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows may have rows in payload_parts",
+        ),
+        sa.Column(
+            "created_at",
+            TIME,
+            nullable=False,
+            server_default=utc_now(),
+            comment="when the buffer was created",
+        ),
+        sa.PrimaryKeyConstraint("id", name="pk_buffers"),
+        sa.CheckConstraint("max_capacity > 0", name="ck_buffers_max_capacity_positive"),
+        sa.CheckConstraint(
+            "evict_unit IN ('row', 'task', 'episode')", name="ck_buffers_evict_unit_known"
+        ),
+        sa.UniqueConstraint("name", name="uq_buffers_name"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "experiences",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "seq",
+            sa.BigInteger(),
+            autoincrement=False,
+            nullable=False,
+            comment="insert order within the buffer",
+        ),
+        sa.Column("id", KEY, comment="the user's id, unique within the buffer"),
+        sa.Column("task_id", KEY, nullable=False, comment="the task"),
+        sa.Column("task_name", KEY, comment="readable name of the task"),
+        sa.Column("agent_id", KEY, nullable=False, comment="the agent"),
+        sa.Column("pre_agent", KEY, comment="the agent that acted before"),
+        sa.Column("step", sa.BigInteger(), nullable=False, comment="step within the task"),
+        sa.Column("execute_time", sa.Double(), comment="Unix time in seconds"),
+        sa.Column("episode_id", sa.BigInteger(), comment="key of the episode in episodes"),
+        sa.Column("t", sa.Integer(), comment="step within the episode"),
+        sa.Column("session_id", sa.Integer(), comment="key of the session in sessions"),
+        sa.Column("state", JSON, comment="observation"),
+        sa.Column("actions", JSON, comment="what was done"),
+        sa.Column("messages", JSON, comment="conversation of an LLM agent"),
+        sa.Column("extra", JSON, comment="anything else"),
+        sa.Column("reward_t", sa.Double(), comment="reward of the step"),
+        sa.Column("adv_t", sa.Double(), comment="advantage"),
+        sa.Column("v_t", sa.Double(), comment="value estimate"),
+        sa.Column("terminated", sa.Boolean(), comment="the episode ended in a terminal state"),
+        sa.Column("truncated", sa.Boolean(), comment="the episode was cut here"),
+        sa.Column("model_version", sa.BigInteger(), comment="version of the model that acted"),
+        sa.Column("initial_priority", sa.Double(), comment="priority given with the insert"),
+        sa.Column("arrays", sa.LargeBinary(), comment="bytes of arrays that the JSON refers to"),
+        sa.Column(
+            "inserted_at",
+            TIME,
+            nullable=False,
+            server_default=utc_now(),
+            comment="when the row was written",
+        ),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_experiences"),
+    )
+    op.create_index(
+        "ix_experiences_buffer_id_episode_id_t",
+        "experiences",
+        ["buffer_id", "episode_id", "t"],
+        **where_not_null("episode_id"),
+    )
+    op.create_index(
+        "ix_experiences_buffer_id_task_id_agent_id_step",
+        "experiences",
+        ["buffer_id", "task_id", "agent_id", "step"],
+    )
+    op.create_index(
+        "uq_experiences_buffer_id_id",
+        "experiences",
+        ["buffer_id", "id"],
+        unique=True,
+        **where_not_null("id"),
+    )
+    op.create_table(
+        "episodes",
+        sa.Column("id", SERIAL, nullable=False, comment="key of the episode"),
+        sa.Column("buffer_id", sa.Integer(), nullable=False, comment="the buffer"),
+        sa.Column(
+            "key",
+            KEY,
+            nullable=False,
+            comment="the user's episode_id, unique within buffer and task",
+        ),
+        sa.Column("task_id", KEY, nullable=False, comment="the task"),
+        sa.Column("agent_id", KEY, comment="the agent"),
+        sa.Column(
+            "status",
+            sa.Text(),
+            nullable=False,
+            server_default="open",
+            comment="open, complete, aborted or abandoned",
+        ),
+        sa.Column("length", sa.Integer(), comment="steps"),
+        sa.Column("return", sa.Double(), comment="sum of rewards"),
+        sa.Column("first_seq", sa.BigInteger(), comment="seq of the first step"),
+        sa.Column("last_seq", sa.BigInteger(), comment="seq of the last step"),
+        sa.Column("model_version", sa.BigInteger(), comment="version of the model at its start"),
+        sa.Column("meta", JSON, comment="user's fields"),
+        sa.Column("final_arrays", sa.LargeBinary(), comment="the final observation"),
+        sa.Column(
+            "started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"
+        ),
+        sa.Column("ended_at", TIME, comment="when it ended"),
+        sa.PrimaryKeyConstraint("id", name="pk_episodes"),
+        sa.CheckConstraint(
+            "status IN ('open', 'complete', 'aborted', 'abandoned')",
+            name="ck_episodes_status_known",
+        ),
+        sa.UniqueConstraint(
+            "buffer_id", "key", "task_id", name="uq_episodes_buffer_id_key_task_id"
+        ),
+    )
+    op.create_table(
+        "sessions",
+        sa.Column("id", sa.Integer(), nullable=False, comment="key of the session"),
+        sa.Column("buffer_id", sa.Integer(), nullable=False, comment="the buffer"),
+        sa.Column(
+            "key", KEY, nullable=False, comment="the user's session_id, unique within the buffer"
+        ),
+        sa.Column("current_version", sa.BigInteger(), comment="model version now"),
+        sa.PrimaryKeyConstraint("id", name="pk_sessions"),
+        sa.UniqueConstraint("buffer_id", "key", name="uq_sessions_buffer_id_key"),
+    )
+    op.create_table(
+        "tasks",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column("task_id", KEY, nullable=False, comment="the task"),
+        sa.Column("n_rows", sa.BigInteger(), nullable=False, comment="rows held"),
+        sa.Column("last_seq", sa.BigInteger(), nullable=False, comment="seq of the last write"),
+        sa.PrimaryKeyConstraint("buffer_id", "task_id", name="pk_tasks"),
+    )
+    op.create_index("ix_tasks_buffer_id_last_seq", "tasks", ["buffer_id", "last_seq"])
+    op.create_table(
+        "priorities",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "seq", sa.BigInteger(), autoincrement=False, nullable=False, comment="the experience"
+        ),
+        sa.Column(
+            "priority", sa.Double(), nullable=False, comment="priority since the first update"
+        ),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_priorities"),
+    )
+    op.create_table(
+        "uses",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "seq", sa.BigInteger(), autoincrement=False, nullable=False, comment="the experience"
+        ),
+        sa.Column("n_uses", sa.Integer(), nullable=False, comment="how often it was sampled"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_uses"),
+    )
+    op.create_table(
+        "queue_items",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "seq", sa.BigInteger(), autoincrement=False, nullable=False, comment="the experience"
+        ),
+        sa.Column("group_key", KEY, comment="group that is claimed whole"),
+        sa.Column(
+            "n_uses",
+            sa.Integer(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="acknowledged uses",
+        ),
+        sa.Column("lease_id", KEY, comment="the lease that holds it"),
+        sa.Column("leased_until", TIME, comment="when the lease runs out"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_queue_items"),
+    )
+    op.create_table(
+        "labels",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "seq", sa.BigInteger(), autoincrement=False, nullable=False, comment="the experience"
+        ),
+        sa.Column(
+            "version",
+            sa.BigInteger(),
+            autoincrement=False,
+            nullable=False,
+            comment="the highest wins",
+        ),
+        sa.Column("reward_t", sa.Double(), comment="reward given late"),
+        sa.Column("adv_t", sa.Double(), comment="advantage given late"),
+        sa.Column("v_t", sa.Double(), comment="value given late"),
+        sa.Column("extra", JSON, comment="anything else given late"),
+        sa.Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", "version", name="pk_labels"),
+    )
+    op.create_table(
+        "payload_parts",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "seq", sa.BigInteger(), autoincrement=False, nullable=False, comment="the experience"
+        ),
+        sa.Column(
+            "part", sa.Integer(), autoincrement=False, nullable=False, comment="order of the part"
+        ),
+        sa.Column("bytes", sa.LargeBinary(), nullable=False, comment="content of the part"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", "part", name="pk_payload_parts"),
+    )

@@ -1,0 +1,75 @@
+"""A persistent replay buffer in a SQL database."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlbuffer.buffer import ReplayBuffer, StoreResult
+    from sqlbuffer.converters import ColumnsConverter, Converter, DefaultConverter
+    from sqlbuffer.query import QueryBuilder
+    from sqlbuffer.query_filter import QueryFilter
+    from sqlbuffer.rows import DataRow, Experience, ExpMeta
+    from sqlbuffer.samplers import (
+        FifoSampler,
+        LatestSampler,
+        RandomSampler,
+        RandomTaskSample,
+        Sampler,
+        TaskSampler,
+    )
+
+_HOME = {
+    **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
+    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "converters"),
+    "QueryBuilder": "query",
+    "QueryFilter": "query_filter",
+    **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "rows"),
+    **dict.fromkeys(
+        (
+            "FifoSampler",
+            "LatestSampler",
+            "RandomSampler",
+            "RandomTaskSample",
+            "Sampler",
+            "TaskSampler",
+        ),
+        "samplers",
+    ),
+}
+
+try:
+    __version__ = version("sqlbuffer")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0"
+
+__all__ = [
+    "ColumnsConverter",
+    "Converter",
+    "DataRow",
+    "DefaultConverter",
+    "ExpMeta",
+    "Experience",
+    "FifoSampler",
+    "LatestSampler",
+    "QueryBuilder",
+    "QueryFilter",
+    "RandomSampler",
+    "RandomTaskSample",
+    "ReplayBuffer",
+    "Sampler",
+    "StoreResult",
+    "TaskSampler",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import sqlbuffer` alone stays quick."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'sqlbuffer' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"sqlbuffer.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,506 @@
+"""`ReplayBuffer`: the front door."""
+
+import builtins
+import difflib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlbuffer.converters import Converter
+from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError, InsufficientDataError
+from sqlbuffer.query import EVERYTHING, QueryBuilder, Tree, check
+from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
+from sqlbuffer.storage import catalog
+from sqlbuffer.storage.records import Decoder, Record, encode_rows
+from sqlbuffer.storage.store import BufferStore
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine import URL
+
+logger = logging.getLogger("sqlbuffer")
+
+Condition = Tree | QueryBuilder | None
+AnyConverter = Converter[Any] | Callable[[Any], Any]
+
+EVICT_UNITS = ("row", "task")
+_META_FIELDS: dict[str, Any] = {
+    "task_id": "default",
+    "task_name": None,
+    "agent_id": "default",
+    "step": 0,
+    "pre_agent": None,
+    "episode_id": None,
+    "model_version": None,
+    "session_id": None,
+}
+_DATA_FIELDS = (
+    "state",
+    "actions",
+    "action",
+    "reward_t",
+    "adv_t",
+    "v_t",
+    "messages",
+    "terminated",
+    "truncated",
+    "extra",
+)
+
+
+@dataclass(frozen=True)
+class StoreResult:
+    """What became of the rows of one call; the three numbers add up to all of them.
+
+    Attributes:
+        inserted: Rows stored.
+        duplicates: Rows whose id the buffer holds with the same content: not stored again.
+        conflicts: Rows whose id the buffer holds with other content: not stored.
+        conflicting_ids: The ids of those.
+
+    Example:
+        >>> StoreResult(inserted=2, duplicates=0, conflicts=0).inserted
+        2
+    """
+
+    inserted: int
+    duplicates: int
+    conflicts: int
+    conflicting_ids: tuple[str, ...] = field(default=(), compare=False)
+
+
+class ReplayBuffer:
+    """A named stream of experience in a SQL database, shared by every process that opens it.
+
+    Safe to use from many threads, to pickle, and to use in forked and spawned processes.
+
+    Args:
+        url: Database URL, SQLAlchemy URL or Engine; without one `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`.
+        name: One database holds many buffers.
+        max_capacity: Rows held at most; the oldest leave first. Omitted: what is stored, unlimited
+            for a new buffer.
+        evict_by: `row`, or `task`: the task whose last write is oldest leaves whole. Omitted: what
+            is stored, `row` for a new buffer.
+        create: True creates a missing schema and buffer, False neither. Omitted: the buffer, and
+            the schema of a new SQLite file.
+        state_type: Type that states are rebuilt as when read, by pydantic; plain values without
+            one.
+        action_type: Type that each action is rebuilt as.
+
+    Raises:
+        BufferConfigError: The buffer is stored with another capacity or eviction.
+        SchemaMissingError: A database without the schema.
+        SchemaOutdatedError: A schema of an earlier release.
+        SchemaTooNewError: A schema of a later release.
+        StorageUnreachableError: No database answers.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://", max_capacity=100)
+        >>> buffer.add(state={"x": 1}, actions=[0], reward=1.0, task_id="t1", step=1).inserted
+        1
+        >>> [row.exp_data.state for row in buffer.sample(8)]
+        [{'x': 1}]
+    """
+
+    def __init__(
+        self,
+        url: "str | URL | Engine | None" = None,
+        *,
+        name: str = "default",
+        max_capacity: int | None = None,
+        evict_by: str | None = None,
+        create: bool | None = None,
+        state_type: Any = None,
+        action_type: Any = None,
+    ) -> None:
+        _check_capacity(max_capacity)
+        if evict_by not in (None, *EVICT_UNITS):
+            raise BufferConfigError(
+                f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}"
+            )
+        self._types = (state_type, action_type)
+        self._decoder = Decoder(_rebuild(state_type), _rebuild(action_type))
+        self._store = BufferStore.open(
+            url, name, max_capacity=max_capacity, evict_by=evict_by, create=create
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the buffer."""
+        return self._store.info.name
+
+    @property
+    def max_capacity(self) -> int | None:
+        """Rows held at most, as stored now; None is unlimited."""
+        return self._store.window().max_capacity
+
+    @property
+    def evict_by(self) -> str:
+        """What leaves at once: `row` or `task`."""
+        return self._store.info.evict_by
+
+    def store(self, data: DataRow) -> StoreResult:
+        """Store one row, unless the buffer holds its id.
+
+        Raises:
+            ValueError: No row.
+            FieldError: A value cannot be stored; nothing is written.
+        """
+        if not data:
+            raise ValueError("Data is required")
+        return self._insert([data])
+
+    def store_batch(
+        self, data_batch: Iterable[DataRow], model_version: int | None = None
+    ) -> StoreResult:
+        """Store rows in one transaction: all those whose ids the buffer does not hold, or none.
+
+        Args:
+            data_batch: The rows.
+            model_version: Version for rows that name none.
+
+        Raises:
+            FieldError: A value cannot be stored; nothing is written.
+        """
+        return self._insert(list(data_batch or ()), model_version=model_version)
+
+    def add(self, **fields: Any) -> StoreResult:
+        """Store one experience given by its fields; none is required.
+
+        Args:
+            **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
+                `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
+                `execute_time`, `pre_agent`, `episode_id`, `model_version`, `session_id` and `id`.
+
+        Raises:
+            FieldError: An unknown field, or a value that cannot be stored; nothing is written.
+        """
+        ignore = frozenset(() if "execute_time" in fields else ("execute_time",))
+        return self._insert([_row_of(fields)], ignore=ignore)
+
+    def sample(
+        self,
+        batch_size: int = 256,
+        *,
+        sampler: Sampler | TaskSampler | None = None,
+        condition: Condition = None,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        query_condition: Condition = None,
+    ) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: How many rows, or tasks with a task sampler. When fewer match, all that
+                match come back.
+            sampler: Which rows; `RandomSampler()` by default.
+            condition: Which rows may be drawn, or with a task sampler which tasks.
+            converter: Called once, on the whole batch.
+            strict: Raise when fewer match.
+            query_condition: Other name of `condition`.
+
+        Returns:
+            A list of rows, or with a task sampler a list of tasks, each a list of rows in the order
+            of (episode, step, execute_time); or what the converter makes of it.
+
+        Raises:
+            ConditionError: A malformed condition.
+            InsufficientDataError: Fewer match and `strict` is set.
+            ValueError: A negative batch size.
+        """
+        node = check(_either(condition, query_condition))
+        sampler = RandomSampler() if sampler is None else sampler
+        _check_batch_size(batch_size)
+        if isinstance(sampler, TaskSampler):
+            batch: Any = self._sample_tasks(sampler, batch_size, node)
+        elif isinstance(sampler, Sampler):
+            batch = self._sample_rows(sampler, batch_size, node)
+        else:
+            raise TypeError(f"sampler is a Sampler or a TaskSampler, got {type(sampler).__name__}")
+        _check_sufficient(len(batch), batch_size, strict)
+        return _convert(converter, batch)
+
+    def sample_tasks(
+        self,
+        n: int,
+        *,
+        sampler: TaskSampler | None = None,
+        condition: Condition = None,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        query_condition: Condition = None,
+    ) -> builtins.list[Any]:
+        """Draw whole tasks: `RandomTaskSample()` by default. The converter is called once a task.
+
+        Args:
+            n: How many tasks. When fewer match, all that match come back.
+            sampler: Which tasks.
+            condition: A task can be drawn if one of its rows matches; all its rows come back.
+            converter: Called once for each task.
+            strict: Raise when fewer match.
+            query_condition: Other name of `condition`.
+
+        Returns:
+            A list of tasks, each a list of rows in the order of (episode, step, execute_time), or
+            what the converter makes of them.
+
+        Raises:
+            ConditionError: A malformed condition.
+            InsufficientDataError: Fewer match and `strict` is set.
+            ValueError: A negative n.
+        """
+        sampler = RandomTaskSample() if sampler is None else sampler
+        if not isinstance(sampler, TaskSampler):
+            raise TypeError(
+                f"sample_tasks takes a TaskSampler, got {type(sampler).__name__}; use sample() for "
+                f"rows"
+            )
+        node = check(_either(condition, query_condition))
+        _check_batch_size(n)
+        tasks = self._sample_tasks(sampler, n, node)
+        _check_sufficient(len(tasks), n, strict)
+        return [_convert(converter, task) for task in tasks]
+
+    def sample_task(
+        self,
+        sampler: TaskSampler | None = None,
+        query_condition: Condition = None,
+        converter: AnyConverter | None = None,
+        batch_size: int = 1000,
+    ) -> builtins.list[Any]:
+        """Draw whole tasks: `sample_tasks` by AWorld's name and arguments."""
+        return self.sample_tasks(
+            batch_size, sampler=sampler, condition=query_condition, converter=converter
+        )
+
+    def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
+        """Return how many rows match."""
+        return self._store.count(check(_either(condition, query_condition)))
+
+    def __len__(self) -> int:
+        """Return how many rows the buffer holds; nothing is scanned."""
+        return self._store.count(EVERYTHING)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty buffer: `if buffer` asks whether there is one."""
+        return True
+
+    def __iter__(self) -> Iterator[DataRow]:
+        """Iterate over all rows as `get_all` does."""
+        return self.get_all()
+
+    def get_all(
+        self, condition: Condition = None, *, query_condition: Condition = None
+    ) -> Iterator[DataRow]:
+        """Stream the rows that match and are there now, in insert order.
+
+        Rows come in pages and no transaction stays open between them, so any number may be read in
+        little memory. Rows evicted before their page is read are left out.
+        """
+        node = check(_either(condition, query_condition))
+        return (row for page in self._store.pages(node) for row in self._decoder.rows(page))
+
+    def get_paginated(
+        self,
+        page: int,
+        page_size: int,
+        condition: Condition = None,
+        *,
+        query_condition: Condition = None,
+    ) -> builtins.list[DataRow]:
+        """Return one page of the rows that match, in insert order.
+
+        Args:
+            page: From 1; a page past the end is empty.
+            page_size: Rows a page.
+            condition: Which rows.
+            query_condition: Other name of `condition`.
+
+        Raises:
+            ValueError: A page or page size below 1.
+        """
+        if page < 1:
+            raise ValueError("Page must be greater than 0")
+        if page_size < 1:
+            raise ValueError("Page size must be greater than 0")
+        node = check(_either(condition, query_condition))
+        return self._decoder.rows(self._store.page(node, (page - 1) * page_size, page_size))
+
+    def get_by_task_id(self, task_id: str) -> builtins.list[DataRow]:
+        """Return all rows of a task in the order of (episode, step, execute_time); none for an
+        unknown task.
+        """
+        return self.get_batch_by_task_ids([task_id])[task_id]
+
+    def get_batch_by_task_ids(self, task_ids: Iterable[str]) -> dict[str, builtins.list[DataRow]]:
+        """Return `{task_id: rows}` in the order of the ids, each task's rows in the order of
+        (episode, step, execute_time).
+        """
+        wanted = list(task_ids)
+        found = self._store.tasks([str(task_id) for task_id in wanted])
+        return {task_id: self._decoder.rows(found[str(task_id)]) for task_id in wanted}
+
+    def delete(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
+        """Delete the rows that match and return how many.
+
+        Raises:
+            ConditionError: An empty condition; `clear()` deletes everything.
+        """
+        node = check(_either(condition, query_condition))
+        if node == EVERYTHING:
+            raise ConditionError("delete() needs a condition; use clear() to delete every row")
+        return self._store.delete(node)
+
+    def clear(self) -> int:
+        """Delete every row and return how many there were."""
+        return self._store.clear()
+
+    def resize(self, max_capacity: int | None) -> None:
+        """Change the stored capacity; shrinking evicts the oldest at once. None is unlimited."""
+        _check_capacity(max_capacity)
+        self._store.resize(max_capacity)
+
+    def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
+        """Return the select that a condition becomes, its values written out for reading."""
+        return self._store.sql(check(_either(condition, query_condition)))
+
+    def explain(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
+        """Return the database's plan for that select."""
+        return self._store.explain(check(_either(condition, query_condition)))
+
+    def close(self) -> None:
+        """Close this process's idle connections to the database; a later call opens new ones."""
+        self._store.close()
+
+    def __enter__(self) -> "ReplayBuffer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def list(url: "str | URL | Engine | None" = None) -> builtins.list[str]:
+        """Return the names of the buffers of a database, in order."""
+        return [info.name for info in catalog.list_buffers(url)]
+
+    @staticmethod
+    def drop(url: "str | URL | Engine | None", name: str) -> None:
+        """Delete a buffer and all that belongs to it.
+
+        Raises:
+            BufferNotFoundError: No such buffer.
+        """
+        catalog.drop_buffer(url, name)
+
+    def __repr__(self) -> str:
+        return f"ReplayBuffer({self._store.url.render_as_string()!r}, name={self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self._store, "types": self._types}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._store, self._types = state["store"], state["types"]
+        self._decoder = Decoder(*map(_rebuild, self._types))
+
+    def _insert(
+        self,
+        rows: builtins.list[DataRow],
+        *,
+        model_version: int | None = None,
+        ignore: frozenset[str] = frozenset(),
+    ) -> StoreResult:
+        if not rows:
+            return StoreResult(0, 0, 0)
+        records: builtins.list[Record] = encode_rows(rows, model_version)
+        written = self._store.insert(records, ignore=ignore)
+        conflicts = tuple(written.conflicts)
+        if conflicts:
+            logger.warning(
+                "buffer %r: %d rows were not stored, it holds their ids with other content: %s",
+                self.name,
+                len(conflicts),
+                ", ".join(conflicts[:10]),
+            )
+        return StoreResult(
+            len(written.inserted), len(written.duplicates), len(conflicts), conflicts
+        )
+
+    def _sample_rows(self, sampler: Sampler, batch_size: int, node: Any) -> builtins.list[DataRow]:
+        if batch_size == 0:
+            return []
+        with self._store.population(node) as population:
+            found = population.rows(sampler.choose(population, batch_size))
+        return self._decoder.rows(found)
+
+    def _sample_tasks(
+        self, sampler: TaskSampler, batch_size: int, node: Any
+    ) -> builtins.list[builtins.list[DataRow]]:
+        if batch_size == 0:
+            return []
+        with self._store.population(node) as population:
+            chosen: Sequence[str] = sampler.choose_tasks(population, batch_size)
+        # A task that was evicted meanwhile has no rows left.
+        return [self._decoder.rows(rows) for rows in self._store.tasks(chosen).values() if rows]
+
+
+def _row_of(fields: Mapping[str, Any]) -> DataRow:
+    if "reward" in fields and "reward_t" in fields:
+        raise FieldError("give reward=... or reward_t=..., not both")
+    given = {"reward_t" if name == "reward" else name: value for name, value in fields.items()}
+    known = {*_META_FIELDS, *_DATA_FIELDS, "execute_time", "id"}
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        nearest = difflib.get_close_matches(unknown[0], [*known, "reward"], n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "put it into extra={...}"
+        raise FieldError(f"unknown field {unknown[0]!r}; {hint}")
+    meta = {name: given.get(name, default) for name, default in _META_FIELDS.items()}
+    data = {name: given[name] for name in _DATA_FIELDS if name in given}
+    own_id = {"id": given["id"]} if given.get("id") is not None else {}
+    execute_time = given.get("execute_time", time.time())
+    return DataRow(ExpMeta(**meta, execute_time=execute_time), Experience(**data), **own_id)
+
+
+def _rebuild(type_: Any) -> Callable[[Any], Any] | None:
+    if type_ is None:
+        return None
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type_).validate_python
+
+
+def _either(condition: Condition, query_condition: Condition) -> Condition:
+    if condition is not None and query_condition is not None:
+        raise TypeError("give condition=... or query_condition=..., not both")
+    return query_condition if condition is None else condition
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 0:
+        raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
+
+
+def _check_capacity(max_capacity: int | None) -> None:
+    if max_capacity is None:
+        return
+    if isinstance(max_capacity, bool) or not isinstance(max_capacity, int) or max_capacity < 1:
+        raise BufferConfigError(
+            f"max_capacity is a positive integer or None (unlimited), got {max_capacity!r}"
+        )
+
+
+def _check_sufficient(found: int, wanted: int, strict: bool) -> None:
+    if strict and found < wanted:
+        raise InsufficientDataError(
+            f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
+        )
+
+
+def _convert(converter: AnyConverter | None, value: Any) -> Any:
+    if converter is None:
+        return value
+    if isinstance(converter, Converter):
+        return converter.to_dataset_row(value)
+    return converter(value)

@@ -1,0 +1,428 @@
+"""Payload values as JSON text plus array bytes, and back, without loss.
+
+JSON that PostgreSQL's JSONB and SQLite both keep as it is goes through untouched. Everything else
+is tagged: an object with one key that begins with `$`. User keys that begin with `$` get a second
+one.
+
+| tag | value |
+|---|---|
+| `$array`, `$scalar` | `[dtype, shape, offset, nbytes]` into the row's `arrays` bytes |
+| `$bytes` | `[offset, nbytes]` into the row's `arrays` bytes |
+| `$float` | `nan`, `inf`, `-inf`, `-0.0`, or the digits of a whole float from 1e16 on |
+| `$int` | the digits of an integer beyond 64 bits |
+| `$str` | text with U+0000 or lone surrogates: six hex digits and `;` a character: sortable |
+| `$tuple`, `$set`, `$dict` | lists; a `$dict` (keys that are not text) lists pairs |
+| `$datetime`, `$date`, `$time`, `$timedelta`, `$decimal`, `$uuid`, `$complex` | text or numbers |
+"""
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import math
+import os
+import re
+import struct
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+from pydantic import BaseModel
+
+from sqlbuffer.errors import FieldError
+
+MAX_DEPTH = 100
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# JSONB prints whole floats from here on as integers.
+WHOLE_FLOAT_LIMIT = 1e16
+
+_TEXT_LIKE = {str, bool, type(None)}
+_PASSTHROUGH = (
+    orjson.OPT_PASSTHROUGH_SUBCLASS
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+)
+# Sorted, so that equal values have equal text: SQLite compares containers as text.
+_DUMP_OPTIONS = _PASSTHROUGH | orjson.OPT_SORT_KEYS
+_HOSTILE_KEY = re.compile('[\x00-\x1f"\\\\\ud800-\udfff]')
+_KEY_ESCAPE = re.compile('[\x00-\x1f"\\\\%\ud800-\udfff]')
+_KEY_UNESCAPE = re.compile("%([0-9a-f]{4})")
+
+
+class _Untaggable(Exception):
+    """Carries the path of a value that cannot be stored and the reason."""
+
+
+class Encoder:
+    """Encodes the payload values of one row; array bytes of all of them gather in `blob`."""
+
+    __slots__ = ("blob",)
+
+    def __init__(self) -> None:
+        self.blob = bytearray()
+
+    def json(self, value: Any, path: str) -> str | None:
+        """Return the JSON text of a value, or None for None.
+
+        Args:
+            value: Any value of the kinds in the table above, nested up to 100 deep.
+            path: Where the value stands in its row, for error messages.
+
+        Raises:
+            FieldError: The value, or one inside it, cannot be stored.
+        """
+        if value is None:
+            return None
+        try:
+            if _is_plain(value):
+                text = orjson.dumps(value, option=_DUMP_OPTIONS)
+                if b"\\u0000" not in text:
+                    return text.decode()
+        except (orjson.JSONEncodeError, RecursionError):
+            pass  # lone surrogates or deep nesting: the tagger decides
+        return dumps(self.tree(value, path))
+
+    def tree(self, value: Any, path: str) -> Any:
+        """Return the tagged JSON tree of a value (what `json` writes as text)."""
+        try:
+            return self._tag(value, path, 0)
+        except _Untaggable as error:
+            raise FieldError(str(error)) from None
+
+    def _tag(self, value: Any, path: str, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise _Untaggable(f"{path}: nested deeper than {MAX_DEPTH} levels, or contains itself")
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if isinstance(value, enum.Enum):
+            return self._tag(value.value, path, depth + 1)
+        if isinstance(value, np.generic):
+            return self._tag_scalar(value, path)
+        if isinstance(value, str):
+            return tag_text(str(value))
+        if isinstance(value, int):
+            return int(value) if INT64_MIN <= value <= INT64_MAX else {"$int": str(int(value))}
+        if isinstance(value, float):
+            return tag_float(float(value))
+        if isinstance(value, Mapping):
+            return self._tag_mapping(value, path, depth)
+        if isinstance(value, (list, deque)):
+            return self._tag_items(value, path, depth)
+        return self._tag_other(value, path, depth)
+
+    def _tag_other(self, value: Any, path: str, depth: int) -> Any:
+        if isinstance(value, tuple):
+            return {"$tuple": self._tag_items(value, path, depth)}
+        if isinstance(value, (set, frozenset)):
+            items = self._tag_items(value, path, depth)
+            return {"$set": sorted(items, key=dumps)}
+        if isinstance(value, np.ndarray):
+            return self._tag_array(value, path)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return {"$bytes": self._append(bytes(value))}
+        if isinstance(value, BaseModel):
+            return self._tag(value.model_dump(), path, depth + 1)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            return self._tag(fields, path, depth + 1)
+        tagged = _tag_standard_type(value)
+        if tagged is not None:
+            return tagged
+        return self._tag_foreign(value, path, depth)
+
+    def _tag_foreign(self, value: Any, path: str, depth: int) -> Any:
+        if hasattr(value, "__array__") and not isinstance(value, type):
+            return self._tag_array(_as_array(value, path), path)
+        if callable(getattr(value, "to_dict", None)) and not isinstance(value, type):
+            return self._tag(value.to_dict(), path, depth + 1)
+        raise _Untaggable(
+            f"{path}: cannot store a {type(value).__module__}.{type(value).__qualname__}; "
+            "give JSON values, numpy arrays, bytes, datetimes, dataclasses or pydantic models"
+        )
+
+    def _tag_items(self, items: Any, path: str, depth: int) -> list[Any]:
+        return [self._tag(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)]
+
+    def _tag_mapping(self, mapping: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
+        if all(isinstance(key, str) and not isinstance(key, enum.Enum) for key in mapping):
+            return {
+                escape_key(str(key)): self._tag(item, f"{path}.{key}", depth + 1)
+                for key, item in mapping.items()
+            }
+        pairs = [
+            [
+                self._tag(key, f"{path}.<key>", depth + 1),
+                self._tag(item, f"{path}[{key!r}]", depth + 1),
+            ]
+            for key, item in mapping.items()
+        ]
+        return {"$dict": sorted(pairs, key=dumps)}
+
+    def _tag_scalar(self, value: np.generic, path: str) -> Any:
+        kind = value.dtype.kind
+        if kind in "US" or (kind in "biuf" and value.dtype.itemsize <= 8):
+            return self._tag(value.item(), path, 0)
+        dtype, _, offset, nbytes = self._tag_array(np.asarray(value), path)["$array"]
+        return {"$scalar": [dtype, offset, nbytes]}
+
+    def _tag_array(self, array: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
+        if isinstance(array, np.ma.MaskedArray):
+            raise _Untaggable(
+                f"{path}: cannot store a masked array; store its data and mask as two arrays"
+            )
+        dtype = array.dtype
+        if dtype.hasobject:
+            raise _Untaggable(
+                f"{path}: cannot store an array of dtype object; give it a fixed-size dtype"
+            )
+        spec = _dtype_spec(dtype)
+        if _dtype_from_spec(spec) != dtype:
+            raise _Untaggable(
+                f"{path}: cannot store dtype {dtype}; cast the array to a numpy dtype"
+            )
+        return {"$array": [spec, list(array.shape), *self._append(array.tobytes())]}
+
+    def _append(self, data: bytes) -> list[int]:
+        offset = len(self.blob)
+        self.blob += data
+        return [offset, len(data)]
+
+
+def dumps(tree: Any) -> str:
+    """Return the canonical JSON text of a tagged tree (keys sorted)."""
+    return orjson.dumps(tree, option=_DUMP_OPTIONS).decode()
+
+
+def decode(text: str | None, blob: bytes | None) -> Any:
+    """Return the value that `Encoder.json` made `text` and `blob` from."""
+    if text is None:
+        return None
+    tree = orjson.loads(text)
+    return untag(tree, blob or b"") if '"$' in text else tree
+
+
+def untag(tree: Any, blob: bytes) -> Any:
+    """Return the value of a tagged tree."""
+    if isinstance(tree, list):
+        return [untag(item, blob) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1:
+        ((key, content),) = tree.items()
+        if key in _UNTAG:
+            return _UNTAG[key](content, blob)
+    return {unescape_key(key): untag(item, blob) for key, item in tree.items()}
+
+
+def tag_text(text: str) -> Any:
+    """Return the text itself, or tagged where JSONB cannot hold it."""
+    return text if is_storable_text(text) else {"$str": hex_text(text)}
+
+
+def is_storable_text(text: str) -> bool:
+    """Tell whether a text column of either database can hold the text."""
+    if text.isascii():
+        return "\0" not in text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def hex_text(text: str) -> str:
+    """Return fixed-width groups of hex digits: ordered as the characters are, searchable for
+    substrings.
+    """
+    return "".join(f"{ord(char):06x};" for char in text)
+
+
+def tag_float(number: float) -> Any:
+    """Return the number itself, or tagged where JSON or JSONB would change it."""
+    if number != number:
+        return {"$float": _nan_text(number)}
+    if math.isinf(number):
+        return {"$float": "inf" if number > 0 else "-inf"}
+    if number == 0.0:
+        return number if math.copysign(1.0, number) > 0 else {"$float": "-0.0"}
+    if abs(number) >= WHOLE_FLOAT_LIMIT:
+        return {"$float": str(int(number))}
+    return number
+
+
+def untag_float(text: str) -> float:
+    """Return the float that `tag_float` wrote."""
+    if text.startswith("nan:"):
+        return float(struct.unpack(">d", bytes.fromhex(text[4:]))[0])
+    return float(text)
+
+
+def escape_key(key: str) -> str:
+    """Return the key under which a user's key is stored: safe inside a JSON path, never a tag."""
+    if _HOSTILE_KEY.search(key):
+        return "$%" + _KEY_ESCAPE.sub(lambda match: f"%{ord(match[0]):04x}", key)
+    return "$" + key if key.startswith("$") else key
+
+
+def unescape_key(key: str) -> str:
+    """Return the user's key of a stored one."""
+    if key.startswith("$%"):
+        return _KEY_UNESCAPE.sub(lambda match: chr(int(match[1], 16)), key[2:])
+    return key[1:] if key.startswith("$") else key
+
+
+def equal(left: Any, right: Any, *, strict: bool = False) -> bool:
+    """Compare two values as stored payloads are: arrays by dtype, shape and content, NaN equal to
+    NaN.
+
+    Args:
+        left: One value.
+        right: The other.
+        strict: Also tell 1 from 1.0 and True, and 0.0 from -0.0.
+    """
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return _arrays_equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(
+            equal(left[k], right[k], strict=strict) for k in left
+        )
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        same_kind = isinstance(left, list) == isinstance(right, list) and len(left) == len(right)
+        return same_kind and all(
+            equal(a, b, strict=strict) for a, b in zip(left, right, strict=True)
+        )
+    if strict and type(left) is not type(right):
+        return False
+    if isinstance(left, float) and isinstance(right, float):
+        if strict:
+            return struct.pack(">d", left) == struct.pack(">d", right)
+        return left == right or (left != left and right != right)
+    return bool(left == right)
+
+
+def _arrays_equal(left: Any, right: Any) -> bool:
+    if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)):
+        return False
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    same_bytes: bool = left.tobytes() == right.tobytes()
+    return same_bytes or bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether orjson writes the value as JSON that both databases keep (text is checked
+    afterwards).
+    """
+    kind = type(value)
+    if kind in _TEXT_LIKE:
+        return True
+    if kind is float:
+        return _is_plain_float(value)
+    if kind is int:
+        return INT64_MIN <= value <= INT64_MAX
+    if kind is dict:
+        return all(
+            type(k) is str and k[:1] != "$" and _HOSTILE_KEY.search(k) is None for k in value
+        ) and all(map(_is_plain, value.values()))
+    if kind is list:
+        return set(map(type, value)) <= _TEXT_LIKE or all(map(_is_plain, value))
+    return False
+
+
+def _is_plain_float(number: float) -> bool:
+    return -WHOLE_FLOAT_LIMIT < number < WHOLE_FLOAT_LIMIT and (
+        number != 0.0 or math.copysign(1.0, number) > 0
+    )
+
+
+def _tag_standard_type(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, dt.datetime):
+        return {"$datetime": value.isoformat()}
+    if isinstance(value, dt.date):
+        return {"$date": value.isoformat()}
+    if isinstance(value, dt.time):
+        return {"$time": value.isoformat()}
+    if isinstance(value, dt.timedelta):
+        return {"$timedelta": [value.days, value.seconds, value.microseconds]}
+    if isinstance(value, decimal.Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, uuid.UUID):
+        return {"$uuid": str(value)}
+    if isinstance(value, complex):
+        return {"$complex": [value.real.hex(), value.imag.hex()]}
+    if isinstance(value, os.PathLike):
+        path = os.fspath(value)
+        return tag_text(path) if isinstance(path, str) else None
+    return None
+
+
+def _as_array(value: Any, path: str) -> np.ndarray[Any, Any]:
+    try:
+        if hasattr(value, "detach"):  # a torch tensor, perhaps on a device or with a graph
+            return np.asarray(value.detach().cpu().numpy())
+        return np.asarray(value)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise _Untaggable(
+            f"{path}: cannot make a numpy array of a {type(value).__qualname__}: {error}"
+        ) from None
+
+
+def _dtype_spec(dtype: np.dtype[Any]) -> Any:
+    return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
+
+
+def _dtype_from_spec(spec: Any) -> np.dtype[Any]:
+    return np.dtype(spec) if isinstance(spec, str) else np.lib.format.descr_to_dtype(_tuples(spec))
+
+
+def _tuples(descr: list[Any]) -> list[Any]:
+    """Give a structured dtype's description the tuples back that JSON made lists."""
+    fields = []
+    for name, kind, *shape in descr:
+        fields.append(
+            (name, kind if isinstance(kind, str) else _tuples(kind), *(tuple(s) for s in shape))
+        )
+    return fields
+
+
+def _untag_array(content: Any, blob: bytes) -> np.ndarray[Any, Any]:
+    spec, shape, offset, nbytes = content
+    raw = bytearray(memoryview(blob)[offset : offset + nbytes])  # a copy of its own: writable
+    dtype = _dtype_from_spec(spec)
+    if not nbytes:
+        return np.zeros(shape, dtype)
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def _untag_scalar(content: Any, blob: bytes) -> Any:
+    spec, offset, nbytes = content
+    return _untag_array([spec, [], offset, nbytes], blob)[()]
+
+
+def _nan_text(number: float) -> str:
+    raw = struct.pack(">d", number)
+    return "nan" if raw == struct.pack(">d", math.nan) else "nan:" + raw.hex()
+
+
+_UNTAG: dict[str, Callable[[Any, bytes], Any]] = {
+    "$array": _untag_array,
+    "$scalar": _untag_scalar,
+    "$bytes": lambda c, blob: bytes(blob[c[0] : c[0] + c[1]]),
+    "$float": lambda c, _: untag_float(c),
+    "$int": lambda c, _: int(c),
+    "$str": lambda c, _: "".join(chr(int(group, 16)) for group in c.split(";")[:-1]),
+    "$tuple": lambda c, blob: tuple(untag(c, blob)),
+    "$set": lambda c, blob: {*untag(c, blob)},
+    "$dict": lambda c, blob: {untag(k, blob): untag(v, blob) for k, v in c},
+    "$datetime": lambda c, _: dt.datetime.fromisoformat(c),
+    "$date": lambda c, _: dt.date.fromisoformat(c),
+    "$time": lambda c, _: dt.time.fromisoformat(c),
+    "$timedelta": lambda c, _: dt.timedelta(*c),
+    "$decimal": lambda c, _: decimal.Decimal(c),
+    "$uuid": lambda c, _: uuid.UUID(c),
+    "$complex": lambda c, _: complex(float.fromhex(c[0]), float.fromhex(c[1])),
+}

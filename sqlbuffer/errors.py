@@ -1,0 +1,69 @@
+"""Every error the library raises, named for what the user can do about it."""
+
+
+class SQLBufferError(Exception):
+    """Root of all errors of this library."""
+
+
+class StorageError(SQLBufferError):
+    """The database refused an operation for a reason that has no narrower name; the message quotes
+    it.
+    """
+
+
+class StorageUnreachableError(StorageError):
+    """The database could not be reached: check the URL, the server and the network."""
+
+
+class StorageBusyError(StorageError):
+    """The database stayed locked for the whole timeout: try again, or raise the timeout."""
+
+
+class StorageReadOnlyError(StorageError):
+    """The database, or the role that opened it, may not write."""
+
+
+class StorageFullError(StorageError):
+    """The disk is full: free space and write again; nothing of the batch was stored."""
+
+
+class SchemaMissingError(StorageError):
+    """The database has no sqlbuffer schema: run the command in the message."""
+
+
+class SchemaOutdatedError(StorageError):
+    """The schema is older than the package: run the command in the message."""
+
+
+class SchemaTooNewError(StorageError):
+    """The schema is newer than the package: upgrade the package."""
+
+
+class URLError(SQLBufferError, ValueError):
+    """The database URL cannot be used: the message shows a correct one."""
+
+
+class ConditionError(SQLBufferError, ValueError):
+    """A condition is malformed or names an unknown field."""
+
+
+class FieldError(SQLBufferError, ValueError):
+    """A value cannot be stored: the message names the row and the path inside it."""
+
+
+class BufferConfigError(SQLBufferError, ValueError):
+    """A buffer was opened with a setting other than the stored one; the message names both."""
+
+
+class BufferNotFoundError(SQLBufferError, KeyError):
+    """No buffer of that name in the database."""
+
+    __str__ = Exception.__str__  # KeyError would print the repr of the message
+
+
+class InsufficientDataError(SQLBufferError, ValueError):
+    """Fewer experiences match than a strict call asked for."""
+
+
+class MissingExtraError(SQLBufferError, ImportError):
+    """An optional library is not installed: the message names the extra."""

@@ -1,0 +1,112 @@
+"""The fields a condition may name, and paths into the JSON ones."""
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlbuffer.errors import ConditionError
+
+Kind = Literal["text", "int", "real", "bool", "json"]
+Segment = str | int
+
+_META: dict[str, Kind] = {
+    "task_id": "text",
+    "task_name": "text",
+    "agent_id": "text",
+    "step": "int",
+    "execute_time": "real",
+    "pre_agent": "text",
+    "episode_id": "text",
+    "model_version": "int",
+    "session_id": "text",
+}
+_DATA: dict[str, Kind] = {
+    "state": "json",
+    "actions": "json",
+    "messages": "json",
+    "extra": "json",
+    "reward_t": "real",
+    "adv_t": "real",
+    "v_t": "real",
+    "terminated": "bool",
+    "truncated": "bool",
+}
+# Field name -> (column, kind).
+FIELDS: dict[str, tuple[str, Kind]] = {
+    **{f"exp_meta.{name}": (name, kind) for name, kind in _META.items()},
+    **{f"exp_data.{name}": (name, kind) for name, kind in _DATA.items()},
+    "id": ("id", "text"),
+    "seq": ("seq", "int"),
+    **{name: (name, _META[name]) for name in ("episode_id", "model_version", "session_id")},
+    **{name: (name, _DATA[name]) for name in ("terminated", "truncated")},
+}
+MAX_PATH_INDEXES = 4
+# An identifier, a list index in brackets, or a quoted key; separated by dots.
+_SEGMENT = re.compile(r'\.?\[(-?\d{1,9})\]|\.("(?:[^"\\]|\\.)*"|[^.\["]+)')
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column, with the path of a value inside it if it is a JSON column.
+
+    Attributes:
+        name: As the user wrote it.
+        column: Column of `experiences`.
+        kind: Type of the column.
+        path: Keys (str) and list indexes (int).
+    """
+
+    name: str
+    column: str
+    kind: Kind
+    path: tuple[Segment, ...] = ()
+
+
+def parse_field(name: object) -> Field:
+    """Return the field of a dotted name such as `exp_meta.step` or `exp_data.state.tags[0]."a.b"`.
+
+    Raises:
+        ConditionError: No such field, or a malformed path; names the nearest known fields.
+    """
+    if not isinstance(name, str):
+        raise ConditionError(f"a field is named by text such as 'exp_meta.task_id', got {name!r}")
+    if name in FIELDS:
+        return Field(name, *FIELDS[name])
+    root = re.match(r"exp_data\.(state|actions|messages|extra)(?=[.\[])", name)
+    if root is None:
+        raise ConditionError(f"unknown field {name!r}{_nearest(name)}")
+    path = _parse_path(name, root.end())
+    if sum(isinstance(segment, int) for segment in path) > MAX_PATH_INDEXES:
+        raise ConditionError(f"field {name!r} has more than {MAX_PATH_INDEXES} list indexes")
+    return Field(name, root[1], "json", path)
+
+
+def _parse_path(name: str, start: int) -> tuple[Segment, ...]:
+    path: list[Segment] = []
+    while start < len(name):
+        match = _SEGMENT.match(name, start)
+        if match is None:
+            raise ConditionError(
+                f"malformed path in field {name!r} at position {start}: "
+                'write keys as .key or ."a key" and indexes as [0]'
+            )
+        index, key = match.groups()
+        if index is not None:
+            path.append(int(index))
+        elif key.startswith('"'):
+            path.append(re.sub(r"\\(.)", r"\1", key[1:-1], flags=re.DOTALL))
+        else:
+            path.append(int(key) if key.isdecimal() and key.isascii() and len(key) < 10 else key)
+        start = match.end()
+    return tuple(path)
+
+
+def _nearest(name: str) -> str:
+    by_last_part = [
+        known for known in FIELDS if known.rpartition(".")[2] == name.rpartition(".")[2]
+    ]
+    nearest = by_last_part or difflib.get_close_matches(name, FIELDS, n=3, cutoff=0.5)
+    if nearest:
+        return "; did you mean " + " or ".join(nearest) + "?"
+    return "; known are " + ", ".join(FIELDS)

@@ -1,0 +1,57 @@
+"""What a sampler is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlalchemy import Select
+
+    from sqlbuffer.storage.population import Population
+
+
+class Sampler(ABC):
+    """Chooses experiences.
+
+    Implement `choose`: in Python over keys, or as a SQLAlchemy select of them. Whoever calls it has
+    seen to `batch_size > 0`; the rows are fetched afterwards, in the order chosen.
+
+    Example:
+        >>> class EveryOther(Sampler):
+        ...     def choose(self, population, batch_size):
+        ...         return population.keys()[::2][:batch_size]
+        >>> class LongestFirst(Sampler):
+        ...     def choose(self, population, batch_size):
+        ...         keys = population.select()
+        ...         return keys.order_by(keys.selected_columns.seq.desc()).limit(batch_size)
+    """
+
+    @abstractmethod
+    def choose(self, population: "Population", batch_size: int) -> "Sequence[int] | Select[Any]":
+        """Return the `seq` of up to `batch_size` rows of the population.
+
+        Args:
+            population: The rows that match, by key.
+            batch_size: How many rows are wanted; at least 1.
+
+        Returns:
+            Keys in the order of the batch, or a select of `seq`. Fewer than `batch_size` when fewer
+            match.
+        """
+
+
+class TaskSampler(ABC):
+    """Chooses tasks: a batch is a list of tasks, each with all its rows.
+
+    A condition decides which tasks can be chosen (one matching row is enough), not which of their
+    rows come back.
+
+    Example:
+        >>> class OldestTasks(TaskSampler):
+        ...     def choose_tasks(self, population, batch_size):
+        ...         return population.tasks()[:batch_size]
+    """
+
+    @abstractmethod
+    def choose_tasks(self, population: "Population", batch_size: int) -> Sequence[str]:
+        """Return the ids of up to `batch_size` distinct tasks with a row in the population."""

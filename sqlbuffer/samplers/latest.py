@@ -1,0 +1,20 @@
+"""The newest rows."""
+
+from typing import TYPE_CHECKING
+
+from sqlbuffer.samplers.base import Sampler
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.population import Population
+
+
+class LatestSampler(Sampler):
+    """Takes the newest rows that match, newest first.
+
+    Example:
+        >>> sampler = LatestSampler()
+    """
+
+    def choose(self, population: "Population", batch_size: int) -> list[int]:
+        """Return the `batch_size` greatest seq, descending."""
+        return population.newest(batch_size)

@@ -1,0 +1,83 @@
+"""Uniform over rows."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.samplers.base import Sampler
+from sqlbuffer.samplers.seeding import Seeding
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.population import Population
+
+# A window this narrow is read whole; probing pays where most numbers are left alone.
+SMALL_SPAN = 1024
+PROBE_ROUNDS = 4
+# Below this share of hits, one scan over the keys is cheaper than the probes.
+LOWEST_HIT_RATE = 1 / 32
+
+
+class RandomSampler(Sampler):
+    """Draws rows uniformly.
+
+    FIFO keeps `seq` dense, so it draws numbers of the window and keeps those that are rows and
+    match: uniform by rejection, at a cost that does not grow with the table. Where few match it
+    orders the matching keys by random.
+
+    Args:
+        replace: Draw with replacement: exactly `batch_size` rows if any match.
+        seed: Repeat the same sequence of batches over the same live rows.
+
+    Example:
+        >>> sampler = RandomSampler(seed=7)
+    """
+
+    def __init__(self, *, replace: bool = False, seed: int | None = None) -> None:
+        self.replace = replace
+        self._seeding = Seeding(seed)
+
+    def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
+        """Return up to `batch_size` seq, uniform over the rows that match."""
+        rng = self._seeding.generator()
+        if population.span > max(SMALL_SPAN, 4 * batch_size):
+            found = self._probe(population, batch_size, rng)
+            if found is not None:
+                return found
+        return self._order(population, batch_size, rng)
+
+    def _probe(
+        self, population: "Population", batch_size: int, rng: np.random.Generator
+    ) -> Sequence[int] | None:
+        """Return a batch by rejection, or None where too few numbers are hits."""
+        found: list[int] = []
+        drawn, size = 0, batch_size + batch_size // 8 + 16
+        for _ in range(PROBE_ROUNDS):
+            # One double a number: how many are drawn at once does not change what they are.
+            numbers = population.low + 1 + (rng.random(size) * population.span).astype(np.int64)
+            candidates: list[int] = numbers.tolist()
+            hits = population.probe(list(dict.fromkeys(candidates)))
+            found.extend(seq for seq in candidates if seq in hits)
+            drawn += size
+            kept = found if self.replace else list(dict.fromkeys(found))
+            if len(kept) >= batch_size:
+                return kept[:batch_size]
+            hit_rate = len(found) / drawn
+            if hit_rate < LOWEST_HIT_RATE:
+                return None
+            size = math.ceil(1.2 * (batch_size - len(kept)) / hit_rate) + 16
+        return None
+
+    def _order(
+        self, population: "Population", batch_size: int, rng: np.random.Generator
+    ) -> Sequence[int]:
+        if self._seeding.seed is None and not self.replace:
+            return population.random(batch_size)
+        keys: NDArray[np.int64] = population.keys()
+        if not keys.size:
+            return []
+        size = batch_size if self.replace else min(batch_size, keys.size)
+        chosen: list[int] = rng.choice(keys, size, replace=self.replace).tolist()
+        return chosen

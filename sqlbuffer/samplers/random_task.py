@@ -1,0 +1,69 @@
+"""Uniform over tasks."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sqlbuffer.samplers.base import TaskSampler
+from sqlbuffer.samplers.seeding import Seeding
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.population import Population
+
+SMALL_SPAN = 4096
+PROBE_ROUNDS = 3
+LOWEST_HIT_RATE = 1 / 256
+
+
+class RandomTaskSample(TaskSampler):
+    """Draws distinct tasks uniformly, however many rows each has.
+
+    Draws numbers of the window and keeps those that are the first matching row of their task: every
+    task has one, so each is as likely. Where tasks are long, or few match, it orders the matching
+    tasks by random.
+
+    Args:
+        seed: Repeat the same sequence of batches over the same live rows.
+
+    Example:
+        >>> sampler = RandomTaskSample(seed=7)
+    """
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        self._seeding = Seeding(seed)
+
+    def choose_tasks(self, population: "Population", batch_size: int) -> Sequence[str]:
+        """Return up to `batch_size` task ids, uniform over the tasks with a row that matches."""
+        rng = self._seeding.generator()
+        if population.span > max(SMALL_SPAN, 16 * batch_size):
+            found = self._probe(population, batch_size, rng)
+            if found is not None:
+                return found
+        if self._seeding.seed is None:
+            return population.random_tasks(batch_size)
+        tasks = population.tasks()
+        order = rng.permutation(len(tasks))[:batch_size]
+        return [tasks[i] for i in order]
+
+    @staticmethod
+    def _probe(
+        population: "Population", batch_size: int, rng: np.random.Generator
+    ) -> Sequence[str] | None:
+        found: dict[str, None] = {}
+        drawn, hits, size = 0, 0, 8 * batch_size + 256
+        for _ in range(PROBE_ROUNDS):
+            numbers = population.low + 1 + (rng.random(size) * population.span).astype(np.int64)
+            candidates: list[int] = numbers.tolist()
+            tasks = population.first_of_tasks(list(dict.fromkeys(candidates)))
+            hits += sum(seq in tasks for seq in candidates)
+            drawn += size
+            found.update((tasks[seq], None) for seq in candidates if seq in tasks)
+            if len(found) >= batch_size:
+                return list(found)[:batch_size]
+            hit_rate = hits / drawn
+            if hit_rate < LOWEST_HIT_RATE:
+                return None
+            size = math.ceil(1.2 * (batch_size - len(found)) / hit_rate) + 64
+        return None

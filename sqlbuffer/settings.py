@@ -1,0 +1,15 @@
+"""What the environment may set."""
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Settings read from `SQLBUFFER_*` environment variables.
+
+    Attributes:
+        url: Database URL used where none is given (`SQLBUFFER_URL`).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SQLBUFFER_")
+
+    url: str = "sqlite:///sqlbuffer.db"

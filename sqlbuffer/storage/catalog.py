@@ -1,0 +1,174 @@
+"""Which buffers a database has: open, create, list, drop."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, delete, insert, select
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import IntegrityError
+
+from sqlbuffer.errors import BufferConfigError, BufferNotFoundError
+from sqlbuffer.storage import migrate, models
+from sqlbuffer.storage.engine import engine_for, is_memory, resolve_url
+from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.models import buffers
+from sqlbuffer.storage.postgresql import PostgreSQL
+from sqlbuffer.storage.sqlite import SQLite
+
+Dialect = SQLite | PostgreSQL
+_DIALECTS: dict[str, type[SQLite] | type[PostgreSQL]] = {"sqlite": SQLite, "postgresql": PostgreSQL}
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """A buffer as it is stored.
+
+    Attributes:
+        id: Its key in the tables.
+        name: Its name.
+        max_capacity: Rows held at most; None is unlimited.
+        evict_by: `row` or `task`.
+    """
+
+    id: int
+    name: str
+    max_capacity: int | None
+    evict_by: str
+
+
+def dialect_for(engine: Engine) -> Dialect:
+    """Return the operations of the engine's database."""
+    return _DIALECTS[engine.dialect.name]()
+
+
+def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
+    """See that the schema is the package's; make it in a new SQLite database, elsewhere only if
+    asked.
+
+    Args:
+        engine: The engine.
+        url: Its resolved URL.
+        create: True makes a missing schema, False never does, None does in a SQLite database
+            without any table.
+
+    Raises:
+        SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
+    """
+    if url.get_backend_name() == "sqlite" and not is_memory(url) and create is False:
+        _want_file(url)
+    with translated(url), engine.connect() as connection:
+        revision = migrate.current(connection)
+        if revision is not None:
+            migrate.check(connection, url)
+            return
+        new_file = (
+            engine.dialect.name == "sqlite" and create is None and migrate.is_empty(connection)
+        )
+        if not (create or new_file):
+            migrate.check(connection, url)
+    migrate.upgrade(engine)
+
+
+def _want_file(url: URL) -> None:
+    name = url.database or ""
+    if not name.startswith("file:") and not os.path.exists(name):
+        raise BufferNotFoundError(
+            f"there is no file {Path(name)}; check the path, or create it by opening it with "
+            f"create=True"
+        )
+
+
+def open_buffer(
+    engine: Engine,
+    url: URL,
+    name: str,
+    max_capacity: int | None,
+    evict_by: str | None,
+    *,
+    may_create: bool,
+) -> BufferInfo:
+    """Return the buffer of that name, creating it where it is missing; safe for several processes
+    at once.
+
+    Raises:
+        BufferConfigError: The stored settings are others than the given ones.
+        BufferNotFoundError: No such buffer, and none may be created.
+    """
+    with translated(url):
+        with engine.connect() as connection:
+            found = _find(connection, name)
+        if found is None and may_create:
+            values: dict[str, Any] = {
+                "name": name,
+                "max_capacity": max_capacity,
+                "evict_unit": evict_by or "row",
+            }
+            try:
+                with dialect_for(engine).writing(engine) as connection:
+                    connection.execute(insert(buffers).values(values))
+            except IntegrityError:
+                # Another process was faster; its settings are compared like any other stored ones.
+                pass
+            with engine.connect() as connection:
+                found = _find(connection, name)
+    if found is None:
+        raise _not_found(name, url)
+    _compare("max_capacity", max_capacity, found.max_capacity, found, "buffer.resize(n)")
+    _compare("evict_by", evict_by, found.evict_by, found, "a buffer of another name")
+    return found
+
+
+def _compare(setting: str, given: Any, stored: Any, found: BufferInfo, remedy: str) -> None:
+    if given is not None and given != stored:
+        shown = "unlimited" if stored is None else repr(stored)
+        raise BufferConfigError(
+            f"buffer {found.name!r} is stored with {setting}={shown}, and was opened with "
+            f"{setting}={given!r}; "
+            f"leave the argument out, or use {remedy}"
+        )
+
+
+def list_buffers(url: str | URL | Engine | None) -> list[BufferInfo]:
+    """Return all buffers by name."""
+    resolved = resolve_url(url)
+    engine = url if isinstance(url, Engine) else engine_for(resolved)
+    ensure_schema(engine, resolved, create=False)
+    with translated(resolved), engine.connect() as connection:
+        return [BufferInfo(*row) for row in connection.execute(_select().order_by(buffers.c.name))]
+
+
+def drop_buffer(url: str | URL | Engine | None, name: str) -> None:
+    """Delete a buffer and all that belongs to it.
+
+    Raises:
+        BufferNotFoundError: No such buffer.
+    """
+    resolved = resolve_url(url)
+    engine = url if isinstance(url, Engine) else engine_for(resolved)
+    ensure_schema(engine, resolved, create=False)
+    with translated(resolved), dialect_for(engine).writing(engine) as connection:
+        found = _find(connection, name)
+        if found is None:
+            raise _not_found(name, resolved)
+        connection.execute(delete(buffers).where(buffers.c.id == found.id))
+        for table in models.metadata.tables.values():
+            if "buffer_id" in table.c:
+                connection.execute(delete(table).where(table.c.buffer_id == found.id))
+
+
+def _find(connection: Connection, name: str) -> BufferInfo | None:
+    row = connection.execute(_select().where(buffers.c.name == name)).one_or_none()
+    return None if row is None else BufferInfo(*row)
+
+
+def _select() -> Any:
+    return select(buffers.c.id, buffers.c.name, buffers.c.max_capacity, buffers.c.evict_unit)
+
+
+def _not_found(name: str, url: URL) -> BufferNotFoundError:
+    return BufferNotFoundError(
+        f"no buffer {name!r} in {url.render_as_string()}; ReplayBuffer.list(url) names those there "
+        f"are"
+    )

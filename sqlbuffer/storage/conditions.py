@@ -1,0 +1,235 @@
+"""A checked condition as one SQL expression with bound parameters.
+
+Every leaf is true, false or null, and null counts as false: negated leaves are written `IS NOT
+TRUE`.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    Text,
+    and_,
+    bindparam,
+    case,
+    false,
+    literal,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.codec import Encoder, dumps, hex_text, is_storable_text, tag_text
+from sqlbuffer.fields import Field
+from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number
+from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage.models import KEY, episodes, experiences, sessions
+from sqlbuffer.storage.types import KeyList, Number
+
+Table = Any  # experiences or an alias of it
+_ORDER: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
+    "eq": operator.eq,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+
+
+def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[bool]:
+    """Return the SQL expression of a checked condition over the experiences table or an alias of
+    it.
+    """
+    if isinstance(node, Group):
+        return _balanced(node.kind, [compile_condition(part, table) for part in node.parts])
+    matches = _COMPILE[node.op](node, table)
+    return matches.is_not(true()) if node.negated and node.op != "like" else matches
+
+
+def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool]:
+    """Join parts as a balanced tree: SQLite limits the depth of an expression, not its width."""
+    if not parts:
+        return true() if kind == "all" else false()
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) <= 100:
+        return and_(*parts) if kind == "all" else or_(*parts)
+    middle = len(parts) // 2
+    halves = [
+        _balanced(kind, parts[:middle]).self_group(),
+        _balanced(kind, parts[middle:]).self_group(),
+    ]
+    # case() keeps the two halves apart; and_() would flatten them into one deep chain again.
+    if kind == "all":
+        return case((halves[0].is_not(true()), false()), else_=halves[1])
+    return case((halves[0], true()), else_=halves[1])
+
+
+def column_of(field: Field, table: Table) -> ColumnElement[Any]:
+    """Return the column of a field; user keys of episodes and sessions are looked up."""
+    if field.column == "episode_id":
+        return select(episodes.c.key).where(episodes.c.id == table.c.episode_id).scalar_subquery()
+    if field.column == "session_id":
+        return select(sessions.c.key).where(sessions.c.id == table.c.session_id).scalar_subquery()
+    if field.column == "extra":
+        return fn.user_extra(table.c.extra)
+    column: ColumnElement[Any] = table.c[field.column]
+    return column
+
+
+def _is_null(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    field, column = leaf.field, column_of(leaf.field, table)
+    if field.kind == "json":
+        return fn.json_kind(column, field.path).is_(None) | (
+            fn.json_kind(column, field.path) == "null"
+        )
+    if field.kind == "real":
+        # NaN is stored as null, with a tag beside it.
+        tag = fn.json_kind(table.c.extra, stored_path=("$reals", field.column))
+        return and_(column.is_(None), tag.is_(None))
+    return column.is_(None)
+
+
+def _compare(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    return _comparison(leaf.field, leaf.op, leaf.value, table)
+
+
+def _comparison(field: Field, op: str, value: Any, table: Table) -> ColumnElement[bool]:
+    column = column_of(field, table)
+    if isinstance(value, (list, dict)):
+        if field.kind != "json":
+            return false()
+        return fn.json_is(
+            column, field.path, literal(dumps(Encoder().tree(value, field.name)), Text())
+        )
+    if is_number(value):
+        return _compare_number(field, op, value, column)
+    if field.kind == "json":
+        plain = _compare_text(fn.json_text(column, field.path), op, value)
+        return or_(plain, _ORDER[op](fn.json_hex_text(column, field.path), hex_text(value)))
+    return _compare_text(column, op, value) if field.kind == "text" else false()
+
+
+def _compare_number(
+    field: Field, op: str, value: Any, column: ColumnElement[Any]
+) -> ColumnElement[bool]:
+    if value != value or field.kind == "text":
+        return false()
+    if field.kind == "json":
+        return _ORDER[op](
+            fn.json_number(column, field.path), bindparam(None, value, Number(), unique=True)
+        )
+    if field.kind == "real":
+        return _ORDER[op](column, literal(_as_float(value), Float()))
+    number = case((column, 1), (column.is_(False), 0)) if field.kind == "bool" else column
+    bound_op, bound = integer_bound(op, value)
+    if bound_op == "const":
+        return column.is_not(None) if bound else false()
+    return _ORDER[bound_op](number, literal(bound, BigInteger()))
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _compare_text(column: ColumnElement[Any], op: str, value: str) -> ColumnElement[bool]:
+    if is_storable_text(value):
+        return _ORDER[op](column, literal(value, KEY))
+    if op == "eq":
+        return false()
+    # No stored text equals the value, so it lies between two that could be: cut it at its first odd
+    # character.
+    cut = next(i for i, char in enumerate(value) if not is_storable_text(char))
+    prefix = value[:cut]
+    above = op in ("gt", "gte")
+    if value[cut] == "\0":
+        return _ORDER["gt" if above else "lte"](column, literal(prefix, KEY))
+    return _ORDER["gte" if above else "lt"](column, literal(prefix + "\ue000", KEY))
+
+
+def _member(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    field = leaf.field
+    if isinstance(leaf.value, str):
+        return _part_of(field, leaf.value, column_of(field, table))
+    parts = []
+    if None in leaf.value:
+        parts.append(_is_null(leaf, table))
+    values = [value for value in leaf.value if value is not None]
+    if field.kind == "text":
+        texts = [value for value in values if isinstance(value, str) and is_storable_text(value)]
+        parts.append(
+            fn.is_one_of(column_of(field, table), bindparam(None, texts, KeyList(), unique=True))
+        )
+    else:
+        parts.extend(_comparison(field, "eq", value, table) for value in values)
+    return _balanced("any", parts)
+
+
+def _part_of(field: Field, whole: str, column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether the column's text stands in `whole`."""
+    if field.kind not in ("text", "json"):
+        return false()
+    odd = not is_storable_text(whole)
+    # Between the storable pieces of `whole` lie characters that no plain text has.
+    pieces = _storable_pieces(whole) if odd else [whole]
+    text = column if field.kind == "text" else fn.json_text(column, field.path)
+    parts = [fn.position_of(literal(piece, KEY), text) > 0 for piece in pieces]
+    if field.kind == "json" and odd:
+        parts.append(
+            fn.position_of(literal(hex_text(whole), KEY), fn.json_hex_text(column, field.path)) > 0
+        )
+    return or_(*parts)
+
+
+def _storable_pieces(text: str) -> list[str]:
+    return "".join(char if is_storable_text(char) else "\0" for char in text).split("\0")
+
+
+def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    field, part, column = leaf.field, leaf.value, column_of(leaf.field, table)
+    if field.kind == "text":
+        return _contains(column, part, leaf.negated)
+    if field.kind != "json":
+        return false()
+    item = dumps(tag_text(part))
+    found = fn.json_has_element(
+        column, field.path, literal(f"[{item}]", Text()), literal(item, Text())
+    )
+    is_list = fn.json_kind(column, field.path) == "array"
+    hex_position = fn.position_of(
+        fn.json_hex_text(column, field.path), literal(hex_text(part), KEY)
+    )
+    return or_(
+        _contains(fn.json_text(column, field.path), part, leaf.negated),
+        hex_position == 0 if leaf.negated else hex_position > 0,
+        and_(is_list, found.is_not(true())) if leaf.negated else found,
+    )
+
+
+def _contains(text: ColumnElement[Any], part: str, negated: bool) -> ColumnElement[bool]:
+    if not is_storable_text(part):
+        return text.is_not(None) if negated else false()
+    position = fn.position_of(text, literal(part, KEY))
+    return position == 0 if negated else position > 0
+
+
+_COMPILE: dict[str, Callable[[Leaf, Table], ColumnElement[bool]]] = {
+    "eq": _compare,
+    "gt": _compare,
+    "gte": _compare,
+    "lt": _compare,
+    "lte": _compare,
+    "in": _member,
+    "like": _like,
+    "is_null": _is_null,
+}
+
+__all__ = ["column_of", "compile_condition"]

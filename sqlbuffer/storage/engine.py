@@ -1,0 +1,209 @@
+"""One small pool of connections per URL and process, and what a connection is told at opening."""
+
+import os
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import QueuePool, StaticPool
+
+from sqlbuffer.errors import URLError
+from sqlbuffer.settings import Settings
+
+POOL_SIZE = 5
+BUSY_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10
+
+# WAL lets readers read while one writes, and needs one fsync a checkpoint instead of two a commit.
+# It is a property of the file, so it is set once, by whoever creates the schema.
+SQLITE_FILE_PRAGMAS = ("PRAGMA journal_mode = WAL",)
+SQLITE_CONNECTION_PRAGMAS = (
+    # In WAL mode NORMAL survives the death of any process; only a power cut may take the last
+    # commits.
+    "PRAGMA synchronous = NORMAL",
+    # The default of 2 MB is less than the hot pages of a million rows.
+    "PRAGMA cache_size = -65536",
+    "PRAGMA temp_store = MEMORY",
+    # After a checkpoint the WAL file is cut back to this, instead of keeping its largest size for
+    # ever.
+    "PRAGMA journal_size_limit = 67108864",
+)
+
+_lock = threading.Lock()
+_engines: dict[str, Engine] = {}
+_inherited: list[Engine] = []
+
+
+class _BinaryCursor(psycopg.Cursor[Any]):
+    """Receives results in binary: half the bytes for arrays and numbers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.format = psycopg.pq.Format.BINARY
+
+
+def resolve_url(url: str | URL | Engine | None) -> URL:
+    """Return the URL in full: default from the settings, driver named, SQLite path absolute.
+
+    Raises:
+        URLError: Not a URL of SQLite or PostgreSQL.
+    """
+    if isinstance(url, Engine):
+        url = url.url
+    try:
+        resolved = make_url(url if url is not None else Settings().url)
+    except (ArgumentError, TypeError, ValueError):
+        raise URLError(
+            f"{_shown(url)} is not a database URL; write sqlite:///replay.db or postgresql://user@host/database"
+        ) from None
+    backend = resolved.get_backend_name()
+    if backend in ("postgresql", "postgres"):
+        return _resolve_postgresql(resolved)
+    if backend == "sqlite":
+        return _resolve_sqlite(resolved)
+    raise URLError(
+        f"sqlbuffer speaks SQLite and PostgreSQL, not {backend}: {resolved.render_as_string()}"
+    )
+
+
+def _shown(url: object) -> str:
+    """Show what was given as a URL without what may be a password in it."""
+    text = str(url)
+    return repr(text.rpartition("@")[2] if "@" in text else text)
+
+
+def _resolve_postgresql(url: URL) -> URL:
+    driver = url.drivername.partition("+")[2]
+    if driver not in ("", "psycopg"):
+        raise URLError(
+            f"sqlbuffer uses psycopg 3: write postgresql+psycopg:// instead of {url.drivername}://"
+        )
+    return url.set(drivername="postgresql+psycopg")
+
+
+def _resolve_sqlite(url: URL) -> URL:
+    if url.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise URLError(
+            f"sqlbuffer uses Python's sqlite3: write sqlite:/// instead of {url.drivername}://"
+        )
+    if is_memory(url) or (url.database or "").startswith("file:"):
+        return url
+    return url.set(database=str(Path(url.database or "").expanduser().absolute()))
+
+
+def is_memory(url: URL) -> bool:
+    """Tell whether the URL names a SQLite database that lives in this process only."""
+    return url.get_backend_name() == "sqlite" and (url.database in (None, "", ":memory:"))
+
+
+def engine_for(url: URL) -> Engine:
+    """Return this process's engine of a resolved URL; the same one each time."""
+    key = url.render_as_string(hide_password=False)
+    with _lock:
+        if key not in _engines:
+            _engines[key] = _create(url)
+        return _engines[key]
+
+
+def close_idle(url: URL) -> None:
+    """Close the idle connections of this process's engine of a URL; the next use opens new ones."""
+    with _lock:
+        engine = _engines.get(url.render_as_string(hide_password=False))
+    if engine is not None:
+        engine.dispose()
+
+
+def own_engine(url: str | URL | Engine | None, resolved: URL) -> Engine | None:
+    """Return the engine of one buffer alone: the user's, or one for a database in memory; None: the
+    process's shared one.
+
+    Raises:
+        URLError: An engine of another driver, or of a SQLite database in memory that threads do not
+            share.
+    """
+    if isinstance(url, Engine):
+        return _adopt(url)
+    return _create(resolved) if is_memory(resolved) else None
+
+
+def _adopt(engine: Engine) -> Engine:
+    if engine.dialect.name != "sqlite":
+        return engine.execution_options(isolation_level="READ COMMITTED")
+    if is_memory(engine.url) and not isinstance(engine.pool, (StaticPool, QueuePool)):
+        raise URLError(
+            "an engine on a SQLite database in memory must be made with poolclass=StaticPool"
+        )
+    _listen_sqlite(engine)
+    with engine.connect() as connection:  # it may have been opened before the listeners were there
+        _prepare_sqlite(connection.connection.driver_connection, None)
+    return engine
+
+
+def _create(url: URL) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        # One connection is the whole database when it lives in memory.
+        sizes = (
+            {"pool_size": 1, "max_overflow": 0}
+            if is_memory(url)
+            else {"pool_size": POOL_SIZE, "max_overflow": 20}
+        )
+        engine = create_engine(
+            url,
+            poolclass=QueuePool,
+            connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+            **sizes,
+        )
+        _listen_sqlite(engine)
+        return engine
+    return create_engine(
+        url,
+        pool_size=POOL_SIZE,
+        max_overflow=5,
+        # Writers re-read after a conflict and followers compare snapshots: both want one snapshot a
+        # statement.
+        isolation_level="READ COMMITTED",
+        connect_args={
+            "cursor_factory": _BinaryCursor,
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "application_name": url.query.get("application_name", f"sqlbuffer {os.getpid()}"),
+            # Prepared statements do not survive pgbouncer in transaction mode and gain under a
+            # tenth.
+            "prepare_threshold": None,
+        },
+    )
+
+
+def _listen_sqlite(engine: Engine) -> None:
+    if not event.contains(engine, "begin", _begin_sqlite):
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+    # Python's own transaction handling would begin late and commit before DDL.
+    connection.isolation_level = None
+    for pragma in SQLITE_CONNECTION_PRAGMAS:
+        connection.execute(pragma)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+
+
+def _forget_engines() -> None:
+    """In a forked child: leave the parent's connections alone, but keep them from being closed by
+    the collector.
+    """
+    global _lock
+    _lock = threading.Lock()
+    _inherited.extend(_engines.values())
+    _engines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_engines)

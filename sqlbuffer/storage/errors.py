@@ -1,0 +1,88 @@
+"""Database errors by cause, as errors that tell the user what to do."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, ResourceClosedError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from sqlbuffer.errors import (
+    SchemaMissingError,
+    StorageBusyError,
+    StorageError,
+    StorageFullError,
+    StorageReadOnlyError,
+    StorageUnreachableError,
+)
+
+# What the drivers raise when another writer holds an id.
+UniqueViolation = psycopg.errors.UniqueViolation
+
+
+@contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Raise database errors of the block as this library's errors."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise translate(error.orig, url) from error
+    except (sqlite3.Error, psycopg.Error) as error:
+        raise translate(error, url) from error
+    except PoolTimeoutError as error:
+        raise StorageBusyError(
+            f"{url.render_as_string()}: every connection of the pool was in use for too long: "
+            f"{error}"
+        ) from error
+    except ResourceClosedError as error:
+        raise StorageUnreachableError(
+            f"{url.render_as_string()}: the connection was closed: {error}"
+        ) from error
+
+
+def translate(error: BaseException | None, url: URL) -> StorageError:
+    """Return the library's error for a driver's."""
+    shown, reason = (
+        url.render_as_string(),
+        str(error).strip().splitlines()[0] if str(error) else type(error).__name__,
+    )
+    if isinstance(error, sqlite3.Error):
+        return _translate_sqlite(error, shown, reason)
+    state = getattr(error, "sqlstate", None) or ""
+    if state in ("55P03", "57014", "40001", "40P01"):
+        return StorageBusyError(f"{shown}: {reason}; try again")
+    if state in ("25006", "42501"):
+        return StorageReadOnlyError(
+            f"{shown}: {reason}; ask the owner of the database for the writer role"
+        )
+    if state in ("42P01", "42883"):
+        return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db upgrade '{shown}'`")
+    if state == "53100":
+        return StorageFullError(f"{shown}: {reason}; free space on the server and write again")
+    if isinstance(error, psycopg.OperationalError) or state.startswith(("08", "57P", "53")):
+        return StorageUnreachableError(
+            f"cannot reach {shown}: {reason}; check that the server runs and accepts connections"
+        )
+    return StorageError(f"{shown}: {reason}")
+
+
+def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> StorageError:
+    if "locked" in reason or "busy" in reason:
+        return StorageBusyError(
+            f"{shown}: {reason}; another program holds the file: close it or try again"
+        )
+    if "readonly" in reason or "read-only" in reason:
+        return StorageReadOnlyError(f"{shown}: {reason}; the file or its folder is not writable")
+    if "full" in reason:
+        return StorageFullError(f"{shown}: {reason}; free space on the disk and write again")
+    if "unable to open" in reason:
+        return StorageUnreachableError(
+            f"cannot open {shown}: {reason}; check that the folder exists and may be written"
+        )
+    if "not a database" in reason:
+        return StorageUnreachableError(f"{shown} is not a SQLite file: {reason}; name another file")
+    if "no such table" in reason or "no such view" in reason:
+        return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")
+    return StorageError(f"{shown}: {reason}")

@@ -1,0 +1,94 @@
+"""How many rows a buffer holds, exactly, without scanning it."""
+
+import threading
+
+from sqlalchemy import Connection, Select, func, select, union_all
+
+from sqlbuffer.storage.models import experiences
+
+BLOCK = 4096
+
+
+class LiveCount:
+    """Remembers how many rows each block of 4,096 numbers holds, once no writer can add to it.
+
+    Only the block that the window's lower end cuts and the newest rows are counted each time. A
+    delete inside the window makes all blocks unknown again.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._deletions = -1
+        self._blocks: dict[int, int] = {}
+
+    def count(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        high: int,
+        settled: int,
+        deletions: int,
+    ) -> int:
+        """Return the number of rows with low < seq <= high.
+
+        Args:
+            connection: Where to count.
+            buffer_id: The buffer.
+            low: Lower end of the window.
+            high: Upper end of the window.
+            settled: No row up to this number can appear any more.
+            deletions: The buffer's count of deletes, read before the rows are counted.
+        """
+        first_whole, end_whole = low // BLOCK + 1, (settled + 1) // BLOCK
+        with self._mutex:
+            if deletions != self._deletions:
+                self._deletions, self._blocks = deletions, {}
+            known = {
+                block: n for block, n in self._blocks.items() if first_whole <= block < end_whole
+            }
+        counted = self._count_unknown(
+            connection, buffer_id, low, high, first_whole, end_whole, known
+        )
+        with self._mutex:
+            if deletions == self._deletions:
+                whole = range(first_whole, end_whole)
+                self._blocks = {
+                    **known,
+                    **{block: counted.get(block, 0) for block in whole if block not in known},
+                }
+        return sum(known.values()) + sum(counted.values())
+
+    @staticmethod
+    def _count_unknown(
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        high: int,
+        first_whole: int,
+        end_whole: int,
+        known: dict[int, int],
+    ) -> dict[int, int]:
+        """Count the cut block at the lower end, and everything from the first unknown block on."""
+        start = next(
+            (block for block in range(first_whole, end_whole) if block not in known), end_whole
+        )
+        for block in [block for block in known if block >= start]:
+            del known[block]
+        cut = _blocks(buffer_id, low + 1, min(first_whole, start) * BLOCK)
+        newest = _blocks(buffer_id, max(start * BLOCK, low + 1), high + 1)
+        return dict(connection.execute(union_all(cut, newest)).tuples().all())
+
+
+def _blocks(buffer_id: int, start: int, end: int) -> Select[int, int]:
+    """Select (block, rows) of the rows with start <= seq < end."""
+    block = experiences.c.seq // BLOCK
+    return (
+        select(block, func.count())
+        .where(
+            experiences.c.buffer_id == buffer_id,
+            experiences.c.seq >= start,
+            experiences.c.seq < end,
+        )
+        .group_by(block)
+    )

@@ -1,0 +1,131 @@
+"""The schema of a database: what it is, what it should be, and the way between."""
+
+import os
+import threading
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooNewError
+from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, resolve_url
+from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.sqlite import lock_path
+from sqlbuffer.storage.writer_lock import writer_lock
+
+# Oldest first; a test compares them with the scripts.
+REVISIONS = ("0001",)
+HEAD = REVISIONS[-1]
+VERSION_TABLE = "sqlbuffer_alembic_version"
+_MIGRATION_LOCK = 7_239_471_001  # any number that is the same in every process
+_LOCK_TIMEOUT_S = 120.0
+_alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
+
+
+def current(connection: Connection) -> str | None:
+    """Return the revision of the database, or None where there is no schema."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+
+
+def check(connection: Connection, url: URL) -> None:
+    """Raise unless the database is at the revision of this package.
+
+    Raises:
+        SchemaMissingError: No schema; the message has the command that makes one.
+        SchemaOutdatedError: An older schema; the message has the command that upgrades it.
+        SchemaTooNewError: A schema of a later release.
+    """
+    revision, shown = current(connection), url.render_as_string()
+    if revision == HEAD:
+        return
+    if revision is None:
+        raise SchemaMissingError(
+            f"{shown} has no sqlbuffer schema; run `sqlbuffer db init '{shown}'`, or open it with "
+            f"create=True"
+        )
+    if revision in REVISIONS:
+        raise SchemaOutdatedError(
+            f"the schema of {shown} is at revision {revision}, this package needs {HEAD}; run "
+            f"`sqlbuffer db upgrade '{shown}'`"
+        )
+    raise SchemaTooNewError(
+        f"the schema of {shown} is at revision {revision}, later than this package knows ({HEAD}); "
+        "run `pip install --upgrade sqlbuffer`"
+    )
+
+
+def is_empty(connection: Connection) -> bool:
+    """Tell whether the database has no table at all."""
+    return not inspect(connection).get_table_names()
+
+
+def upgrade(url: str | URL | Engine, revision: str = "head") -> None:
+    """Bring a database to a revision; what is there already is left alone. Safely done by several
+    processes at once.
+
+    Args:
+        url: The database.
+        revision: `head` or a revision.
+
+    Raises:
+        SchemaTooNewError: A schema of a later release.
+    """
+    resolved = resolve_url(url)
+    engine = url if isinstance(url, Engine) else engine_for(resolved)
+    with (
+        translated(resolved),
+        writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
+        engine.connect() as connection,
+    ):
+        _set_file_pragmas(connection)
+        connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+        with connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.execute(
+                    text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
+                )
+            if current(connection) not in (None, *REVISIONS):
+                check(connection, resolved)
+            _run_alembic(connection, "upgrade", revision)
+
+
+def downgrade(url: str | URL, revision: str) -> None:
+    """Take a database back to a revision, or to `base`: no schema."""
+    resolved = resolve_url(url)
+    with (
+        translated(resolved),
+        writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
+        engine_for(resolved).begin() as connection,
+    ):
+        _run_alembic(connection, "downgrade", revision)
+
+
+def _set_file_pragmas(connection: Connection) -> None:
+    if connection.dialect.name != "sqlite":
+        return
+    cursor = connection.connection.cursor()
+    for pragma in SQLITE_FILE_PRAGMAS:
+        cursor.execute(pragma)
+    cursor.close()
+
+
+def _run_alembic(connection: Connection, command: str, revision: str) -> None:
+    from alembic import command as commands
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", os.fspath(script_location()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    with _alembic_lock:
+        getattr(commands, command)(config, revision)
+
+
+def script_location() -> Path:
+    """Return the folder of the migration scripts: inside the installed package, or at the top of a
+    checkout.
+    """
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "alembic"

@@ -1,0 +1,307 @@
+"""The tables. Migrations create them; a test proves that both say the same."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+from sqlalchemy.dialects import postgresql
+
+from sqlbuffer.storage.functions import utc_now
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# Byte order everywhere, whatever the locale of the database.
+KEY = Text().with_variant(Text(collation="C"), "postgresql")
+JSON = Text().with_variant(postgresql.JSONB(), "postgresql")
+TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
+# SQLite counts row ids only for a column declared INTEGER.
+SERIAL = BigInteger().with_variant(Integer(), "sqlite")
+BYTES = LargeBinary()
+
+buffers = Table(
+    "buffers",
+    metadata,
+    Column("id", Integer, primary_key=True, comment="key of the buffer in every other table"),
+    Column("name", KEY, nullable=False, unique=True, comment="name given at creation"),
+    Column("max_capacity", BigInteger, comment="rows held at most; null is unlimited"),
+    Column("max_episodes", BigInteger, comment="episodes held at most; null is unlimited"),
+    Column(
+        "evict_unit",
+        Text,
+        nullable=False,
+        server_default="row",
+        comment="what leaves at once: row, task or episode",
+    ),
+    Column("field_specs", JSON, comment="declared array fields"),
+    Column(
+        "codec_version",
+        SmallInteger,
+        nullable=False,
+        server_default=text("1"),
+        comment="format of payloads",
+    ),
+    Column("alpha", Double, comment="priority exponent"),
+    Column(
+        "low_seq",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows up to this seq have left",
+    ),
+    Column(
+        "next_seq",
+        BigInteger,
+        nullable=False,
+        server_default=text("1"),
+        comment="next seq (SQLite; PostgreSQL has a sequence)",
+    ),
+    Column(
+        "live_rows",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows held, where eviction is by task",
+    ),
+    Column(
+        "deletions",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="grows with every delete inside the window",
+    ),
+    Column(
+        "has_priorities",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows may have a row in priorities",
+    ),
+    Column(
+        "has_uses",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows may have a row in uses",
+    ),
+    Column(
+        "has_queue",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows may have a row in queue_items",
+    ),
+    Column(
+        "has_labels",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows may have rows in labels",
+    ),
+    Column(
+        "has_parts",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows may have rows in payload_parts",
+    ),
+    Column(
+        "created_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the buffer was created",
+    ),
+    CheckConstraint("max_capacity > 0", name="max_capacity_positive"),
+    CheckConstraint("evict_unit IN ('row', 'task', 'episode')", name="evict_unit_known"),
+    # The id of a dropped buffer is not given away again: a writer that missed the drop must not
+    # meet another buffer.
+    sqlite_autoincrement=True,
+)
+
+experiences = Table(
+    "experiences",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column(
+        "seq",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="insert order within the buffer",
+    ),
+    Column("id", KEY, comment="the user's id, unique within the buffer"),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("task_name", KEY, comment="readable name of the task"),
+    Column("agent_id", KEY, nullable=False, comment="the agent"),
+    Column("pre_agent", KEY, comment="the agent that acted before"),
+    Column("step", BigInteger, nullable=False, comment="step within the task"),
+    Column("execute_time", Double, comment="Unix time in seconds"),
+    Column("episode_id", BigInteger, comment="key of the episode in episodes"),
+    Column("t", Integer, comment="step within the episode"),
+    Column("session_id", Integer, comment="key of the session in sessions"),
+    Column("state", JSON, comment="observation"),
+    Column("actions", JSON, comment="what was done"),
+    Column("messages", JSON, comment="conversation of an LLM agent"),
+    Column("extra", JSON, comment="anything else"),
+    Column("reward_t", Double, comment="reward of the step"),
+    Column("adv_t", Double, comment="advantage"),
+    Column("v_t", Double, comment="value estimate"),
+    Column("terminated", Boolean, comment="the episode ended in a terminal state"),
+    Column("truncated", Boolean, comment="the episode was cut here"),
+    Column("model_version", BigInteger, comment="version of the model that acted"),
+    Column("initial_priority", Double, comment="priority given with the insert"),
+    Column("arrays", BYTES, comment="bytes of arrays that the JSON refers to"),
+    Column(
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the row was written",
+    ),
+)
+Index(
+    None, experiences.c.buffer_id, experiences.c.task_id, experiences.c.agent_id, experiences.c.step
+)
+Index(
+    "uq_experiences_buffer_id_id",
+    experiences.c.buffer_id,
+    experiences.c.id,
+    unique=True,
+    sqlite_where=experiences.c.id.is_not(None),
+    postgresql_where=experiences.c.id.is_not(None),
+)
+Index(
+    "ix_experiences_buffer_id_episode_id_t",
+    experiences.c.buffer_id,
+    experiences.c.episode_id,
+    experiences.c.t,
+    sqlite_where=experiences.c.episode_id.is_not(None),
+    postgresql_where=experiences.c.episode_id.is_not(None),
+)
+
+episodes = Table(
+    "episodes",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="key of the episode"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column(
+        "key", KEY, nullable=False, comment="the user's episode_id, unique within buffer and task"
+    ),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("agent_id", KEY, comment="the agent"),
+    Column(
+        "status",
+        Text,
+        nullable=False,
+        server_default="open",
+        comment="open, complete, aborted or abandoned",
+    ),
+    Column("length", Integer, comment="steps"),
+    Column("return", Double, comment="sum of rewards"),
+    Column("first_seq", BigInteger, comment="seq of the first step"),
+    Column("last_seq", BigInteger, comment="seq of the last step"),
+    Column("model_version", BigInteger, comment="version of the model at its start"),
+    Column("meta", JSON, comment="user's fields"),
+    Column("final_arrays", BYTES, comment="the final observation"),
+    Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
+    Column("ended_at", TIME, comment="when it ended"),
+    UniqueConstraint("buffer_id", "key", "task_id"),
+    CheckConstraint("status IN ('open', 'complete', 'aborted', 'abandoned')", name="status_known"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Integer, primary_key=True, comment="key of the session"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column("key", KEY, nullable=False, comment="the user's session_id, unique within the buffer"),
+    Column("current_version", BigInteger, comment="model version now"),
+    UniqueConstraint("buffer_id", "key"),
+)
+
+# Kept by triggers, for buffers that evict by task.
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column("task_id", KEY, primary_key=True, comment="the task"),
+    Column("n_rows", BigInteger, nullable=False, comment="rows held"),
+    Column("last_seq", BigInteger, nullable=False, comment="seq of the last write"),
+)
+Index(None, tasks.c.buffer_id, tasks.c.last_seq)
+
+
+def _seq_key() -> list[Column[int]]:
+    return [
+        Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+        Column("seq", BigInteger, primary_key=True, autoincrement=False, comment="the experience"),
+    ]
+
+
+priorities = Table(
+    "priorities",
+    metadata,
+    *_seq_key(),
+    Column("priority", Double, nullable=False, comment="priority since the first update"),
+)
+
+uses = Table(
+    "uses",
+    metadata,
+    *_seq_key(),
+    Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
+)
+
+queue_items = Table(
+    "queue_items",
+    metadata,
+    *_seq_key(),
+    Column("group_key", KEY, comment="group that is claimed whole"),
+    Column(
+        "n_uses", Integer, nullable=False, server_default=text("0"), comment="acknowledged uses"
+    ),
+    Column("lease_id", KEY, comment="the lease that holds it"),
+    Column("leased_until", TIME, comment="when the lease runs out"),
+)
+
+labels = Table(
+    "labels",
+    metadata,
+    *_seq_key(),
+    Column(
+        "version", BigInteger, primary_key=True, autoincrement=False, comment="the highest wins"
+    ),
+    Column("reward_t", Double, comment="reward given late"),
+    Column("adv_t", Double, comment="advantage given late"),
+    Column("v_t", Double, comment="value given late"),
+    Column("extra", JSON, comment="anything else given late"),
+    Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+)
+
+payload_parts = Table(
+    "payload_parts",
+    metadata,
+    *_seq_key(),
+    Column("part", Integer, primary_key=True, autoincrement=False, comment="order of the part"),
+    Column("bytes", BYTES, nullable=False, comment="content of the part"),
+)

@@ -1,0 +1,123 @@
+"""What a sampler sees: the keys of the rows that match, and ways to choose among them that do not
+read payloads.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Select, bindparam, func
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage import statements
+from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.types import SeqList
+
+
+def among(seqs: Sequence[int]) -> Any:
+    """Return the expression for rows with one of the keys."""
+    return fn.is_one_of(experiences.c.seq, bindparam(None, list(seqs), SeqList(), unique=True))
+
+
+class Population:
+    """The live rows of a buffer that match a condition, at the moment of one call.
+
+    Attributes:
+        low: Rows have `low < seq`.
+        high: and `seq <= high`; where nothing was deleted and nothing filtered, every number
+            between is a row.
+        filtered: Whether a condition narrows it.
+    """
+
+    def __init__(
+        self, connection: Connection, buffer_id: int, low: int, high: int, node: Node
+    ) -> None:
+        self.low, self.high = low, high
+        self.filtered = node != EVERYTHING
+        self._connection, self._buffer_id, self._node = connection, buffer_id, node
+        self._seq = statements.seq_for(node)
+        self._matching = statements.matching(buffer_id, node)
+        self._payloads: dict[int, Sequence[Any]] = {}
+
+    @property
+    def span(self) -> int:
+        """How many numbers the window has."""
+        return max(self.high - self.low, 0)
+
+    def select(self) -> Select[Any]:
+        """Return a SQLAlchemy select of `seq` over the rows that match: order and limit it, and
+        return it from a sampler.
+        """
+        return statements.seqs(self._in_window)
+
+    @property
+    def _in_window(self) -> ColumnElement[bool]:
+        return self._matching & (self._seq > self.low)
+
+    def keys(self) -> NDArray[np.int64]:
+        """Return every matching seq in ascending order; reads all keys."""
+        found = self._connection.execute(self.select().order_by(self._seq)).scalars()
+        return np.fromiter(found, np.int64)
+
+    def probe(self, seqs: Sequence[int]) -> set[int]:
+        """Return which of the given seq are rows that match; their payloads come along for the
+        batch.
+        """
+        # Without the lower bound, which SQLite would search by instead; the numbers are of the
+        # window anyway.
+        found = self._connection.execute(statements.rows(self._matching & among(seqs))).all()
+        self._payloads.update((row[0], row) for row in found)
+        return {row[0] for row in found}
+
+    def random(self, n: int) -> list[int]:
+        """Return up to n matching seq in uniform random order; reads all keys."""
+        return self._scalars(self.select().order_by(func.random()).limit(n))
+
+    def newest(self, n: int) -> list[int]:
+        """Return up to n matching seq, newest first."""
+        return self._scalars(self.select().order_by(self._seq.desc()).limit(n))
+
+    def oldest(self, n: int) -> list[int]:
+        """Return up to n matching seq, oldest first."""
+        return self._scalars(self.select().order_by(self._seq).limit(n))
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """Return up to `limit` matching seq, oldest first, after the first `offset`."""
+        return self._scalars(self.select().order_by(self._seq).limit(limit).offset(offset))
+
+    def first_of_tasks(self, seqs: Sequence[int]) -> dict[int, str]:
+        """Return {seq: task_id} for those of the given seq that are the first matching row of their
+        task.
+        """
+        statement = statements.first_rows_of_tasks(
+            self._buffer_id, self.low, self._node, self._matching & among(seqs)
+        )
+        return dict(self._connection.execute(statement).tuples().all())
+
+    def tasks(self) -> list[str]:
+        """Return every task with a matching row, in the order of their first matching rows; reads
+        all keys.
+        """
+        statement = statements.matching_tasks(self._in_window).order_by(func.min(experiences.c.seq))
+        return list(self._connection.execute(statement).scalars())
+
+    def random_tasks(self, n: int) -> list[str]:
+        """Return up to n tasks with a matching row in uniform random order; reads all keys."""
+        statement = statements.matching_tasks(self._in_window).order_by(func.random()).limit(n)
+        return list(self._connection.execute(statement).scalars())
+
+    def rows(self, seqs: Sequence[int] | Select[Any]) -> list[Sequence[Any]]:
+        """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left
+        out.
+        """
+        chosen = self._scalars(seqs) if isinstance(seqs, Select) else [int(seq) for seq in seqs]
+        missing = [seq for seq in dict.fromkeys(chosen) if seq not in self._payloads]
+        if missing:
+            self.probe(missing)
+        return [self._payloads[seq] for seq in chosen if seq in self._payloads]
+
+    def _scalars(self, statement: Select[Any]) -> list[int]:
+        return list(self._connection.execute(statement).scalars())

@@ -1,0 +1,161 @@
+"""Whole operations as PostgreSQL does them."""
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, text
+
+from sqlbuffer.storage.records import Record
+
+_NULL = b"\xff\xff\xff\xff"
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack(">i", len(raw)) + raw
+
+
+def _json(value: str) -> bytes:
+    raw = value.encode()
+    return (
+        struct.pack(">ib", len(raw) + 1, 1) + raw
+    )  # JSONB's binary form: a version, then the text
+
+
+def _bytes(value: bytes) -> bytes:
+    return struct.pack(">i", len(value)) + value
+
+
+def _bigint(value: int) -> bytes:
+    return struct.pack(">iq", 8, value)
+
+
+def _double(value: float) -> bytes:
+    return struct.pack(">id", 8, value)
+
+
+def _bool(value: bool) -> bytes:
+    return struct.pack(">i?", 1, value)
+
+
+# Column -> its binary COPY form, for the columns of a record that need no other table.
+_ENCODE: dict[str, Callable[[Any], bytes]] = {
+    **dict.fromkeys(("id", "task_id", "task_name", "agent_id", "pre_agent"), _text),
+    **dict.fromkeys(("step", "model_version"), _bigint),
+    **dict.fromkeys(("execute_time", "reward_t", "adv_t", "v_t"), _double),
+    **dict.fromkeys(("state", "actions", "messages", "extra"), _json),
+    **dict.fromkeys(("terminated", "truncated"), _bool),
+    "arrays": _bytes,
+}
+_FIELDS = [(Record._fields.index(name), encode) for name, encode in _ENCODE.items()]
+_COPY_COLUMNS = ", ".join(["buffer_id", "seq", "episode_id", "session_id", *_ENCODE])
+_COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
+_HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+_TRAILER = struct.pack(">h", -1)
+_ROW_HEAD = struct.Struct(">hiiiq")
+
+
+def copy_body(record: Record) -> bytes:
+    """Return the part of a record's COPY row that is known before its number."""
+    return b"".join([_NULL if record[i] is None else encode(record[i]) for i, encode in _FIELDS])
+
+
+def _copy_row(
+    buffer_id: int, seq: int, episode_id: int | None, session_id: int | None, body: bytes
+) -> bytes:
+    head = _ROW_HEAD.pack(len(_FIELDS) + 4, 4, buffer_id, 8, seq)
+    episode = _NULL if episode_id is None else _bigint(episode_id)
+    session = _NULL if session_id is None else struct.pack(">ii", 4, session_id)
+    return head + episode + session + body
+
+
+class PostgreSQL:
+    """The operations that SQLite does otherwise; `sqlite.SQLite` has the same ones."""
+
+    def __init__(self) -> None:
+        self._watermarks: dict[int, tuple[int, int, int]] = {}
+        self._mutex = threading.Lock()
+
+    @contextmanager
+    def writing(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction that writes: committed at the end of the block, rolled back on an
+        exception.
+        """
+        with engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def snapshot(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction that reads one state of the database throughout."""
+        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+            yield connection
+
+    def draw(
+        self, connection: Connection, buffer_id: int, ids: Sequence[str]
+    ) -> tuple[set[str], list[int]]:
+        """Return which ids the buffer holds, and numbers for the others, drawn after the
+        transaction has its id.
+        """
+        statement = "SELECT held, seqs FROM sqlbuffer_draw_v1(%s::integer, %s::text[])"
+        ((held, seqs),) = _driver(connection).execute(statement, (buffer_id, list(ids)))
+        return set(held), sorted(seqs or ())
+
+    def insert(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        seqs: Sequence[int],
+        records: Sequence[Record],
+        episode_ids: Sequence[int | None],
+        session_ids: Sequence[int | None],
+    ) -> None:
+        """Write the records under their numbers."""
+        rows = [
+            _copy_row(buffer_id, seq, episode_id, session_id, copy_body(record))
+            for seq, record, episode_id, session_id in zip(
+                seqs, records, episode_ids, session_ids, strict=True
+            )
+        ]
+        with _driver(connection).cursor() as cursor, cursor.copy(_COPY) as copy:
+            copy.write(b"".join([_HEADER, *rows, _TRAILER]))
+
+    def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
+        """Delete rows by key, with what the narrow tables hold of them; return how many."""
+        statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[])"
+        ((n_removed,),) = _driver(connection).execute(statement, (buffer_id, list(seqs)))
+        return int(n_removed)
+
+    def evict_tasks(self, connection: Connection, buffer_id: int) -> None:
+        """Evict whole tasks, oldest last write first, until the buffer fits."""
+        connection.execute(text("SELECT sqlbuffer_evict_tasks_v1(:id)"), {"id": buffer_id})
+
+    def settled(self, engine: Engine, buffer_id: int) -> int | None:
+        """Return a seq up to which no row can appear any more.
+
+        Numbers drawn up to `last_value` belong to transactions below the xmax of a later snapshot;
+        once the xmin of one still later has reached that, all of them have ended.
+        """
+        with engine.connect() as connection:
+            last_value = connection.exec_driver_sql(
+                f"SELECT last_value FROM sqlbuffer_seq_{int(buffer_id)}"
+            ).scalar_one()
+            # A statement of its own: its snapshot must be later than the reading of last_value.
+            xmin, xmax = connection.exec_driver_sql(
+                "SELECT pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint FROM "
+                "pg_current_snapshot() s"
+            ).one()
+        with self._mutex:
+            settled, pending, pending_xmax = self._watermarks.get(buffer_id, (0, last_value, xmax))
+            if xmin >= pending_xmax:
+                settled, pending, pending_xmax = max(settled, pending), last_value, xmax
+            self._watermarks[buffer_id] = (settled, pending, pending_xmax)
+        return int(settled)
+
+
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    driver_connection: Any = connection.connection.driver_connection
+    return driver_connection  # type: ignore[no-any-return]

@@ -1,0 +1,249 @@
+"""A row as the columns of `experiences`, and back."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from sqlbuffer.codec import (
+    INT64_MAX,
+    INT64_MIN,
+    Encoder,
+    decode,
+    dumps,
+    equal,
+    is_storable_text,
+    tag_float,
+    untag,
+)
+from sqlbuffer.errors import FieldError
+from sqlbuffer.rows import DataRow, Experience, ExpMeta
+
+MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
+MAX_NAME_BYTES = 8192
+_REALS = ("reward_t", "adv_t", "v_t")
+
+
+class Record(NamedTuple):
+    """One row, encoded; the columns in the order in which they are written and read.
+
+    `episode_key` and `session_key` are the user's keys; the tables hold numbers.
+    """
+
+    id: str
+    task_id: str
+    task_name: str | None
+    agent_id: str
+    pre_agent: str | None
+    step: int
+    execute_time: float | None
+    episode_key: str | None
+    session_key: str | None
+    state: str | None
+    actions: str | None
+    messages: str | None
+    extra: str | None
+    reward_t: float | None
+    adv_t: float | None
+    v_t: float | None
+    terminated: bool | None
+    truncated: bool | None
+    model_version: int | None
+    arrays: bytes | None
+
+
+def encode_rows(rows: Sequence[DataRow], model_version: int | None = None) -> list[Record]:
+    """Return the records of rows.
+
+    Args:
+        rows: The rows.
+        model_version: Version for rows that name none.
+
+    Raises:
+        FieldError: A value cannot be stored; names the row and the path inside it.
+    """
+    records = []
+    for i, row in enumerate(rows):
+        try:
+            records.append(encode_row(row, model_version))
+        except FieldError as error:
+            raise FieldError(f"row {i}: {error}") from None
+    return records
+
+
+def encode_row(row: DataRow, model_version: int | None = None) -> Record:
+    """Return the record of one row."""
+    if not isinstance(row, DataRow):
+        raise FieldError(
+            f"expected a DataRow, got {type(row).__name__}; or use buffer.add(state=..., ...)"
+        )
+    meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
+    tags: dict[str, Any] = {}
+    reals = [_real(getattr(data, name), name, tags) for name in _REALS]
+    execute_time = _real(meta.execute_time, "execute_time", tags)
+    return Record(
+        id=_key(row.id, "id"),
+        task_id=_key(meta.task_id, "exp_meta.task_id"),
+        task_name=_name(meta.task_name, "exp_meta.task_name"),
+        agent_id=_key(meta.agent_id, "exp_meta.agent_id"),
+        pre_agent=_name(meta.pre_agent, "exp_meta.pre_agent"),
+        step=_integer(meta.step, "exp_meta.step"),
+        execute_time=execute_time,
+        episode_key=None
+        if meta.episode_id is None
+        else _key(meta.episode_id, "exp_meta.episode_id"),
+        session_key=None
+        if meta.session_id is None
+        else _key(meta.session_id, "exp_meta.session_id"),
+        state=encoder.json(data.state, "exp_data.state"),
+        actions=encoder.json(data.actions, "exp_data.actions"),
+        messages=encoder.json(data.messages, "exp_data.messages"),
+        extra=_extra(data.extra, tags, encoder),
+        reward_t=reals[0],
+        adv_t=reals[1],
+        v_t=reals[2],
+        terminated=data.terminated,
+        truncated=data.truncated,
+        model_version=_version(meta.model_version, model_version),
+        arrays=bytes(encoder.blob) or None,
+    )
+
+
+def _key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
+    if not isinstance(value, str):
+        raise FieldError(f"{name}: expected text, got {value!r}")
+    if not is_storable_text(value):
+        raise FieldError(
+            f"{name}: {value!r} has U+0000 or a lone surrogate, which text columns cannot hold"
+        )
+    if len(value) > limit or (len(value) * 4 > limit and len(value.encode()) > limit):
+        raise FieldError(f"{name}: longer than {limit} bytes; put long text into exp_data.extra")
+    return value
+
+
+def _name(value: Any, name: str) -> str | None:
+    return None if value is None else _key(value, name, MAX_NAME_BYTES)
+
+
+def _integer(value: Any, name: str) -> int:
+    if not isinstance(value, int) or not INT64_MIN <= value <= INT64_MAX:
+        raise FieldError(f"{name}: expected an integer of 64 bits, got {value!r}")
+    return value
+
+
+def _version(own: int | None, default: int | None) -> int | None:
+    version = default if own is None else own
+    return None if version is None else _integer(version, "exp_meta.model_version")
+
+
+def _real(value: float | None, name: str, tags: dict[str, Any]) -> float | None:
+    """Return what the real column holds; NaN and -0.0, which columns may lose, go into the tags."""
+    if value is None:
+        return None
+    if not isinstance(value, (float, int)):
+        raise FieldError(f"{name}: expected a number, got {value!r}")
+    if value != value:
+        tags[name] = tag_float(value)
+        return None
+    if value == 0.0 and math.copysign(1.0, value) < 0:
+        tags[name] = tag_float(value)
+        return 0.0
+    return float(value)
+
+
+def _extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | None:
+    if not tags:
+        return encoder.json(extra, "exp_data.extra")
+    tree = {"$none": True} if extra is None else encoder.tree(extra, "exp_data.extra")
+    return dumps({**tree, "$reals": tags})
+
+
+Rebuild = Callable[[Any], Any]
+
+
+class Decoder:
+    """Makes rows of what a select over the columns of `Record` returns; nothing is validated again.
+
+    Args:
+        state: Rebuilds a state from its plain value.
+        action: Rebuilds each action.
+    """
+
+    def __init__(self, state: Rebuild | None = None, action: Rebuild | None = None) -> None:
+        self._state, self._action = state, action
+
+    def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
+        """Return the rows of tuples (seq, *Record)."""
+        return [self.row(values) for values in found]
+
+    def row(self, values: Sequence[Any]) -> DataRow:
+        """Return the row of a tuple (seq, *Record)."""
+        (
+            seq, id_, task_id, task_name, agent_id, pre_agent, step, execute_time, episode_key,
+            session_key, state, actions, messages, extra, reward_t, adv_t, v_t, terminated,
+            truncated, model_version, arrays,
+        ) = values  # fmt: skip
+        reals = {"reward_t": reward_t, "adv_t": adv_t, "v_t": v_t, "execute_time": execute_time}
+        plain_extra = decode_extra(extra, arrays, reals)
+        data, meta, row = (
+            object.__new__(Experience),
+            object.__new__(ExpMeta),
+            object.__new__(DataRow),
+        )
+        data.__dict__ = {
+            "state": self._rebuilt(self._state, decode(state, arrays)),
+            "actions": self._rebuilt_actions(decode(actions, arrays)),
+            "reward_t": reals["reward_t"],
+            "adv_t": reals["adv_t"],
+            "v_t": reals["v_t"],
+            "messages": decode(messages, arrays),
+            "terminated": None if terminated is None else bool(terminated),
+            "truncated": None if truncated is None else bool(truncated),
+            "extra": plain_extra,
+        }
+        meta.__dict__ = {
+            "task_id": task_id,
+            "task_name": task_name,
+            "agent_id": agent_id,
+            "step": step,
+            "execute_time": reals["execute_time"],
+            "pre_agent": pre_agent,
+            "episode_id": episode_key,
+            "model_version": model_version,
+            "session_id": session_key,
+        }
+        row.__dict__ = {"exp_meta": meta, "exp_data": data, "id": id_, "seq": seq}
+        return row
+
+    def _rebuilt_actions(self, actions: Any) -> Any:
+        if self._action is None or not isinstance(actions, list):
+            return self._rebuilt(self._action, actions)
+        return [self._rebuilt(self._action, action) for action in actions]
+
+    @staticmethod
+    def _rebuilt(rebuild: Rebuild | None, value: Any) -> Any:
+        return value if rebuild is None or value is None else rebuild(value)
+
+
+def decode_extra(text: str | None, arrays: bytes | None, reals: dict[str, Any]) -> Any:
+    """Return the user's `extra` and put tagged numbers into `reals`."""
+    if text is None or '"$reals"' not in text:
+        return decode(text, arrays)
+    tree = orjson.loads(text)
+    reals.update(untag(tree.pop("$reals"), b""))
+    return None if tree.pop("$none", False) else untag(tree, arrays or b"")
+
+
+def same_content(new: Record, held: Sequence[Any], *, ignore: frozenset[str] = frozenset()) -> bool:
+    """Tell whether a record says the same as a stored one (a tuple of the columns of `Record`), to
+    the bit.
+    """
+    plain = Decoder()
+    left, right = plain.row((0, *new)), plain.row((0, *held))
+    for part in ("exp_meta", "exp_data"):
+        ours, theirs = vars(getattr(left, part)), vars(getattr(right, part))
+        for name, value in ours.items():
+            if name not in ignore and not equal(value, theirs[name], strict=True):
+                return False
+    return True

@@ -1,0 +1,12 @@
+-- Every buffer has a sequence of its own: no counter row that writers queue on.
+CREATE FUNCTION sqlbuffer_after_buffer_v1() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        EXECUTE format('CREATE SEQUENCE %I', 'sqlbuffer_seq_' || NEW.id);
+    ELSE
+        EXECUTE format('DROP SEQUENCE IF EXISTS %I', 'sqlbuffer_seq_' || OLD.id);
+    END IF;
+    RETURN NULL;
+END
+$$

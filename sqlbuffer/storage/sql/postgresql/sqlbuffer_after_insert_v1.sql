@@ -1,0 +1,35 @@
+-- First in, first out. Two bounds: without the lower one the scan crawls over dead index entries behind an open
+-- snapshot; with a plain DELETE .. WHERE seq <= bound the planner scans the table.
+CREATE FUNCTION sqlbuffer_after_insert_v1() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    written record;
+    b buffers%ROWTYPE;
+    bound bigint;
+BEGIN
+    FOR written IN SELECT buffer_id, count(*) AS n, max(seq) AS high FROM new_rows GROUP BY buffer_id LOOP
+        SELECT * INTO b FROM buffers WHERE id = written.buffer_id;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', written.buffer_id USING ERRCODE = 'foreign_key_violation';
+        END IF;
+        IF b.evict_unit = 'task' THEN
+            -- One writer at a time: which task is oldest depends on all of them.
+            PERFORM 1 FROM buffers WHERE id = written.buffer_id FOR NO KEY UPDATE;
+            INSERT INTO tasks AS t (buffer_id, task_id, n_rows, last_seq)
+            SELECT buffer_id, task_id, count(*), max(seq) FROM new_rows
+            WHERE buffer_id = written.buffer_id GROUP BY buffer_id, task_id
+            ON CONFLICT (buffer_id, task_id) DO UPDATE
+            SET n_rows = t.n_rows + excluded.n_rows, last_seq = greatest(t.last_seq, excluded.last_seq);
+            UPDATE buffers SET live_rows = live_rows + written.n WHERE id = written.buffer_id;
+            PERFORM sqlbuffer_evict_tasks_v1(written.buffer_id);
+        ELSIF b.evict_unit = 'row' AND b.max_capacity IS NOT NULL THEN
+            bound := written.high - b.max_capacity;
+            PERFORM sqlbuffer_remove_v1(written.buffer_id, ARRAY(
+                SELECT e.seq FROM experiences e
+                WHERE e.buffer_id = written.buffer_id AND e.seq <= bound AND e.seq > bound - 8 * written.n - 1024
+                ORDER BY e.seq LIMIT 2 * written.n + 16 FOR UPDATE SKIP LOCKED));
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$

@@ -1,0 +1,23 @@
+-- Evicts whole tasks, oldest last write first, until the buffer fits; a lone task loses its own oldest rows.
+-- The caller holds the lock on the row of the buffer.
+CREATE FUNCTION sqlbuffer_evict_tasks_v1(p_buffer_id integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    surplus bigint;
+    victims text[];
+BEGIN
+    LOOP
+        SELECT live_rows - max_capacity INTO surplus FROM buffers WHERE id = p_buffer_id;
+        EXIT WHEN surplus IS NULL OR surplus <= 0;
+        SELECT array_agg(v.task_id) INTO victims
+        FROM (SELECT task_id FROM tasks WHERE buffer_id = p_buffer_id ORDER BY last_seq LIMIT 2) v;
+        IF cardinality(victims) = 1 THEN
+            PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
+                SELECT seq FROM experiences WHERE buffer_id = p_buffer_id ORDER BY seq LIMIT surplus));
+            EXIT;
+        END IF;
+        PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
+            SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND task_id = victims[1]));
+    END LOOP;
+END
+$$

@@ -1,0 +1,45 @@
+-- Deletes rows by key, with what the narrow tables hold of them; returns how many.
+CREATE FUNCTION sqlbuffer_remove_v1(p_buffer_id integer, p_seqs bigint[]) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET sqlbuffer.internal TO 'on' AS $$
+DECLARE
+    b buffers%ROWTYPE;
+    n_removed bigint;
+BEGIN
+    IF p_seqs = '{}' THEN
+        RETURN 0;
+    END IF;
+    SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
+    IF b.evict_unit = 'task' THEN
+        PERFORM 1 FROM buffers WHERE id = p_buffer_id FOR NO KEY UPDATE;
+        WITH gone AS (
+            DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) RETURNING task_id
+        ), counts AS (
+            UPDATE tasks t SET n_rows = t.n_rows - g.n
+            FROM (SELECT task_id, count(*) AS n FROM gone GROUP BY task_id) g
+            WHERE t.buffer_id = p_buffer_id AND t.task_id = g.task_id
+        )
+        SELECT count(*) INTO n_removed FROM gone;
+        DELETE FROM tasks WHERE buffer_id = p_buffer_id AND n_rows <= 0;
+        UPDATE buffers SET live_rows = live_rows - n_removed WHERE id = p_buffer_id;
+    ELSE
+        DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+        GET DIAGNOSTICS n_removed = ROW_COUNT;
+    END IF;
+    IF b.has_priorities THEN
+        DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+    END IF;
+    IF b.has_uses THEN
+        DELETE FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+    END IF;
+    IF b.has_queue THEN
+        DELETE FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+    END IF;
+    IF b.has_labels THEN
+        DELETE FROM labels WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+    END IF;
+    IF b.has_parts THEN
+        DELETE FROM payload_parts WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+    END IF;
+    RETURN n_removed;
+END
+$$

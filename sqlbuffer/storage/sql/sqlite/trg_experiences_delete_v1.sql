@@ -1,0 +1,21 @@
+-- Follows a deleted row into the narrow tables, and counts deletes that are no eviction (len() relies on the count).
+CREATE TRIGGER trg_experiences_delete_v1 AFTER DELETE ON experiences
+WHEN (
+    SELECT evict_unit <> 'row' OR has_priorities OR has_uses OR has_queue OR has_labels OR has_parts
+        OR max_capacity IS NULL OR OLD.seq >= next_seq - max_capacity
+    FROM buffers WHERE id = OLD.buffer_id
+)
+BEGIN
+    UPDATE buffers
+    SET deletions = deletions + 1,
+        low_seq = CASE WHEN evict_unit = 'row' THEN max(low_seq, next_seq - 1 - coalesce(max_capacity, next_seq - 1)) ELSE low_seq END,
+        live_rows = live_rows - (evict_unit = 'task')
+    WHERE id = OLD.buffer_id;
+    UPDATE tasks SET n_rows = n_rows - 1 WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id;
+    DELETE FROM tasks WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id AND n_rows <= 0;
+    DELETE FROM priorities WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
+    DELETE FROM uses WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
+    DELETE FROM queue_items WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
+    DELETE FROM labels WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
+    DELETE FROM payload_parts WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
+END

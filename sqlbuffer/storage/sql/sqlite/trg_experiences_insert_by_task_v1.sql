@@ -1,0 +1,23 @@
+-- Where eviction is by task: the task whose last write is oldest leaves whole; a lone task loses its own oldest row.
+CREATE TRIGGER trg_experiences_insert_by_task_v1 AFTER INSERT ON experiences
+WHEN (SELECT evict_unit = 'task' FROM buffers WHERE id = NEW.buffer_id)
+BEGIN
+    INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq) VALUES (NEW.buffer_id, NEW.task_id, 1, NEW.seq)
+    ON CONFLICT (buffer_id, task_id) DO UPDATE SET n_rows = n_rows + 1, last_seq = max(last_seq, excluded.last_seq);
+    UPDATE buffers SET live_rows = live_rows + 1 WHERE id = NEW.buffer_id;
+    DELETE FROM experiences
+    WHERE buffer_id = NEW.buffer_id
+      AND task_id = (
+          SELECT t.task_id FROM tasks t
+          JOIN buffers b ON b.id = t.buffer_id AND b.live_rows > b.max_capacity
+          WHERE t.buffer_id = NEW.buffer_id AND t.task_id <> NEW.task_id
+          ORDER BY t.last_seq LIMIT 1
+      );
+    DELETE FROM experiences
+    WHERE buffer_id = NEW.buffer_id
+      AND seq = (
+          SELECT min(e.seq) FROM experiences e
+          JOIN buffers b ON b.id = e.buffer_id AND b.live_rows > b.max_capacity
+          WHERE e.buffer_id = NEW.buffer_id
+      );
+END

@@ -1,0 +1,143 @@
+"""Whole operations as SQLite does them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.engine import URL
+
+from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
+from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.writer_lock import writer_lock
+
+_COLUMNS = (
+    "buffer_id",
+    "seq",
+    "episode_id",
+    "session_id",
+    *(name for name in Record._fields if not name.endswith("_key")),
+)
+_INSERT = (
+    f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+)
+_EPISODE, _SESSION = Record._fields.index("episode_key"), Record._fields.index("session_key")
+
+
+def lock_path(url: URL) -> Path | None:
+    """Return the file that writers of a database queue on; None where there is no file."""
+    if url.get_backend_name() != "sqlite" or is_memory(url):
+        return None
+    name = url.database or ""
+    if name.startswith("file:"):
+        name = name.removeprefix("file:").partition("?")[0]
+    return Path(f"{name}.lock")
+
+
+class SQLite:
+    """The operations that PostgreSQL does otherwise; `postgresql.PostgreSQL` has the same ones."""
+
+    @contextmanager
+    def writing(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction that writes, alone: committed at the end of the block, rolled back on an
+        exception.
+        """
+        with (
+            writer_lock(lock_path(engine.url), BUSY_TIMEOUT_S),
+            engine.connect().execution_options(sqlite_begin="BEGIN IMMEDIATE") as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    @contextmanager
+    def snapshot(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction that reads one state of the database throughout."""
+        with engine.connect() as connection:
+            yield connection
+
+    def draw(
+        self, connection: Connection, buffer_id: int, ids: Sequence[str]
+    ) -> tuple[set[str], list[int]]:
+        """Return which ids the buffer holds, and numbers for the others."""
+        low = connection.exec_driver_sql(
+            "SELECT low_seq FROM v_windows WHERE buffer_id = ?", (buffer_id,)
+        ).scalar_one()
+        found = connection.exec_driver_sql(
+            "SELECT id, seq FROM experiences WHERE buffer_id = ? AND id IN (SELECT value FROM "
+            "json_each(?))",
+            (buffer_id, json.dumps(list(ids))),
+        ).all()
+        # A row that has left the window gives its id free.
+        self.remove(connection, buffer_id, [seq for _, seq in found if seq <= low])
+        held = {id_ for id_, seq in found if seq > low}
+        n = len(ids) - len(held)
+        end = connection.exec_driver_sql(
+            "UPDATE buffers SET next_seq = next_seq + ? WHERE id = ? RETURNING next_seq",
+            (n, buffer_id),
+        ).scalar_one()
+        return held, list(range(end - n, end))
+
+    def insert(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        seqs: Sequence[int],
+        records: Sequence[Record],
+        episode_ids: Sequence[int | None],
+        session_ids: Sequence[int | None],
+    ) -> None:
+        """Write the records under their numbers."""
+        parameters = [
+            (buffer_id, seq, episode_id, session_id, *record[:_EPISODE], *record[_SESSION + 1 :])
+            for seq, record, episode_id, session_id in zip(
+                seqs, records, episode_ids, session_ids, strict=True
+            )
+        ]
+        connection.exec_driver_sql(_INSERT, parameters)
+
+    def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
+        """Delete rows by key, with what the narrow tables hold of them (a trigger); return how
+        many.
+        """
+        if not seqs:
+            return 0
+        return connection.exec_driver_sql(
+            "DELETE FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM "
+            "json_each(?))",
+            (buffer_id, json.dumps(list(seqs))),
+        ).rowcount
+
+    def evict_tasks(self, connection: Connection, buffer_id: int) -> None:
+        """Evict whole tasks, oldest last write first, until the buffer fits."""
+        while True:
+            surplus = connection.execute(
+                text("SELECT live_rows - max_capacity FROM buffers WHERE id = :id"),
+                {"id": buffer_id},
+            ).scalar_one()
+            if surplus is None or surplus <= 0:
+                return
+            victims = connection.execute(
+                text("SELECT task_id FROM tasks WHERE buffer_id = :id ORDER BY last_seq LIMIT 2"),
+                {"id": buffer_id},
+            ).scalars()
+            oldest, *others = victims
+            condition = experiences.c.buffer_id == buffer_id
+            keys = (
+                experiences.select()
+                .with_only_columns(experiences.c.seq)
+                .where(condition, experiences.c.task_id == oldest)
+                .order_by(experiences.c.seq)
+            )
+            self.remove(
+                connection,
+                buffer_id,
+                list(connection.execute(keys if others else keys.limit(surplus)).scalars()),
+            )
+
+    def settled(self, engine: Engine, buffer_id: int) -> int | None:
+        """Return a seq up to which no row can appear any more; None: writers come one at a time and
+        leave none behind.
+        """
+        return None

@@ -1,0 +1,125 @@
+"""Selects over one buffer, the same for both databases."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, Table, Text, and_, cast, column, select, table
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query import Group, Node
+from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage.conditions import compile_condition
+from sqlbuffer.storage.keys import one_of
+from sqlbuffer.storage.models import episodes, experiences, sessions
+from sqlbuffer.storage.records import Record
+
+_JSON_COLUMNS = {"state", "actions", "messages", "extra"}
+
+# The window of every buffer: its rows are those with low_seq < seq <= high_seq.
+windows = table(
+    "v_windows",
+    column("buffer_id"),
+    column("buffer", Text()),
+    column("max_capacity"),
+    column("evict_unit", Text()),
+    column("deletions"),
+    column("live_rows"),
+    column("low_seq"),
+    column("high_seq"),
+)
+
+
+def _column(name: str) -> ColumnElement[Any]:
+    if name == "episode_key":
+        return (
+            select(episodes.c.key)
+            .where(episodes.c.id == experiences.c.episode_id)
+            .scalar_subquery()
+        )
+    if name == "session_key":
+        return (
+            select(sessions.c.key)
+            .where(sessions.c.id == experiences.c.session_id)
+            .scalar_subquery()
+        )
+    # As text, whatever the driver's JSON loader is.
+    return cast(experiences.c[name], Text) if name in _JSON_COLUMNS else experiences.c[name]
+
+
+ROW_COLUMNS = (experiences.c.seq, *(_column(name).label(name) for name in Record._fields))
+
+
+def window(buffer_id: int) -> Select[Any]:
+    """Select the window of a buffer."""
+    return select(windows).where(windows.c.buffer_id == buffer_id)
+
+
+def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
+    """Return `seq` as bounds and orders should name it: without index where the condition names ids
+    or tasks.
+
+    Neither planner knows how few rows a task has without statistics, and both would rather walk the
+    primary key.
+    """
+    seq: ColumnElement[int] = over.c.seq
+    return fn.unindexed(seq) if _names_few_rows(node) else seq
+
+
+def _names_few_rows(node: Node) -> bool:
+    if isinstance(node, Group):
+        return node.kind == "all" and any(map(_names_few_rows, node.parts))
+    return node.op in ("eq", "in") and not node.negated and node.field.column in ("id", "task_id")
+
+
+def matching(buffer_id: int, node: Node, over: Any = experiences) -> ColumnElement[bool]:
+    """Return the expression for rows of a buffer that match, whether in the window or not."""
+    return and_(over.c.buffer_id == buffer_id, compile_condition(node, over))
+
+
+def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
+    """Return the expression for rows of a buffer above `low` that match."""
+    return and_(matching(buffer_id, node), seq_for(node) > low)
+
+
+def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement[bool]:
+    """Return the expression for rows of a buffer above `low` that belong to one of the tasks."""
+    return and_(
+        experiences.c.buffer_id == buffer_id,
+        one_of(experiences.c.task_id, task_ids),
+        fn.unindexed(experiences.c.seq) > low,
+    )
+
+
+def seqs(where: ColumnElement[bool]) -> Select[Any]:
+    """Select keys."""
+    return select(experiences.c.seq).where(where)
+
+
+def rows(where: ColumnElement[bool]) -> Select[Any]:
+    """Select whole rows in the order of `Record`, `seq` first."""
+    return select(*ROW_COLUMNS).where(where)
+
+
+def first_rows_of_tasks(
+    buffer_id: int, low: int, node: Node, among: ColumnElement[bool]
+) -> Select[Any]:
+    """Select (seq, task_id) of those rows among the given ones that are the first of their task to
+    match.
+    """
+    earlier: Table | Any = experiences.alias("earlier")
+    is_first = ~(
+        select(1)
+        .where(
+            matching(buffer_id, node, earlier),
+            earlier.c.task_id == experiences.c.task_id,
+            fn.unindexed(earlier.c.seq) > low,
+            fn.unindexed(earlier.c.seq) < experiences.c.seq,
+        )
+        .exists()
+    )
+    return select(experiences.c.seq, experiences.c.task_id).where(among, is_first)
+
+
+def matching_tasks(where: ColumnElement[bool]) -> Select[Any]:
+    """Select each task with a row that matches, once."""
+    return select(experiences.c.task_id).where(where).group_by(experiences.c.task_id)

@@ -1,0 +1,348 @@
+"""One buffer in a database: what `ReplayBuffer` asks of it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Select, func, select, update
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.storage import catalog, keys, statements
+from sqlbuffer.storage.catalog import BufferInfo
+from sqlbuffer.storage.engine import close_idle, engine_for, is_memory, own_engine, resolve_url
+from sqlbuffer.storage.errors import UniqueViolation, translated
+from sqlbuffer.storage.functions import explain
+from sqlbuffer.storage.live_count import LiveCount
+from sqlbuffer.storage.models import buffers, experiences
+from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.records import Record, same_content
+
+Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
+
+REMOVE_AT_ONCE = 10_000
+TASKS_AT_ONCE = 500
+FIRST_PAGE_ROWS = 200
+MAX_PAGE_ROWS = 5_000
+PAGE_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which rows a buffer is: those with low < seq <= high."""
+
+    max_capacity: int | None
+    evict_by: str
+    deletions: int
+    live_rows: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a batch, as ids."""
+
+    inserted: list[str]
+    duplicates: list[str]
+    conflicts: list[str]
+
+
+class BufferStore:
+    """Reads and writes one buffer.
+
+    Args:
+        url: Resolved URL of the database.
+        info: The buffer.
+        engine: The user's own engine, used instead of this process's engine of the URL.
+    """
+
+    def __init__(self, url: URL, info: BufferInfo, engine: Engine | None = None) -> None:
+        self.url, self.info, self._engine = url, info, engine
+        self._dialect = catalog.dialect_for(self.engine)
+        self._live_count = LiveCount()
+
+    @classmethod
+    def open(
+        cls,
+        url: str | URL | Engine | None,
+        name: str,
+        *,
+        max_capacity: int | None,
+        evict_by: str | None,
+        create: bool | None,
+    ) -> "BufferStore":
+        """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`)."""
+        resolved = resolve_url(url)
+        engine = own_engine(url, resolved)
+        with translated(resolved):
+            used = engine if engine is not None else engine_for(resolved)
+            catalog.ensure_schema(used, resolved, create)
+            info = catalog.open_buffer(
+                used, resolved, name, max_capacity, evict_by, may_create=create is not False
+            )
+        return cls(resolved, info, engine)
+
+    @property
+    def engine(self) -> Engine:
+        """This process's engine: another one after a fork."""
+        return self._engine if self._engine is not None else engine_for(self.url)
+
+    def close(self) -> None:
+        """Close idle connections of an engine that is this library's own."""
+        if self._engine is None:
+            close_idle(self.url)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if is_memory(self.url):
+            raise TypeError(
+                "a buffer in memory belongs to one process and cannot be pickled; give it a file: sqlite:///replay.db"
+            )
+        return {"url": self.url, "info": self.info}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["url"], state["info"])  # type: ignore[misc]
+
+    def insert(self, records: Sequence[Record], *, ignore: frozenset[str] = frozenset()) -> Written:
+        """Store the records whose ids the buffer does not hold, all or none.
+
+        Args:
+            records: The batch.
+            ignore: Fields that do not make a conflict when they differ from the stored row.
+        """
+        first: dict[str, Record] = {}
+        for record in records:
+            first.setdefault(record.id, record)
+        with translated(self.url), self._dialect.writing(self.engine) as connection:
+            inserted, held = self._insert_new(connection, list(first.values()))
+            stored = self._rows_of_ids(connection, held)
+        written = Written(inserted, [], [])
+        fresh = set(inserted)
+        for record in records:
+            if record.id in fresh:
+                fresh.discard(record.id)
+                continue
+            other = stored.get(record.id, first[record.id])
+            same = same_content(record, other, ignore=ignore)
+            (written.duplicates if same else written.conflicts).append(record.id)
+        return written
+
+    def _insert_new(
+        self, connection: Connection, records: list[Record]
+    ) -> tuple[list[str], set[str]]:
+        """Insert records of distinct ids; return the ids inserted and those that were there."""
+        held, seqs = self._dialect.draw(connection, self.info.id, [record.id for record in records])
+        while True:
+            new = [record for record in records if record.id not in held]
+            if not new:
+                return [], held
+            try:
+                with connection.begin_nested():
+                    self._dialect.insert(
+                        connection,
+                        self.info.id,
+                        seqs[: len(new)],
+                        new,
+                        keys.episode_ids(connection, self.info.id, new),
+                        keys.session_ids(connection, self.info.id, new),
+                    )
+                return [record.id for record in new], held
+            except UniqueViolation:
+                # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.
+                held = held | self._held(connection, [record.id for record in new])
+
+    def _held(self, connection: Connection, ids: Sequence[str]) -> set[str]:
+        found = select(experiences.c.id).where(
+            experiences.c.buffer_id == self.info.id, keys.one_of(experiences.c.id, ids)
+        )
+        return set(connection.execute(found).scalars())
+
+    def _rows_of_ids(self, connection: Connection, ids: set[str]) -> dict[str, Row]:
+        if not ids:
+            return {}
+        where = (experiences.c.buffer_id == self.info.id) & keys.one_of(experiences.c.id, ids)
+        return {row.id: tuple(row)[1:] for row in connection.execute(statements.rows(where))}
+
+    def delete(self, node: Node) -> int:
+        """Delete the rows that match; return how many."""
+        with translated(self.url), self._dialect.writing(self.engine) as connection:
+            window = self._window(connection)
+            self._note_deletion(connection, window)
+            return self._remove(connection, statements.in_window(self.info.id, window.low, node))
+
+    def clear(self) -> int:
+        """Delete all rows, those behind the window too; return how many were live."""
+        with translated(self.url), self._dialect.writing(self.engine) as connection:
+            window = self._window(connection)
+            self._note_deletion(connection, window)
+            self._remove(
+                connection,
+                (experiences.c.buffer_id == self.info.id) & (experiences.c.seq <= window.low),
+            )
+            return self._remove(connection, experiences.c.buffer_id == self.info.id)
+
+    def resize(self, max_capacity: int | None) -> None:
+        """Set the capacity and evict at once what no longer fits."""
+        with translated(self.url), self._dialect.writing(self.engine) as connection:
+            self._lock(connection)
+            window = self._window(connection)
+            self._note_deletion(connection, window)
+            connection.execute(
+                update(buffers)
+                .where(buffers.c.id == self.info.id)
+                .values(max_capacity=max_capacity)
+            )
+            if window.evict_by == "task":
+                self._dialect.evict_tasks(connection, self.info.id)
+            else:
+                low = self._window(connection).low
+                self._remove(
+                    connection,
+                    (experiences.c.buffer_id == self.info.id) & (experiences.c.seq <= low),
+                )
+
+    def _lock(self, connection: Connection) -> None:
+        connection.execute(
+            select(buffers.c.id).where(buffers.c.id == self.info.id).with_for_update(key_share=True)
+        )
+
+    def _note_deletion(self, connection: Connection, window: Window) -> None:
+        """Keep the window's lower end, and tell every process that rows inside it leave."""
+        connection.execute(
+            update(buffers)
+            .where(buffers.c.id == self.info.id)
+            .values(deletions=buffers.c.deletions + 1, low_seq=window.low)
+        )
+
+    def _remove(self, connection: Connection, where: Any) -> int:
+        removed = 0
+        chunk = statements.seqs(where).order_by(experiences.c.seq).limit(REMOVE_AT_ONCE)
+        while seqs := list(connection.execute(chunk).scalars()):
+            removed += self._dialect.remove(connection, self.info.id, seqs)
+        return removed
+
+    @contextmanager
+    def population(self, node: Node) -> Iterator[Population]:
+        """What a sampler chooses from."""
+        with translated(self.url), self.engine.connect() as connection:
+            window = self._window(connection)
+            yield Population(connection, self.info.id, window.low, window.high, node)
+
+    def window(self) -> Window:
+        """Return the window now."""
+        with translated(self.url), self.engine.connect() as connection:
+            return self._window(connection)
+
+    def _window(self, connection: Connection) -> Window:
+        row = connection.execute(statements.window(self.info.id)).one_or_none()
+        if row is None:
+            raise BufferNotFoundError(
+                f"buffer {self.info.name!r} was dropped from {self.url.render_as_string()}"
+            )
+        return Window(
+            row.max_capacity,
+            row.evict_unit,
+            row.deletions,
+            row.live_rows,
+            row.low_seq,
+            row.high_seq,
+        )
+
+    def count(self, node: Node) -> int:
+        """Return how many rows match; without a condition nothing is scanned."""
+        with translated(self.url):
+            settled = (
+                self._dialect.settled(self.engine, self.info.id) if node == EVERYTHING else None
+            )
+            with self._dialect.snapshot(self.engine) as connection:
+                window = self._window(connection)
+                if node == EVERYTHING:
+                    return self._count_all(connection, window, settled)
+                where = statements.in_window(self.info.id, window.low, node)
+                return int(
+                    connection.execute(
+                        select(func.count()).select_from(experiences).where(where)
+                    ).scalar_one()
+                )
+
+    def _count_all(self, connection: Connection, window: Window, settled: int | None) -> int:
+        if window.evict_by == "task":
+            return window.live_rows
+        end = window.high if settled is None else min(settled, window.high)
+        return self._live_count.count(
+            connection, self.info.id, window.low, window.high, end, window.deletions
+        )
+
+    def pages(self, node: Node) -> Iterator[Sequence[Row]]:
+        """Yield all rows that match and were there at the start, in insert order; no transaction is
+        open between pages.
+        """
+        cursor, end, limit = -1, self.window().high, FIRST_PAGE_ROWS
+        seq = statements.seq_for(node)
+        while True:
+            with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+                low = max(cursor, self._window(connection).low)
+                where = statements.in_window(self.info.id, low, node) & (seq <= end)
+                page = list(connection.execute(statements.rows(where).order_by(seq).limit(limit)))
+            if page:
+                yield page
+            if len(page) < limit:
+                return
+            cursor, limit = page[-1][0], _next_limit(page)
+
+    def page(self, node: Node, offset: int, limit: int) -> list[Row]:
+        """Return up to `limit` rows that match, in insert order, after the first `offset`."""
+        with self.population(node) as population:
+            return population.rows(population.page(offset, limit))
+
+    def tasks(self, task_ids: Sequence[str]) -> dict[str, list[Row]]:
+        """Return every live row of the tasks, each task's in the order of (episode, step,
+        execute_time).
+        """
+        found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
+        wanted = list(found)
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+            low = self._window(connection).low
+            for start in range(0, len(wanted), TASKS_AT_ONCE):
+                where = statements.of_tasks(
+                    self.info.id, low, wanted[start : start + TASKS_AT_ONCE]
+                )
+                for row in connection.execute(statements.rows(where)):
+                    found[row.task_id].append(row)
+        for rows in found.values():
+            rows.sort(key=_task_order)
+        return found
+
+    def statement(self, node: Node) -> Select[Any]:
+        """Return the select of all rows that match."""
+        where = statements.in_window(self.info.id, self.window().low, node)
+        return statements.rows(where).order_by(statements.seq_for(node))
+
+    def sql(self, node: Node) -> str:
+        """Return that select as text, its values written out."""
+        compiled = self.statement(node).compile(self.engine, compile_kwargs={"literal_binds": True})
+        return str(compiled)
+
+    def explain(self, node: Node) -> str:
+        """Return the database's plan of that select."""
+        statement = explain(self.statement(node))
+        with translated(self.url), self.engine.connect() as connection:
+            return "\n".join(str(row[-1]) for row in connection.execute(statement))
+
+
+def _task_order(row: Any) -> tuple[Any, ...]:
+    time = row.execute_time
+    return (
+        row.episode_key is not None,
+        row.episode_key or "",
+        row.step,
+        float("-inf") if time is None else time,
+        row.seq,
+    )
+
+
+def _next_limit(page: Sequence[Row]) -> int:
+    size = sum(len(value) for row in page for value in row if isinstance(value, (str, bytes))) or 1
+    return max(1, min(MAX_PAGE_ROWS, PAGE_BYTES * len(page) // size))

@@ -1,0 +1,60 @@
+"""Types of bound parameters that the two databases take differently."""
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import orjson
+from sqlalchemy import BigInteger, Float, Numeric, Text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+
+class _List(TypeDecorator[Any]):
+    """A list as one parameter: an array on PostgreSQL, JSON text on SQLite."""
+
+    impl = Text
+    cache_ok = True
+    item: TypeEngine[Any]
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(ARRAY(self.item) if dialect.name == "postgresql" else Text())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        if dialect.name == "postgresql":
+            return list(value)
+        return orjson.dumps(list(value)).decode()
+
+
+class SeqList(_List):
+    """A list of seq."""
+
+    item = BigInteger()
+    cache_ok = True
+
+
+class KeyList(_List):
+    """A list of text keys."""
+
+    item = Text(collation="C")
+    cache_ok = True
+
+
+class Number(TypeDecorator[Any]):
+    """A number that compares exactly with JSON numbers: numeric on PostgreSQL, itself on SQLite."""
+
+    impl = Float
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        # TypeDecorator would otherwise round through float.
+        return dialect.type_descriptor(Numeric() if dialect.name == "postgresql" else Float())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        if dialect.name != "postgresql" or isinstance(value, bool):
+            return int(value) if isinstance(value, bool) else value
+        if isinstance(value, int) or math.isinf(value):
+            return Decimal(value)
+        # Below 1e16 JSON holds the shortest repr; from there on the codec writes all digits.
+        return Decimal(repr(value)) if abs(value) < 1e16 else Decimal(int(value))

@@ -1,0 +1,156 @@
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.support.postgres import (
+    SERVER_VARIABLE,
+    PostgresServer,
+    installed_programs,
+    installed_server,
+    running_server,
+)
+
+pytest_plugins = ["tests.support.no_skip"]
+
+KINDS = ["sqlite", "postgresql"]
+MakeDatabaseUrl = Callable[..., str]
+
+# No test asserts on wall-clock time. (Under CI hypothesis repeats the same examples by itself.)
+settings.register_profile("sqlbuffer", deadline=None)
+settings.load_profile("sqlbuffer")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running_server())
+        except Exception as error:
+            pytest.fail(
+                f"No PostgreSQL to test with: {type(error).__name__}: {error}\n"
+                f"Name one that may create databases in {SERVER_VARIABLE}.",
+                pytrace=False,
+            )
+        yield server
+
+
+@pytest.fixture(scope="session")
+def icu_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """Yield a server that knows ICU locales, which the bundled one is built without."""
+    if postgres_server.has_icu():
+        yield postgres_server
+        return
+    programs = installed_programs()
+    if programs is None:
+        pytest.skip("allowed: no PostgreSQL built with ICU on this machine")
+    with installed_server(programs) as server:
+        yield server
+
+
+def migrate(url: str) -> None:
+    from sqlbuffer.storage import migrate
+
+    migrate.upgrade(url)
+    close_pool(url)
+
+
+def close_pool(url: str) -> None:
+    """Close what the library keeps open for a URL: files and connections would add up."""
+    from sqlbuffer.storage.engine import engine_for, resolve_url
+
+    engine_for(resolve_url(url)).dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: PostgresServer) -> Iterator[str]:
+    url = postgres_server.create_database()
+    try:
+        migrate(url)
+        yield url
+    finally:
+        postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    migrate(f"sqlite:///{path}")
+    # The last connection to close has moved the log into the file, so a copy of it is whole.
+    assert not path.with_name("template.db-wal").exists()
+    return path
+
+
+@pytest.fixture
+def make_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeDatabaseUrl]:
+    """Make `(kind, schema=False)` into the URL of a new database, as often as wanted.
+
+    What it needs is started on first use: a test on SQLite alone starts no server.
+    """
+    paths = (tmp_path / f"buffer_{number}.db" for number in count(1))
+
+    def make_sqlite(schema: bool) -> str:
+        path = next(paths)
+        if schema:
+            shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        url = f"sqlite:///{path}"
+        stack.callback(close_pool, url)
+        return url
+
+    def make_postgresql(schema: bool) -> str:
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        template = request.getfixturevalue("postgres_template") if schema else None
+        url = server.create_database(template=template)
+        stack.callback(server.drop_database, url)
+        stack.callback(close_pool, url)
+        return url
+
+    makers = {"sqlite": make_sqlite, "postgresql": make_postgresql}
+    with ExitStack() as stack:
+        yield lambda kind, *, schema=False: makers[kind](schema)
+
+
+@pytest.fixture
+def sqlite_url(make_database_url: MakeDatabaseUrl) -> str:
+    return make_database_url("sqlite")
+
+
+@pytest.fixture
+def postgres_url(make_database_url: MakeDatabaseUrl) -> str:
+    return make_database_url("postgresql")
+
+
+@pytest.fixture
+def icu_database_url(icu_server: PostgresServer) -> Iterator[str]:
+    """Yield an empty PostgreSQL database that sorts text by an ICU locale."""
+    url = icu_server.create_database(icu=True)
+    yield url
+    close_pool(url)
+    icu_server.drop_database(url)
+
+
+@pytest.fixture(params=KINDS)
+def database_url(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUrl) -> str:
+    """Return an empty database; the test runs once for each kind."""
+    return make_database_url(request.param)
+
+
+@pytest.fixture(params=KINDS)
+def schema_url(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUrl) -> str:
+    """Return a database with the schema at head and no rows; the test runs once for each kind."""
+    return make_database_url(request.param, schema=True)
+
+
+@pytest.fixture
+def buffer_url(schema_url: str) -> str:
+    return schema_url
+
+
+@pytest.fixture
+def both_urls(make_database_url: MakeDatabaseUrl) -> dict[str, str]:
+    """Return one database of each kind, with the schema, for tests that compare the two."""
+    return {kind: make_database_url(kind, schema=True) for kind in KINDS}

@@ -1,0 +1,92 @@
+"""The fixtures keep their promises, on which every storage test relies."""
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, inspect, make_url, text
+
+pytest_plugins = ["pytester"]
+
+
+def engine_of(url):
+    drivername = "sqlite" if url.startswith("sqlite") else "postgresql+psycopg"
+    return create_engine(make_url(url).set(drivername=drivername))
+
+
+@pytest.mark.parametrize("repetition", [1, 2])
+def test_each_test_gets_an_empty_database_of_its_own(database_url, repetition):
+    engine = engine_of(database_url)
+    assert inspect(engine).get_table_names() == []
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE leftover (n integer)"))
+    engine.dispose()
+
+
+@pytest.mark.parametrize("repetition", [1, 2])
+def test_each_test_gets_a_database_of_its_own_with_the_schema(schema_url, repetition):
+    engine = engine_of(schema_url)
+    with engine.begin() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM buffers")) == 0
+        connection.execute(text("CREATE TABLE leftover (n integer)"))
+    engine.dispose()
+
+
+def test_a_test_can_hold_several_databases_at_once(make_database_url):
+    urls = [make_database_url(kind) for kind in ("sqlite", "sqlite", "postgresql", "postgresql")]
+    assert len(set(urls)) == 4
+
+
+def test_icu_database_sorts_text_by_an_icu_locale(icu_database_url):
+    with psycopg.connect(icu_database_url) as connection:
+        provider, locale = connection.execute(
+            "SELECT datlocprovider, to_jsonb(d) ->> CASE WHEN to_jsonb(d) ? 'datlocale'"
+            " THEN 'datlocale' ELSE 'daticulocale' END"
+            " FROM pg_database d WHERE datname = current_database()"
+        ).fetchone()
+        assert (provider, locale) == ("i", "en-US")
+        assert connection.execute("SELECT 'a' < 'B'").fetchone() == (True,)
+
+
+def test_a_pooled_connection_does_not_keep_a_database_from_being_dropped(postgres_server):
+    url = postgres_server.create_database()
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT 1")
+        postgres_server.drop_database(url)
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+
+
+@pytest.fixture
+def skipping(pytester):
+    """Return a test run, apart from this one, in which tests and a module are skipped."""
+    pytester.makepyfile(
+        test_functions="""
+        import pytest
+
+        def test_skipped():
+            pytest.skip("no time")
+
+        def test_allowed():
+            pytest.skip("allowed: no network file system")
+
+        @pytest.mark.xfail(reason="known", strict=True)
+        def test_expected_failure():
+            assert False
+        """,
+        test_module="""
+        import pytest
+
+        pytest.importorskip("a_module_that_is_missing")
+        """,
+    )
+    return lambda *names: pytester.runpytest("-p", "tests.support.no_skip", *names)
+
+
+def test_skips_pass_where_they_are_not_forbidden(skipping, monkeypatch):
+    monkeypatch.delenv("SQLBUFFER_NO_SKIP", raising=False)
+    skipping().assert_outcomes(skipped=3, xfailed=1)
+
+
+def test_only_allowed_skips_pass_where_skips_are_forbidden(skipping, monkeypatch):
+    monkeypatch.setenv("SQLBUFFER_NO_SKIP", "1")
+    skipping("test_functions.py").assert_outcomes(failed=1, skipped=1, xfailed=1)
+    skipping("test_module.py").assert_outcomes(errors=1)
