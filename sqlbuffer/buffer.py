@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sqlbuffer.codec import is_storable_text
 from sqlbuffer.converters import Converter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError, InsufficientDataError
 from sqlbuffer.query import EVERYTHING, QueryBuilder, Tree, check
@@ -27,6 +28,7 @@ Condition = Tree | QueryBuilder | None
 AnyConverter = Converter[Any] | Callable[[Any], Any]
 
 EVICT_UNITS = ("row", "task")
+MAX_NAME = 200
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
     "task_name": None,
@@ -116,6 +118,7 @@ class ReplayBuffer:
         state_type: Any = None,
         action_type: Any = None,
     ) -> None:
+        _check_name(name)
         _check_capacity(max_capacity)
         if evict_by not in (None, *EVICT_UNITS):
             raise BufferConfigError(
@@ -480,6 +483,13 @@ def _either(condition: Condition, query_condition: Condition) -> Condition:
 def _check_batch_size(batch_size: int) -> None:
     if batch_size < 0:
         raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name or not is_storable_text(name) or len(name) > MAX_NAME:
+        raise BufferConfigError(
+            f"a buffer is named by a text of 1 to {MAX_NAME} characters without U+0000, got {name!r}"
+        )
 
 
 def _check_capacity(max_capacity: int | None) -> None:

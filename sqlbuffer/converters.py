@@ -55,8 +55,8 @@ class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
 
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
-        >>> rows = [DataRow(ExpMeta("t", None, "a", i, 0.0), Experience(state=[i, 0.5])) for i in
-        range(3)]
+        >>> meta = ExpMeta("t", None, "a", 1, 0.0)
+        >>> rows = [DataRow(meta, Experience(state=[i, 0.5])) for i in range(3)]
         >>> ColumnsConverter(["step", "state"]).to_dataset_row(rows)["state"].shape
         (3, 2)
     """

@@ -42,8 +42,9 @@ class QueryBuilder:
     group of its own. The result of `build` is plain data that JSON can hold.
 
     Example:
-        >>> QueryBuilder().eq("exp_meta.task_id", "t1").and_().gt("exp_meta.step",
-        3).build()["and_"][1]["op"] 'gt'
+        >>> builder = QueryBuilder().eq("exp_meta.task_id", "t1").and_().gt("exp_meta.step", 3)
+        >>> builder.build()["and_"][1]
+        {'field': 'exp_meta.step', 'value': 3, 'op': 'gt'}
     """
 
     def __init__(self) -> None:

@@ -30,8 +30,9 @@ class QueryFilter:
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
         >>> rows = [DataRow(ExpMeta("t", None, "a", step, 0.0), Experience()) for step in range(3)]
-        >>> [r.exp_meta.step for r in QueryFilter(QueryBuilder().gt("exp_meta.step",
-        0)).filter(rows)] [1, 2]
+        >>> late = QueryFilter(QueryBuilder().gt("exp_meta.step", 0).build())
+        >>> [row.exp_meta.step for row in late.filter(rows)]
+        [1, 2]
     """
 
     def __init__(self, condition: Tree | QueryBuilder | None) -> None:

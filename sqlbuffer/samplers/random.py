@@ -42,7 +42,7 @@ class RandomSampler(Sampler):
     def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq, uniform over the rows that match."""
         rng = self._seeding.generator()
-        if population.span > max(SMALL_SPAN, 4 * batch_size):
+        if population.span > max(SMALL_SPAN, 4 * batch_size) and not population.selective:
             found = self._probe(population, batch_size, rng)
             if found is not None:
                 return found

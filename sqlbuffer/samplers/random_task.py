@@ -37,7 +37,7 @@ class RandomTaskSample(TaskSampler):
     def choose_tasks(self, population: "Population", batch_size: int) -> Sequence[str]:
         """Return up to `batch_size` task ids, uniform over the tasks with a row that matches."""
         rng = self._seeding.generator()
-        if population.span > max(SMALL_SPAN, 16 * batch_size):
+        if population.span > max(SMALL_SPAN, 16 * batch_size) and not population.selective:
             found = self._probe(population, batch_size, rng)
             if found is not None:
                 return found

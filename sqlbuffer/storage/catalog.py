@@ -15,6 +15,7 @@ from sqlbuffer.storage.engine import engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.models import buffers
 from sqlbuffer.storage.postgresql import PostgreSQL
+from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.sqlite import SQLite
 
 Dialect = SQLite | PostgreSQL
@@ -148,13 +149,15 @@ def drop_buffer(url: str | URL | Engine | None, name: str) -> None:
     resolved = resolve_url(url)
     engine = url if isinstance(url, Engine) else engine_for(resolved)
     ensure_schema(engine, resolved, create=False)
-    with translated(resolved), dialect_for(engine).writing(engine) as connection:
+    dialect = dialect_for(engine)
+    with translated(resolved), dialect.writing(engine) as connection:
         found = _find(connection, name)
         if found is None:
             raise _not_found(name, resolved)
         connection.execute(delete(buffers).where(buffers.c.id == found.id))
+        remove_where(connection, dialect, found.id)
         for table in models.metadata.tables.values():
-            if "buffer_id" in table.c:
+            if "buffer_id" in table.c and table is not models.experiences:
                 connection.execute(delete(table).where(table.c.buffer_id == found.id))
 
 

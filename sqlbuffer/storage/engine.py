@@ -1,16 +1,16 @@
 """One small pool of connections per URL and process, and what a connection is told at opening."""
 
 import os
-import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import QueuePool, StaticPool
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from sqlbuffer.errors import URLError
 from sqlbuffer.settings import Settings
@@ -18,6 +18,7 @@ from sqlbuffer.settings import Settings
 POOL_SIZE = 5
 BUSY_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10
+IDLE_BEFORE_PING_S = 1.0
 
 # WAL lets readers read while one writes, and needs one fsync a checkpoint instead of two a commit.
 # It is a property of the file, so it is set once, by whoever creates the schema.
@@ -160,7 +161,7 @@ def _create(url: URL) -> Engine:
         )
         _listen_sqlite(engine)
         return engine
-    return create_engine(
+    engine = create_engine(
         url,
         pool_size=POOL_SIZE,
         max_overflow=5,
@@ -176,6 +177,26 @@ def _create(url: URL) -> Engine:
             "prepare_threshold": None,
         },
     )
+    event.listen(engine, "checkin", _note_use)
+    event.listen(engine, "checkout", _ping_after_idling)
+    return engine
+
+
+def _note_use(_connection: Any, record: ConnectionPoolEntry) -> None:
+    record.info["used_at"] = time.monotonic()
+
+
+def _ping_after_idling(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
+    """Replace a connection that died while it lay in the pool; a ping each time would cost a round
+    trip.
+    """
+    if time.monotonic() - record.info.get("used_at", time.monotonic()) < IDLE_BEFORE_PING_S:
+        return
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except psycopg.Error as error:
+        raise DisconnectionError("the connection died while idle") from error
 
 
 def _listen_sqlite(engine: Engine) -> None:
@@ -184,7 +205,7 @@ def _listen_sqlite(engine: Engine) -> None:
         event.listen(engine, "begin", _begin_sqlite)
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
     # Python's own transaction handling would begin late and commit before DDL.
     connection.isolation_level = None
     for pragma in SQLITE_CONNECTION_PRAGMAS:

@@ -10,7 +10,9 @@ from sqlalchemy.exc import DBAPIError, ResourceClosedError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlbuffer.errors import (
+    BufferNotFoundError,
     SchemaMissingError,
+    SQLBufferError,
     StorageBusyError,
     StorageError,
     StorageFullError,
@@ -18,6 +20,8 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
 )
 
+# How the triggers of both databases begin to say that a buffer is unknown.
+NO_BUFFER = "sqlbuffer: no buffer"
 # What the drivers raise when another writer holds an id.
 UniqueViolation = psycopg.errors.UniqueViolation
 
@@ -42,15 +46,17 @@ def translated(url: URL) -> Iterator[None]:
         ) from error
 
 
-def translate(error: BaseException | None, url: URL) -> StorageError:
+def translate(error: BaseException | None, url: URL) -> SQLBufferError:
     """Return the library's error for a driver's."""
     shown, reason = (
         url.render_as_string(),
         str(error).strip().splitlines()[0] if str(error) else type(error).__name__,
     )
+    state = getattr(error, "sqlstate", None) or ""
+    if NO_BUFFER in reason or (state == "42P01" and "sqlbuffer_seq_" in reason):
+        return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it anew")
     if isinstance(error, sqlite3.Error):
         return _translate_sqlite(error, shown, reason)
-    state = getattr(error, "sqlstate", None) or ""
     if state in ("55P03", "57014", "40001", "40P01"):
         return StorageBusyError(f"{shown}: {reason}; try again")
     if state in ("25006", "42501"):

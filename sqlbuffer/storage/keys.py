@@ -81,7 +81,7 @@ def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str])
     statement = select(table.key, table.id).where(
         table.buffer_id == buffer_id, one_of(table.key, keys)
     )
-    return dict(connection.execute(statement).tuples().all())
+    return dict(connection.execute(statement).all())
 
 
 def one_of(column: Any, keys: Iterable[str]) -> Any:

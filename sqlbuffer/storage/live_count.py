@@ -77,7 +77,7 @@ class LiveCount:
             del known[block]
         cut = _blocks(buffer_id, low + 1, min(first_whole, start) * BLOCK)
         newest = _blocks(buffer_id, max(start * BLOCK, low + 1), high + 1)
-        return dict(connection.execute(union_all(cut, newest)).tuples().all())
+        return dict(connection.execute(union_all(cut, newest)).all())
 
 
 def _blocks(buffer_id: int, start: int, end: int) -> Select[int, int]:

@@ -7,19 +7,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Select, bindparam, func
+from sqlalchemy import Connection, Integer, Select, bindparam, func, literal
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.query import Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
+from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.types import SeqList
-
-
-def among(seqs: Sequence[int]) -> Any:
-    """Return the expression for rows with one of the keys."""
-    return fn.is_one_of(experiences.c.seq, bindparam(None, list(seqs), SeqList(), unique=True))
 
 
 class Population:
@@ -29,17 +25,18 @@ class Population:
         low: Rows have `low < seq`.
         high: and `seq <= high`; where nothing was deleted and nothing filtered, every number
             between is a row.
-        filtered: Whether a condition narrows it.
+        selective: The condition names ids or tasks: few rows match, and an index finds them.
     """
 
     def __init__(
         self, connection: Connection, buffer_id: int, low: int, high: int, node: Node
     ) -> None:
         self.low, self.high = low, high
-        self.filtered = node != EVERYTHING
+        self.selective = statements.names_few_rows(node)
         self._connection, self._buffer_id, self._node = connection, buffer_id, node
         self._seq = statements.seq_for(node)
         self._matching = statements.matching(buffer_id, node)
+        self._condition = compile_condition(node)
         self._payloads: dict[int, Sequence[Any]] = {}
 
     @property
@@ -68,7 +65,7 @@ class Population:
         """
         # Without the lower bound, which SQLite would search by instead; the numbers are of the
         # window anyway.
-        found = self._connection.execute(statements.rows(self._matching & among(seqs))).all()
+        found = self._connection.execute(statements.rows(self._condition & self._among(seqs))).all()
         self._payloads.update((row[0], row) for row in found)
         return {row[0] for row in found}
 
@@ -93,9 +90,9 @@ class Population:
         task.
         """
         statement = statements.first_rows_of_tasks(
-            self._buffer_id, self.low, self._node, self._matching & among(seqs)
+            self._buffer_id, self.low, self._node, self._condition & self._among(seqs)
         )
-        return dict(self._connection.execute(statement).tuples().all())
+        return dict(self._connection.execute(statement).all())
 
     def tasks(self) -> list[str]:
         """Return every task with a matching row, in the order of their first matching rows; reads
@@ -118,6 +115,10 @@ class Population:
         if missing:
             self.probe(missing)
         return [self._payloads[seq] for seq in chosen if seq in self._payloads]
+
+    def _among(self, seqs: Sequence[int]) -> ColumnElement[bool]:
+        wanted = bindparam(None, list(seqs), SeqList(), unique=True)
+        return fn.has_key(literal(self._buffer_id, Integer()), wanted)
 
     def _scalars(self, statement: Select[Any]) -> list[int]:
         return list(self._connection.execute(statement).scalars())

@@ -1,6 +1,7 @@
 """Whole operations as SQLite does them."""
 
 import json
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
+from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.writer_lock import writer_lock
@@ -63,7 +65,9 @@ class SQLite:
         """Return which ids the buffer holds, and numbers for the others."""
         low = connection.exec_driver_sql(
             "SELECT low_seq FROM v_windows WHERE buffer_id = ?", (buffer_id,)
-        ).scalar_one()
+        ).scalar_one_or_none()
+        if low is None:
+            raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
         found = connection.exec_driver_sql(
             "SELECT id, seq FROM experiences WHERE buffer_id = ? AND id IN (SELECT value FROM "
             "json_each(?))",

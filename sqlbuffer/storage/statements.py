@@ -62,12 +62,13 @@ def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
     primary key.
     """
     seq: ColumnElement[int] = over.c.seq
-    return fn.unindexed(seq) if _names_few_rows(node) else seq
+    return fn.unindexed(seq) if names_few_rows(node) else seq
 
 
-def _names_few_rows(node: Node) -> bool:
+def names_few_rows(node: Node) -> bool:
+    """Tell whether a condition keeps to given ids or tasks."""
     if isinstance(node, Group):
-        return node.kind == "all" and any(map(_names_few_rows, node.parts))
+        return node.kind == "all" and any(map(names_few_rows, node.parts))
     return node.op in ("eq", "in") and not node.negated and node.field.column in ("id", "task_id")
 
 
@@ -115,6 +116,8 @@ def first_rows_of_tasks(
             fn.unindexed(earlier.c.seq) > low,
             fn.unindexed(earlier.c.seq) < experiences.c.seq,
         )
+        # PostgreSQL would make an anti-join of it, over all rows of the buffer.
+        .offset(0)
         .exists()
     )
     return select(experiences.c.seq, experiences.c.task_id).where(among, is_first)

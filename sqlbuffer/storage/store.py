@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, func, select, update
 from sqlalchemy.engine import URL
 
+from sqlbuffer.codec import is_storable_text
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import catalog, keys, statements
@@ -19,10 +20,10 @@ from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.records import Record, same_content
+from sqlbuffer.storage.removal import remove_where
 
 Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
 
-REMOVE_AT_ONCE = 10_000
 TASKS_AT_ONCE = 500
 FIRST_PAGE_ROWS = 200
 MAX_PAGE_ROWS = 5_000
@@ -177,11 +178,8 @@ class BufferStore:
         with translated(self.url), self._dialect.writing(self.engine) as connection:
             window = self._window(connection)
             self._note_deletion(connection, window)
-            self._remove(
-                connection,
-                (experiences.c.buffer_id == self.info.id) & (experiences.c.seq <= window.low),
-            )
-            return self._remove(connection, experiences.c.buffer_id == self.info.id)
+            self._remove(connection, experiences.c.seq <= window.low)
+            return self._remove(connection)
 
     def resize(self, max_capacity: int | None) -> None:
         """Set the capacity and evict at once what no longer fits."""
@@ -198,10 +196,7 @@ class BufferStore:
                 self._dialect.evict_tasks(connection, self.info.id)
             else:
                 low = self._window(connection).low
-                self._remove(
-                    connection,
-                    (experiences.c.buffer_id == self.info.id) & (experiences.c.seq <= low),
-                )
+                self._remove(connection, experiences.c.seq <= low)
 
     def _lock(self, connection: Connection) -> None:
         connection.execute(
@@ -216,12 +211,8 @@ class BufferStore:
             .values(deletions=buffers.c.deletions + 1, low_seq=window.low)
         )
 
-    def _remove(self, connection: Connection, where: Any) -> int:
-        removed = 0
-        chunk = statements.seqs(where).order_by(experiences.c.seq).limit(REMOVE_AT_ONCE)
-        while seqs := list(connection.execute(chunk).scalars()):
-            removed += self._dialect.remove(connection, self.info.id, seqs)
-        return removed
+    def _remove(self, connection: Connection, *conditions: Any) -> int:
+        return remove_where(connection, self._dialect, self.info.id, *conditions)
 
     @contextmanager
     def population(self, node: Node) -> Iterator[Population]:
@@ -302,7 +293,7 @@ class BufferStore:
         execute_time).
         """
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
-        wanted = list(found)
+        wanted = [task_id for task_id in found if is_storable_text(task_id)]
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
             low = self._window(connection).low
             for start in range(0, len(wanted), TASKS_AT_ONCE):

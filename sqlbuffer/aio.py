@@ -1,0 +1,198 @@
+"""The same buffer for asyncio: every call runs in a thread, so that the event loop goes on."""
+
+import asyncio
+import builtins
+from collections.abc import AsyncIterator, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from sqlbuffer import buffer as sync
+from sqlbuffer.buffer import AnyConverter, Condition, StoreResult
+from sqlbuffer.rows import DataRow
+from sqlbuffer.samplers import Sampler, TaskSampler
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine import URL
+
+_ROWS_A_HOP = 200
+
+
+class ReplayBuffer:
+    """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, to be awaited.
+
+    Make one with `await ReplayBuffer.open(...)`, which takes the same arguments, or wrap one that
+    is open. A cancelled call is not undone: what its thread has begun, it ends.
+
+    Args:
+        buffer: The buffer that does the work.
+
+    Example:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await ReplayBuffer.open("sqlite://") as buffer:
+        ...         await buffer.add(state=1, actions=[0])
+        ...         return await buffer.size()
+        >>> asyncio.run(main())
+        1
+    """
+
+    def __init__(self, buffer: sync.ReplayBuffer) -> None:
+        self.sync = buffer
+
+    @classmethod
+    async def open(cls, url: "str | URL | Engine | None" = None, **options: Any) -> "ReplayBuffer":
+        """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
+        return cls(await asyncio.to_thread(sync.ReplayBuffer, url, **options))
+
+    async def store(self, data: DataRow) -> StoreResult:
+        """Store one row; see `sqlbuffer.ReplayBuffer.store`."""
+        return await asyncio.to_thread(self.sync.store, data)
+
+    async def store_batch(
+        self, data_batch: Iterable[DataRow], model_version: int | None = None
+    ) -> StoreResult:
+        """Store rows in one transaction; see `sqlbuffer.ReplayBuffer.store_batch`."""
+        return await asyncio.to_thread(self.sync.store_batch, data_batch, model_version)
+
+    async def add(self, **fields: Any) -> StoreResult:
+        """Store one experience given by its fields; see `sqlbuffer.ReplayBuffer.add`."""
+        return await asyncio.to_thread(lambda: self.sync.add(**fields))
+
+    async def sample(
+        self,
+        batch_size: int = 256,
+        *,
+        sampler: Sampler | TaskSampler | None = None,
+        condition: Condition = None,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        query_condition: Condition = None,
+    ) -> Any:
+        """Draw a batch; see `sqlbuffer.ReplayBuffer.sample`."""
+        return await asyncio.to_thread(
+            self.sync.sample,
+            batch_size,
+            sampler=sampler,
+            condition=condition,
+            converter=converter,
+            strict=strict,
+            query_condition=query_condition,
+        )
+
+    async def sample_tasks(
+        self,
+        n: int,
+        *,
+        sampler: TaskSampler | None = None,
+        condition: Condition = None,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        query_condition: Condition = None,
+    ) -> builtins.list[Any]:
+        """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_tasks`."""
+        return await asyncio.to_thread(
+            self.sync.sample_tasks,
+            n,
+            sampler=sampler,
+            condition=condition,
+            converter=converter,
+            strict=strict,
+            query_condition=query_condition,
+        )
+
+    async def sample_task(
+        self,
+        sampler: TaskSampler | None = None,
+        query_condition: Condition = None,
+        converter: AnyConverter | None = None,
+        batch_size: int = 1000,
+    ) -> builtins.list[Any]:
+        """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_task`."""
+        return await asyncio.to_thread(
+            self.sync.sample_task, sampler, query_condition, converter, batch_size
+        )
+
+    async def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
+        """Return how many rows match; without a condition nothing is scanned, as with `len`."""
+        return await asyncio.to_thread(self.sync.size, condition, query_condition=query_condition)
+
+    async def get_all(
+        self, condition: Condition = None, *, query_condition: Condition = None
+    ) -> AsyncIterator[DataRow]:
+        """Stream the rows that match; see `sqlbuffer.ReplayBuffer.get_all`."""
+        rows = await asyncio.to_thread(
+            self.sync.get_all, condition, query_condition=query_condition
+        )
+        while chunk := await asyncio.to_thread(lambda: builtins.list(islice(rows, _ROWS_A_HOP))):
+            for row in chunk:
+                yield row
+
+    async def get_paginated(
+        self,
+        page: int,
+        page_size: int,
+        condition: Condition = None,
+        *,
+        query_condition: Condition = None,
+    ) -> builtins.list[DataRow]:
+        """Return one page of the rows that match; see `sqlbuffer.ReplayBuffer.get_paginated`."""
+        return await asyncio.to_thread(
+            self.sync.get_paginated, page, page_size, condition, query_condition=query_condition
+        )
+
+    async def get_by_task_id(self, task_id: str) -> builtins.list[DataRow]:
+        """Return all rows of a task; see `sqlbuffer.ReplayBuffer.get_by_task_id`."""
+        return await asyncio.to_thread(self.sync.get_by_task_id, task_id)
+
+    async def get_batch_by_task_ids(
+        self, task_ids: Iterable[str]
+    ) -> dict[str, builtins.list[DataRow]]:
+        """Return the rows of tasks; see `sqlbuffer.ReplayBuffer.get_batch_by_task_ids`."""
+        return await asyncio.to_thread(self.sync.get_batch_by_task_ids, task_ids)
+
+    async def delete(
+        self, condition: Condition = None, *, query_condition: Condition = None
+    ) -> int:
+        """Delete the rows that match and return how many."""
+        return await asyncio.to_thread(self.sync.delete, condition, query_condition=query_condition)
+
+    async def clear(self) -> int:
+        """Delete every row and return how many there were."""
+        return await asyncio.to_thread(self.sync.clear)
+
+    async def resize(self, max_capacity: int | None) -> None:
+        """Change the stored capacity; see `sqlbuffer.ReplayBuffer.resize`."""
+        await asyncio.to_thread(self.sync.resize, max_capacity)
+
+    async def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
+        """Return the select that a condition becomes."""
+        return await asyncio.to_thread(self.sync.sql, condition, query_condition=query_condition)
+
+    async def explain(
+        self, condition: Condition = None, *, query_condition: Condition = None
+    ) -> str:
+        """Return the database's plan for that select."""
+        return await asyncio.to_thread(
+            self.sync.explain, condition, query_condition=query_condition
+        )
+
+    async def close(self) -> None:
+        """Close this process's idle connections to the database."""
+        await asyncio.to_thread(self.sync.close)
+
+    async def __aenter__(self) -> "ReplayBuffer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @staticmethod
+    async def list(url: "str | URL | Engine | None" = None) -> builtins.list[str]:
+        """Return the names of the buffers of a database, in order."""
+        return await asyncio.to_thread(sync.ReplayBuffer.list, url)
+
+    @staticmethod
+    async def drop(url: "str | URL | Engine | None", name: str) -> None:
+        """Delete a buffer and all that belongs to it."""
+        await asyncio.to_thread(sync.ReplayBuffer.drop, url, name)

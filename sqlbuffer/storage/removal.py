@@ -1,0 +1,32 @@
+"""Deleting many rows without a statement that grows with their number."""
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage import statements
+from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.postgresql import PostgreSQL
+from sqlbuffer.storage.sqlite import SQLite
+
+ROWS_AT_ONCE = 10_000
+
+
+def remove_where(
+    connection: Connection, dialect: SQLite | PostgreSQL, buffer_id: int, *conditions: Any
+) -> int:
+    """Delete the rows of a buffer that match, with what the narrow tables hold of them.
+
+    Returns:
+        How many rows there were.
+    """
+    removed = 0
+    chunk = (
+        statements.seqs(experiences.c.buffer_id == buffer_id)
+        .where(*conditions)
+        .order_by(experiences.c.seq)
+        .limit(ROWS_AT_ONCE)
+    )
+    while seqs := list(connection.execute(chunk).scalars()):
+        removed += dialect.remove(connection, buffer_id, seqs)
+    return removed

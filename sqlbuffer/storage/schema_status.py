@@ -1,0 +1,94 @@
+"""What the command line says about the schema of a database, and what it may do to it."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from sqlbuffer.storage import migrate
+from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.readonly import existing_file, refuse_memory
+
+
+@dataclass(frozen=True)
+class SchemaStatus:
+    """Where the schema of a database stands.
+
+    Attributes:
+        url: The database, its password hidden.
+        revision: Its revision; None where there is no schema.
+        head: The revision that this package works with.
+    """
+
+    url: str
+    revision: str | None
+    head: str
+
+
+def status(url: str | None) -> SchemaStatus:
+    """Return where the schema stands; nothing is created.
+
+    Raises:
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        revision = migrate.current(connection)
+    return SchemaStatus(resolved.render_as_string(), revision, migrate.HEAD)
+
+
+def check(url: str | None) -> SchemaStatus:
+    """Return where the schema stands, or raise unless it is the package's; nothing is created.
+
+    Raises:
+        SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        migrate.check(connection, resolved)
+    return SchemaStatus(resolved.render_as_string(), migrate.HEAD, migrate.HEAD)
+
+
+def create(url: str | None) -> bool:
+    """Create the schema where there is none; return False where it is there already.
+
+    Raises:
+        SchemaOutdatedError, SchemaTooNewError: There is one of another release.
+    """
+    resolved = resolve_url(url)
+    refuse_memory(resolved)
+    engine = engine_for(resolved)
+    with translated(resolved), engine.connect() as connection:
+        missing = migrate.current(connection) is None
+        if not missing:
+            migrate.check(connection, resolved)
+    if missing:
+        migrate.upgrade(engine)
+    return missing
+
+
+def upgrade(url: str | None) -> bool:
+    """Upgrade an older schema; return False where it is the package's already.
+
+    Raises:
+        SchemaMissingError: There is none to upgrade.
+        SchemaTooNewError: The schema is of a later release.
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        revision = migrate.current(connection)
+        if revision in (None, migrate.HEAD):
+            migrate.check(connection, resolved)
+            return False
+    migrate.upgrade(engine)
+    return True
+
+
+def _open_existing(url: str | None) -> tuple[URL, Engine]:
+    resolved = resolve_url(url)
+    if resolved.get_backend_name() == "sqlite":
+        existing_file(resolved)
+    return resolved, engine_for(resolved)

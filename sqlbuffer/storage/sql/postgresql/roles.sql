@@ -1,0 +1,53 @@
+-- The roles sqlbuffer_writer, sqlbuffer_learner and sqlbuffer_analyst, each with the least rights.
+--
+--   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
+--   GRANT sqlbuffer_writer TO alice;
+--
+-- Writers open and create buffers, store and sample. Learners also delete, clear and resize.
+-- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
+-- Run it as often as you like, and again after `sqlbuffer db upgrade`.
+
+BEGIN;
+
+DO $$
+DECLARE
+    role_name text;
+    home text := (SELECT relnamespace::regnamespace FROM pg_class WHERE oid = to_regclass('experiences'));
+    owner text := (SELECT relowner::regrole FROM pg_class WHERE oid = to_regclass('buffers'));
+    sequence_name text;
+BEGIN
+    IF home IS NULL THEN
+        RAISE EXCEPTION 'no sqlbuffer schema here; run `sqlbuffer db init URL` first';
+    END IF;
+    FOREACH role_name IN ARRAY ARRAY['sqlbuffer_writer', 'sqlbuffer_learner', 'sqlbuffer_analyst'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
+        END IF;
+        EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', home, role_name);
+        -- len(buffer) reads how far a buffer's sequence has got, which draws no number. Those of
+        -- buffers to come belong to the owner, in whose name a trigger makes them.
+        EXECUTE format('ALTER DEFAULT PRIVILEGES FOR ROLE %s IN SCHEMA %s GRANT SELECT ON SEQUENCES TO %I', owner, home, role_name);
+        FOR sequence_name IN SELECT oid::regclass FROM pg_class
+            WHERE relkind = 'S' AND relnamespace = home::regnamespace AND relname ~ '^sqlbuffer_seq_[0-9]+$'
+        LOOP
+            EXECUTE format('GRANT SELECT ON SEQUENCE %s TO %I', sequence_name, role_name);
+        END LOOP;
+    END LOOP;
+END
+$$;
+
+GRANT SELECT ON
+    v_experiences, v_tasks, v_agents, v_groups, v_buffers, v_windows, new_experiences,
+    buffers, experiences, episodes, sessions, tasks, priorities, uses, queue_items, labels, payload_parts,
+    sqlbuffer_alembic_version
+TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
+
+GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
+GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1 TO sqlbuffer_writer, sqlbuffer_learner;
+
+GRANT DELETE ON experiences TO sqlbuffer_learner;
+GRANT UPDATE (max_capacity, low_seq, deletions) ON buffers TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1 TO sqlbuffer_learner;
+
+COMMIT;

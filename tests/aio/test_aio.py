@@ -1,0 +1,106 @@
+"""`sqlbuffer.aio`: the same calls, from a thread."""
+
+import asyncio
+import inspect
+import threading
+from typing import Any
+
+import pytest
+
+import sqlbuffer
+from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder
+from sqlbuffer.aio import ReplayBuffer
+
+
+def rows(n: int) -> list[DataRow]:
+    return [
+        DataRow(ExpMeta(f"t{i // 5}", None, "a", i, float(i)), Experience({"i": i}, [i]))
+        for i in range(n)
+    ]
+
+
+def test_every_call_does_what_the_buffer_does(database_url: str) -> None:
+    async def use() -> None:
+        async with await ReplayBuffer.open(database_url, max_capacity=40, create=True) as buffer:
+            assert (await buffer.store_batch(rows(50), model_version=3)).inserted == 50
+            assert (await buffer.store(rows(1)[0])).inserted == 1
+            assert (await buffer.add(state=1, actions=[2], task_id="t9")).inserted == 1
+            of_t9 = QueryBuilder().eq("exp_meta.task_id", "t9").build()
+            assert await buffer.size() == 40
+            assert await buffer.size(of_t9) == 6
+            assert len(await buffer.sample(8)) == 8
+            assert len(await buffer.sample(query_condition=of_t9)) == 6
+            assert len(await buffer.sample_tasks(2)) == 2
+            assert len(await buffer.sample_task(batch_size=3)) == 3
+            assert len([row async for row in buffer.get_all()]) == 40
+            assert len(await buffer.get_paginated(2, 30)) == 10
+            assert len(await buffer.get_by_task_id("t9")) == 6
+            assert list(await buffer.get_batch_by_task_ids(["t9", "no"])) == ["t9", "no"]
+            assert "experiences" in await buffer.sql(of_t9)
+            assert await buffer.explain(of_t9)
+            await buffer.resize(20)
+            assert await buffer.delete(of_t9) == 6
+            assert await buffer.clear() == 14
+            assert await ReplayBuffer.list(database_url) == ["default"]
+            await ReplayBuffer.drop(database_url, "default")
+            assert await ReplayBuffer.list(database_url) == []
+
+    asyncio.run(use())
+
+
+def test_offers_every_public_call_of_the_buffer() -> None:
+    def calls(cls: type) -> set[str]:
+        return {
+            name
+            for name, value in inspect.getmembers(cls)
+            if not name.startswith("_") and callable(value)
+        }
+
+    assert calls(sqlbuffer.ReplayBuffer) - calls(ReplayBuffer) == set()
+
+
+def test_takes_the_same_arguments_as_the_buffer() -> None:
+    for name in (
+        "sample",
+        "sample_tasks",
+        "sample_task",
+        "size",
+        "get_all",
+        "get_paginated",
+        "delete",
+    ):
+        ours = inspect.signature(getattr(ReplayBuffer, name)).parameters
+        theirs = inspect.signature(getattr(sqlbuffer.ReplayBuffer, name)).parameters
+        assert [str(p) for p in ours.values()] == [str(p) for p in theirs.values()], name
+
+
+def test_many_agents_store_at_once(database_url: str) -> None:
+    async def use() -> int:
+        buffer = await ReplayBuffer.open(database_url, create=True)
+        await asyncio.gather(*(buffer.add(state=i, task_id=f"t{i}") for i in range(40)))
+        size = await buffer.size()
+        await buffer.close()
+        return size
+
+    assert asyncio.run(use()) == 40
+
+
+def test_the_event_loop_goes_on_while_a_call_runs(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use() -> None:
+        buffer = await ReplayBuffer.open(sqlite_url)
+        released = threading.Event()
+
+        def blocked(*_args: Any, **_options: Any) -> int:
+            assert released.wait(30)
+            return 7
+
+        monkeypatch.setattr(buffer.sync, "size", blocked)
+        waiting = asyncio.create_task(buffer.size())
+        await asyncio.sleep(0)
+        released.set()  # reached only because the loop is free
+        assert await waiting == 7
+        await buffer.close()
+
+    asyncio.run(use())

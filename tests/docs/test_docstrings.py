@@ -1,0 +1,30 @@
+"""The examples in docstrings run, and every public class has one."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import sqlbuffer
+from sqlbuffer import aio
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(sqlbuffer.__path__, "sqlbuffer.")
+    # Stand-ins for what compat does not offer name the alternative instead of importing.
+    if not module.name.endswith((".redis", ".odps", ".event_replay_buffer", ".processor"))
+]
+PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.ReplayBuffer]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    module = importlib.import_module(name)
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.testmod(module, optionflags=options).failed == 0
+
+
+@pytest.mark.parametrize("cls", PUBLIC_CLASSES, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
+def test_every_public_class_has_an_example(cls: type) -> None:
+    assert ">>> " in (cls.__doc__ or "")
