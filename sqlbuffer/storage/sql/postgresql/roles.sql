@@ -13,8 +13,6 @@ DO $$
 DECLARE
     role_name text;
     home text := (SELECT relnamespace::regnamespace FROM pg_class WHERE oid = to_regclass('experiences'));
-    owner text := (SELECT relowner::regrole FROM pg_class WHERE oid = to_regclass('buffers'));
-    sequence_name text;
 BEGIN
     IF home IS NULL THEN
         RAISE EXCEPTION 'no sqlbuffer schema here; run `sqlbuffer db init URL` first';
@@ -24,14 +22,6 @@ BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
         END IF;
         EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', home, role_name);
-        -- len(buffer) reads how far a buffer's sequence has got, which draws no number. Those of
-        -- buffers to come belong to the owner, in whose name a trigger makes them.
-        EXECUTE format('ALTER DEFAULT PRIVILEGES FOR ROLE %s IN SCHEMA %s GRANT SELECT ON SEQUENCES TO %I', owner, home, role_name);
-        FOR sequence_name IN SELECT oid::regclass FROM pg_class
-            WHERE relkind = 'S' AND relnamespace = home::regnamespace AND relname ~ '^sqlbuffer_seq_[0-9]+$'
-        LOOP
-            EXECUTE format('GRANT SELECT ON SEQUENCE %s TO %I', sequence_name, role_name);
-        END LOOP;
     END LOOP;
 END
 $$;

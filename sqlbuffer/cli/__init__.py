@@ -1,0 +1,40 @@
+"""The `sqlbuffer` command. What a command needs is imported when it runs: `--help` stays quick."""
+
+import typer
+
+from sqlbuffer.cli import database, demo, info
+from sqlbuffer.cli.errors import ErrorsAsLines
+
+app = typer.Typer(
+    cls=ErrorsAsLines,
+    help="A replay buffer for reinforcement learning that lives in a SQL database.",
+    epilog="URL is sqlite:///FILE or postgresql://USER@HOST/DATABASE; without one SQLBUFFER_URL, "
+    "else sqlite:///sqlbuffer.db. Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable or not "
+    "there, 4 needs `db init` or `db upgrade`, 5 busy.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    # Its tracebacks show local variables, and a URL among them has a password.
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("demo", epilog=demo.EPILOG)(demo.demo)
+app.command("info", epilog=info.EPILOG)(info.info)
+app.add_typer(database.app, name="db")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from sqlbuffer import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Take the options that stand before a command."""

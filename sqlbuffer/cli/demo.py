@@ -1,0 +1,58 @@
+"""`sqlbuffer demo`: see it work."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sqlbuffer.cli.options import example
+
+EPILOG = example("sqlbuffer demo", "sqlbuffer demo --url postgresql://me@db.internal/replay")
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+
+
+def demo(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="The database; its buffer `demo` is emptied first. Without it a new SQLite file "
+            "in a temporary folder.",
+            show_default=False,
+        ),
+    ] = None,
+    writers: Annotated[int, typer.Option(min=1, help="Processes that play and store.")] = 4,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes each of them plays.")] = 100,
+    capacity: Annotated[
+        int, typer.Option(min=1, help="Rows the buffer holds; the oldest leave first.")
+    ] = 20_000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a sampled batch.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed plays the same episodes.")] = 0,
+) -> None:
+    """Play CartPole in several processes into one buffer while this one samples from it."""
+    from sqlbuffer.cli.demo_progress import DemoProgress
+    from sqlbuffer.cli.demo_report import print_report
+    from sqlbuffer.cli.output import console
+    from sqlbuffer.demo import Plan, run
+
+    plan = Plan(
+        url or _new_file(),
+        writers=writers,
+        episodes=episodes,
+        capacity=capacity,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    out = console()
+    try:
+        with DemoProgress(out, plan) as progress:
+            report = run(plan, progress.update)
+    except KeyboardInterrupt:
+        typer.echo("sqlbuffer: interrupted; what was stored stays in the buffer", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    print_report(out, plan, report)
+
+
+def _new_file() -> str:
+    folder = Path(tempfile.mkdtemp(prefix="sqlbuffer-demo-"))
+    return f"sqlite:///{folder / 'replay.db'}"

@@ -1,0 +1,127 @@
+"""What the views for analysts offer, in words; a test compares it with both databases."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["text", "integer", "real", "boolean", "time", "JSON"]
+
+
+@dataclass(frozen=True)
+class View:
+    """A view.
+
+    Attributes:
+        text: What one row of it is.
+        columns: Column -> (kind, what it holds), in order.
+    """
+
+    text: str
+    columns: dict[str, tuple[Kind, str]]
+
+
+_BUFFER: tuple[Kind, str] = ("text", "name of the buffer")
+_TIMES: dict[str, tuple[Kind, str]] = {
+    "first_at": ("time", "earliest `executed_at`"),
+    "last_at": ("time", "latest `executed_at`"),
+}
+_REWARDS: dict[str, tuple[Kind, str]] = {
+    "total_reward": ("real", "sum of the rewards"),
+    "mean_reward": ("real", "mean reward of a step"),
+}
+
+VIEWS = {
+    "v_experiences": View(
+        "One row a step.",
+        {
+            "buffer": _BUFFER,
+            "seq": ("integer", "insert order within the buffer"),
+            "id": ("text", "id of the row, unique within the buffer; null for plain SQL inserts"),
+            "task_id": ("text", "the task"),
+            "task_name": ("text", "readable name of the task"),
+            "agent_id": ("text", "the agent"),
+            "pre_agent": ("text", "the agent that acted before"),
+            "episode_id": ("text", "which rollout of the task"),
+            "step": ("integer", "step within the task"),
+            "executed_at": ("time", "when the step was taken, by the agent's clock"),
+            "inserted_at": ("time", "when the row was written, by the database's clock"),
+            "reward": ("real", "reward of the step"),
+            "advantage": ("real", "advantage"),
+            "value": ("real", "value estimate"),
+            "terminated": ("boolean", "the step ended the episode in a terminal state"),
+            "truncated": ("boolean", "the episode was cut after the step"),
+            "model_version": ("integer", "version of the model that acted"),
+            "session_id": ("text", "the training session"),
+            "state": ("JSON", "the observation"),
+            "actions": ("JSON", "what was done"),
+            "messages": ("JSON", "conversation of an LLM agent"),
+            "extra": ("JSON", "anything else"),
+        },
+    ),
+    "v_tasks": View(
+        "One row a task.",
+        {
+            "buffer": _BUFFER,
+            "task_id": ("text", "the task"),
+            "task_name": ("text", "readable name of the task"),
+            "steps": ("integer", "rows held"),
+            "agents": ("integer", "agents that took part"),
+            **_TIMES,
+            **_REWARDS,
+        },
+    ),
+    "v_agents": View(
+        "One row an agent.",
+        {
+            "buffer": _BUFFER,
+            "agent_id": ("text", "the agent"),
+            "steps": ("integer", "rows held"),
+            "tasks": ("integer", "tasks it took part in"),
+            **_TIMES,
+            **_REWARDS,
+        },
+    ),
+    "v_groups": View(
+        "One row a task: how the returns of its rollouts differ. A rollout is an episode of the "
+        "task, or the whole task where its rows name none; its return is the sum of its rewards.",
+        {
+            "buffer": _BUFFER,
+            "task_id": ("text", "the task"),
+            "rollouts": ("integer", "rollouts held"),
+            "steps": ("integer", "rows of all of them"),
+            "return_mean": ("real", "mean return"),
+            "return_min": ("real", "least return"),
+            "return_max": ("real", "greatest return"),
+            "return_spread": ("real", "greatest less least return"),
+            "return_variance": ("real", "variance of the returns (of the population)"),
+        },
+    ),
+    "v_buffers": View(
+        "One row a buffer.",
+        {
+            "buffer": _BUFFER,
+            "buffer_id": ("integer", "its key in the tables"),
+            "rows": ("integer", "rows held"),
+            "capacity": ("integer", "rows held at most; null is unlimited"),
+            "fill": ("real", "`rows / capacity`; null where unlimited"),
+            "evict_by": ("text", "what leaves at once: `row` or `task`"),
+            "oldest_at": ("time", "earliest `executed_at`"),
+            "newest_at": ("time", "latest `executed_at`"),
+            "last_insert_at": ("time", "when the last row was written"),
+            "created_at": ("time", "when the buffer was created"),
+        },
+    ),
+    "v_windows": View(
+        "One row a buffer: which rows of `experiences` it is, those with `low_seq < seq`. For "
+        "queries on the tables; the other views apply it.",
+        {
+            "buffer_id": ("integer", "key of the buffer in the tables"),
+            "buffer": _BUFFER,
+            "max_capacity": ("integer", "rows held at most; null is unlimited"),
+            "evict_unit": ("text", "what leaves at once"),
+            "deletions": ("integer", "grows with every delete"),
+            "live_rows": ("integer", "rows held, where eviction is by task"),
+            "high_seq": ("integer", "the newest row's `seq`"),
+            "low_seq": ("integer", "rows up to this `seq` have left"),
+        },
+    ),
+}

@@ -1,0 +1,230 @@
+"""The roles that `sqlbuffer db roles` makes, used by logins that are no superusers."""
+
+import uuid
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import make_url
+
+from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.storage import triggers
+from tests.conftest import close_pool
+from tests.support.array_rows import make_array_row
+
+GROUPS = ("sqlbuffer_writer", "sqlbuffer_learner", "sqlbuffer_analyst")
+TASK_0 = QueryBuilder().eq("exp_meta.task_id", "task_0")
+
+
+def execute(url, statement, *names):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@contextmanager
+def existing_logins(url):
+    """Yield a function that makes logins; they and the groups that were new leave with the test."""
+    names = []
+
+    def create(*groups, owns_database=False):
+        name, password = f"sqlbuffer_test_{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+        execute(url, f"CREATE ROLE {{}} LOGIN NOSUPERUSER PASSWORD '{password}'", name)
+        names.append(name)
+        for group in groups:
+            execute(url, "GRANT {} TO {}", group, name)
+        if owns_database:
+            execute(url, "ALTER DATABASE {} OWNER TO {}", make_url(url).database, name)
+        return make_url(url).set(username=name, password=password).render_as_string(False)
+
+    with psycopg.connect(url) as connection:
+        query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
+        known = {name for (name,) in connection.execute(query, (list(GROUPS),))}
+    try:
+        yield create
+    finally:
+        with psycopg.connect(url) as connection:
+            query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
+            made = {name for (name,) in connection.execute(query, (list(GROUPS),))} - known
+        for name in [*names, *made]:
+            execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
+            execute(url, "DROP OWNED BY {}", name)
+            execute(url, "DROP ROLE {}", name)
+
+
+@pytest.fixture
+def login(postgres_url):
+    """Make logins in an empty PostgreSQL database."""
+    with psycopg.connect(postgres_url) as connection:
+        query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
+        if connection.execute(query).fetchone() != (True,):
+            pytest.skip("allowed: the role that the tests connect as may not make others")
+    urls = []
+    with existing_logins(postgres_url) as create:
+
+        def create_and_note(*groups, owns_database=False):
+            urls.append(create(*groups, owns_database=owns_database))
+            return urls[-1]
+
+        yield create_and_note
+        for url in urls:
+            close_pool(url)
+
+
+@pytest.fixture
+def with_roles(postgres_url, login):
+    """Return the URL of a database whose owner, no superuser, made the schema and a buffer."""
+    owner = login(owns_database=True)
+    with ReplayBuffer(owner, name="older", max_capacity=10, create=True) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(4)])
+    for _ in range(2):
+        execute_script(postgres_url)
+    return owner
+
+
+def execute_script(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(triggers.body("postgresql", "roles"))
+
+
+def refused(url, statement):
+    with (
+        psycopg.connect(url) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement)
+
+
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+@pytest.mark.parametrize("group", ["sqlbuffer_writer", "sqlbuffer_learner"])
+def test_writers_and_learners_create_buffers_store_and_sample(with_roles, login, group, evict_by):
+    url = login(group)
+    with ReplayBuffer(url, name="newer", max_capacity=5, evict_by=evict_by) as buffer:
+        rows = [make_array_row(step=step, episode_id="e", session_id="s") for step in range(8)]
+        assert buffer.store_batch(rows).inserted == 8
+        assert buffer.store(rows[-1]).duplicates == 1
+        assert len(buffer) == 5
+        assert len(buffer.sample(3)) == 3
+        assert len(buffer.sample_tasks(1)[0]) == 5
+        assert len(list(buffer.get_all())) == buffer.size(TASK_0) == 5
+        assert buffer.max_capacity == 5
+    with psycopg.connect(url) as connection:
+        insert = (
+            "INSERT INTO {} (buffer_id, task_id, agent_id, step) "
+            "SELECT id, 'typed', 'a', 1 FROM buffers WHERE name = 'newer' "
+        )
+        for table in ("experiences", "new_experiences"):
+            connection.execute(sql.SQL(insert).format(sql.Identifier(table)))
+    assert ReplayBuffer.list(url) == ["newer", "older"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda buffer: buffer.delete(TASK_0),
+        lambda buffer: buffer.clear(),
+        lambda buffer: buffer.resize(2),
+        lambda buffer: ReplayBuffer.drop(buffer._store.url, "older"),
+    ],
+    ids=["delete", "clear", "resize", "drop"],
+)
+def test_writers_destroy_nothing(with_roles, login, change):
+    with ReplayBuffer(login("sqlbuffer_writer"), name="older") as buffer:
+        with pytest.raises(StorageReadOnlyError):
+            change(buffer)
+        assert len(buffer) == 4
+
+
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_learners_delete_clear_and_resize(with_roles, login, evict_by):
+    url = login("sqlbuffer_learner")
+    with ReplayBuffer(url, name="newer", max_capacity=8, evict_by=evict_by) as buffer:
+        buffer.store_batch([make_array_row(task=step % 4, step=step) for step in range(8)])
+        assert buffer.delete(TASK_0) == 2
+        with psycopg.connect(url) as connection:
+            connection.execute(
+                "DELETE FROM experiences WHERE task_id = 'task_1' AND buffer_id ="
+                " (SELECT id FROM buffers WHERE name = 'newer')"
+            )
+        assert len(buffer) == 4
+        buffer.resize(2)
+        assert len(buffer) == 2
+        assert buffer.clear() == 2
+
+
+def test_learners_drop_no_buffer(with_roles, login):
+    with pytest.raises(StorageReadOnlyError):
+        ReplayBuffer.drop(login("sqlbuffer_learner"), "older")
+
+
+def test_analysts_read_tables_and_views_with_sql_and_in_python(with_roles, login, run):
+    url = login("sqlbuffer_analyst")
+    with psycopg.connect(url) as connection:
+        for view in ("v_experiences", "experiences", "new_experiences"):
+            count = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(view))
+            assert connection.execute(count).fetchone() == (4,)
+        for view in ("v_tasks", "v_agents", "v_groups", "v_buffers", "labels"):
+            connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(view)))
+    with ReplayBuffer(url, name="older", create=False) as buffer:
+        assert len(buffer) == len(buffer.sample(10)) == 4
+    assert run("info", url).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO experiences (buffer_id, task_id, agent_id, step) VALUES (1, 't', 'a', 1)",
+        "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) VALUES (1, 't', 'a', 1)",
+        "INSERT INTO buffers (name) VALUES ('mine')",
+        "UPDATE experiences SET reward_t = 1",
+        "UPDATE buffers SET max_capacity = 1",
+        "DELETE FROM experiences",
+        "TRUNCATE experiences",
+        "DROP VIEW v_tasks",
+        "SELECT sqlbuffer_draw_v1(1, ARRAY['x'])",
+        "SELECT sqlbuffer_remove_v1(1, ARRAY[1])",
+        "SELECT nextval('sqlbuffer_seq_1')",
+        "SELECT nextval('buffers_id_seq')",
+    ],
+)
+def test_analysts_change_nothing(with_roles, login, statement):
+    refused(login("sqlbuffer_analyst"), statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE experiences SET reward_t = 1",
+        "UPDATE buffers SET max_capacity = 1",
+        "DELETE FROM experiences",
+        "SELECT sqlbuffer_remove_v1(1, ARRAY[1])",
+        "SELECT sqlbuffer_evict_tasks_v1(1)",
+        "SELECT setval('sqlbuffer_seq_1', 1)",
+        "SELECT nextval('sqlbuffer_seq_1')",
+        "DROP SEQUENCE sqlbuffer_seq_1",
+    ],
+)
+def test_writers_change_nothing_that_is_stored(with_roles, login, statement):
+    refused(login("sqlbuffer_writer"), statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE experiences SET reward_t = 1", "UPDATE buffers SET name = 'x'", "DELETE FROM buffers"],
+)
+def test_learners_rewrite_no_row_and_no_name(with_roles, login, statement):
+    refused(login("sqlbuffer_learner"), statement)
+
+
+def test_a_login_without_a_role_reads_nothing(with_roles, login):
+    refused(login(), "SELECT * FROM v_tasks")
+
+
+def test_the_script_says_what_is_missing_where_there_is_no_schema(postgres_url):
+    with pytest.raises(psycopg.errors.RaiseException, match="sqlbuffer db init"):
+        execute_script(postgres_url)
+
+
+def test_the_command_prints_the_script(run):
+    assert run("db", "roles").output == triggers.body("postgresql", "roles")

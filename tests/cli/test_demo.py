@@ -1,0 +1,216 @@
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+from decimal import Decimal
+
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.cli import output
+from sqlbuffer.cli.demo_report import QUESTIONS
+from sqlbuffer.demo import Plan, Report, cartpole
+from sqlbuffer.demo.learner import _check_whole
+from sqlbuffer.demo.run import _check
+from sqlbuffer.demo.writer import Writers
+from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
+from tests.support.array_rows import make_array_row
+from tests.support.processes import wait_until
+
+SHORT = ("--writers", "2", "--episodes", "6", "--capacity", "100", "--batch-size", "32")
+
+
+def cells(output_, header):
+    """Return the first row of the table with this column."""
+    lines = [[cell.strip() for cell in re.split("[│┃]", line)] for line in output_.splitlines()]
+    index = next(i for i, line in enumerate(lines) if header in line)
+    return dict(zip(lines[index], lines[index + 2], strict=True))
+
+
+def number(text):
+    return int(text.replace(",", ""))
+
+
+def test_the_demo_counts_what_it_did_and_can_be_repeated(run, database_url):
+    results = [run("demo", "--url", database_url, *SHORT) for _ in range(2)]
+    counts = [cells(result.output, "rows written") for result in results]
+    written = number(counts[0]["rows written"])
+    assert [result.exit_code for result in results] == [0, 0]
+    assert number(counts[1]["rows written"]) == written > 100
+    for count in counts:
+        assert count["rows held"] == count["capacity"] == "100"
+        assert number(count["evicted"]) == written - 100
+        assert count["tasks written"] == "12"
+    with ReplayBuffer(database_url, name="demo", create=False) as buffer:
+        assert len(buffer) == buffer.size() == buffer.max_capacity == 100
+        tasks = {row.exp_meta.task_id for row in buffer}
+    assert counts[1]["tasks held"] == str(len(tasks))
+
+
+def test_the_demo_shows_progress_speeds_and_the_questions_of_an_analyst(run, database_url):
+    text = run("demo", "--url", database_url, *SHORT).output
+    assert "12 of 12 episodes" in text
+    speed = cells(text, "p99 ms")
+    assert speed["call"] == "store_batch(episode)"
+    assert speed["calls"] == "12"
+    for question, statement in QUESTIONS.items():
+        assert f"-- {question}\n{statement};\n" in text
+    assert "Return per task" in text
+    assert "secret" not in text
+    assert "sqlbuffer info" in text
+
+
+def test_the_demo_makes_a_file_in_a_temporary_folder_and_says_where(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = run("demo", *SHORT)
+    assert result.exit_code == 0
+    (path,) = tmp_path.glob("sqlbuffer-demo-*/replay.db")
+    assert f"sqlbuffer info 'sqlite:///{path}'" in result.output
+    assert run("info", f"sqlite:///{path}").exit_code == 0
+
+
+def test_the_demo_leaves_other_buffers_alone(run, sqlite_url):
+    with ReplayBuffer(sqlite_url, name="mine") as buffer:
+        buffer.store(make_array_row())
+        assert run("demo", "--url", sqlite_url, *SHORT).exit_code == 0
+        assert len(buffer) == 1
+
+
+def test_the_demo_without_gymnasium_names_the_extra(run, monkeypatch):
+    monkeypatch.setattr(cartpole, "find_spec", lambda name: None)
+    result = run("demo", *SHORT)
+    assert result.exit_code == 1
+    assert "pip install 'sqlbuffer[demo]'" in result.stderr
+
+
+def test_the_demo_refuses_a_database_in_memory(run):
+    result = run("demo", "--url", "sqlite://", *SHORT)
+    assert result.exit_code == 2
+    assert "name a file" in result.stderr
+
+
+def test_ctrl_c_ends_the_demo_and_its_writers(sqlite_url, tmp_path):
+    code = "from sqlbuffer.cli import app; app()"
+    command = [sys.executable, "-c", code, "demo", "--url", sqlite_url, "--episodes", "5000"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: rows_of(sqlite_url), "the first rows")
+        os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert errors == "sqlbuffer: interrupted; what was stored stays in the buffer\n"
+        wait_until(lambda: not alive(process.pid), "the end of the writers")
+        assert rows_of(sqlite_url) > 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def alive(group):
+    """Return the processes of a group that run; a dead one may wait long for who reaps it."""
+    command = ["ps", "-e", "-o", "pgid=,stat=,args="]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    members = [line.split(None, 2) for line in lines]
+    return [line for line in members if line[0] == str(group) and not line[1].startswith("Z")]
+
+
+def rows_of(url):
+    try:
+        with ReplayBuffer(url, name="demo", create=False) as buffer:
+            return len(buffer)
+    except SQLBufferError:  # not there yet
+        return 0
+
+
+def test_an_error_in_a_writer_reaches_the_parent_by_its_cause(tmp_path):
+    with (
+        Writers(Plan(f"sqlite:///{tmp_path}/missing/replay.db", writers=1)) as writers,
+        pytest.raises(StorageUnreachableError, match="writer 0: "),
+    ):
+        consume(writers)
+
+
+def test_a_writer_that_dies_ends_the_run(sqlite_url):
+    with Writers(Plan(sqlite_url, writers=2, episodes=5000)) as writers:
+        (process, *_) = multiprocessing.active_children()
+        process.kill()
+        with pytest.raises(SQLBufferError, match=f"{process.name} died with exit code -9"):
+            consume(writers)
+    assert multiprocessing.active_children() == []
+
+
+def consume(writers):
+    while writers.running:
+        list(writers.reports(1.0))
+
+
+@pytest.mark.parametrize("change", [{"held": 9}, {"written": 21}])
+def test_counts_that_do_not_add_up_are_an_error(change):
+    plan = Plan("sqlite:///x.db", writers=1, episodes=2, capacity=20)
+    report = Report(written=10, held=10)
+    report.inserts.latencies_s.extend([0.1, 0.1])
+    _check(plan, report)
+    for name, value in change.items():
+        setattr(report, name, value)
+    with pytest.raises(SQLBufferError, match="should hold"):
+        _check(plan, report)
+
+
+def test_a_task_with_a_hole_or_without_an_end_is_an_error():
+    rows = [make_array_row(step=step) for step in range(3)]
+    with pytest.raises(SQLBufferError, match="steps missing"):
+        _check_whole(rows)
+    rows[-1].exp_data.terminated = True
+    _check_whole(rows)
+    _check_whole(rows[1:])
+    with pytest.raises(SQLBufferError, match="steps missing"):
+        _check_whole([rows[0], rows[2]])
+
+
+def test_the_same_seed_plays_the_same_episode():
+    environment = cartpole.make_environment()
+    names = {"task_id": "t", "agent_id": "a", "model_version": 2}
+    first, second, other = (cartpole.play(environment, **names, seed=seed) for seed in (1, 1, 2))
+    assert [row.exp_data for row in first] == [row.exp_data for row in second]
+    assert [row.exp_data for row in first] != [row.exp_data for row in other]
+    assert first[-1].exp_data.terminated
+    assert [row.exp_meta.step for row in first] == list(range(len(first)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (True, "true"),
+        (12345, "12,345"),
+        (0.12345, "0.1235"),
+        (98765.4, "98,765"),
+        (Decimal("1.50000"), "1.5"),
+    ],
+)
+def test_cells_are_written_for_people(value, text):
+    assert output.shown(value) == text
+
+
+def test_a_terminal_gets_bars(tmp_path):
+    from io import StringIO
+
+    from rich.console import Console
+
+    from sqlbuffer.cli.demo_progress import DemoProgress
+    from sqlbuffer.demo import Progress
+
+    plan = Plan(f"sqlite:///{tmp_path}/replay.db", writers=1, episodes=4)
+    stream = StringIO()
+    with DemoProgress(Console(file=stream, force_terminal=True, width=200), plan) as progress:
+        progress.update(Progress(episodes=3, rows=1234, batches=5))
+    assert "3/4" in stream.getvalue()
+    assert "1,234 rows, 5 batches" in stream.getvalue()

@@ -1,0 +1,91 @@
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from sqlbuffer import errors
+from sqlbuffer.cli import app
+from sqlbuffer.cli.errors import exit_code
+
+CONTRACT = {
+    errors.URLError: 2,
+    errors.BufferConfigError: 2,
+    errors.ConditionError: 2,
+    errors.FieldError: 2,
+    errors.StorageUnreachableError: 3,
+    errors.BufferNotFoundError: 3,
+    errors.SchemaMissingError: 4,
+    errors.SchemaOutdatedError: 4,
+    errors.SchemaTooNewError: 4,
+    errors.StorageBusyError: 5,
+    errors.StorageReadOnlyError: 1,
+    errors.StorageFullError: 1,
+    errors.MissingExtraError: 1,
+    errors.SQLBufferError: 1,
+}
+
+
+def commands(group, *path):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize(("error", "code"), CONTRACT.items(), ids=lambda value: str(value))
+def test_exit_codes_are_a_contract(error, code):
+    assert exit_code(error("what to do")) == code
+
+
+@pytest.mark.parametrize("command", list(commands(get_command(app))), ids=" ".join)
+def test_help_of_every_command_has_an_example(run, command):
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert f"Example:\n    sqlbuffer {' '.join(command)}" in result.output
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from sqlbuffer.cli import app; app(['--help'], standalone_mode=False); "
+        "heavy = {'alembic', 'gymnasium', 'numpy', 'psycopg', 'pydantic', 'sqlalchemy'}; "
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_version_is_printed(run):
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.output.strip()
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("info", "--nonsense"), ("db", "nonsense")])
+def test_a_command_that_does_not_exist_is_a_usage_error(run, arguments):
+    assert run(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("url", ["rubbish", "mysql://host/replay", "sqlite://"])
+@pytest.mark.parametrize("command", [("info",), ("db", "init"), ("db", "check"), ("db", "current")])
+def test_a_url_that_cannot_be_used_is_a_usage_error_in_one_line(run, command, url):
+    result = run(*command, url)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert "sqlite:///replay.db" in result.stderr or "SQLite and PostgreSQL" in result.stderr
+
+
+def test_a_server_that_does_not_answer_is_unreachable_and_its_password_stays_hidden(run):
+    result = run("info", "postgresql://me:secret@localhost:1/replay")
+    assert result.exit_code == 3
+    assert len(result.stderr.splitlines()) == 1
+    assert "check that the server runs" in result.stderr
+    assert "secret" not in result.output
+
+
+def test_a_file_that_is_no_database_is_named(run, tmp_path):
+    (tmp_path / "notes.txt").write_text("no database, but long enough to be mistaken for one\n" * 9)
+    result = run("info", "sqlite:///notes.txt")
+    assert result.exit_code == 3
+    assert "notes.txt" in result.stderr
