@@ -1,0 +1,54 @@
+"""AWorld's replay buffer on a SQL database: `aworld.replay_buffer` by another name.
+
+Change `aworld.replay_buffer` to `sqlbuffer.compat.aworld` and `aworld.core.common` to
+`sqlbuffer.compat.aworld.common`. What was a defect there is mended here: every row is stored once,
+the oldest row leaves first, `sample` returns a list, and each `ReplayBuffer()` has data of its own.
+"""
+
+from typing import Any
+
+from sqlbuffer.compat.aworld.absent import ALTERNATIVES, absent
+from sqlbuffer.compat.aworld.base import (
+    Converter,
+    DataRow,
+    DefaultConverter,
+    Experience,
+    ExpMeta,
+    InMemoryStorage,
+    RandomTaskSample,
+    ReplayBuffer,
+    Sampler,
+    Storage,
+    TaskSampler,
+)
+from sqlbuffer.compat.aworld.common import ActionModel, Observation
+from sqlbuffer.compat.aworld.query_filter import QueryBuilder, QueryFilter
+from sqlbuffer.compat.aworld.storage.multi_proc_mem import MultiProcMemoryStorage
+from sqlbuffer.compat.aworld.storage.sql import SQLStorage
+
+__all__ = [
+    "ActionModel",
+    "Converter",
+    "DataRow",
+    "DefaultConverter",
+    "ExpMeta",
+    "Experience",
+    "InMemoryStorage",
+    "MultiProcMemoryStorage",
+    "Observation",
+    "QueryBuilder",
+    "QueryFilter",
+    "RandomTaskSample",
+    "ReplayBuffer",
+    "SQLStorage",
+    "Sampler",
+    "Storage",
+    "TaskSampler",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Say what to use instead of the names that AWorld has and this package has not."""
+    if name in ALTERNATIVES:
+        raise absent(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

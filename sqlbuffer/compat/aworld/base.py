@@ -1,0 +1,28 @@
+"""The names of AWorld's module `base`."""
+
+from sqlbuffer.compat.aworld.buffer import ReplayBuffer
+from sqlbuffer.compat.aworld.common import ActionModel, Observation
+from sqlbuffer.compat.aworld.query_filter import QueryCondition, QueryFilter
+from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSampler
+from sqlbuffer.compat.aworld.storage.base import Storage
+from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage
+from sqlbuffer.converters import Converter, DefaultConverter
+from sqlbuffer.rows import DataRow, Experience, ExpMeta
+
+__all__ = [
+    "ActionModel",
+    "Converter",
+    "DataRow",
+    "DefaultConverter",
+    "ExpMeta",
+    "Experience",
+    "InMemoryStorage",
+    "Observation",
+    "QueryCondition",
+    "QueryFilter",
+    "RandomTaskSample",
+    "ReplayBuffer",
+    "Sampler",
+    "Storage",
+    "TaskSampler",
+]

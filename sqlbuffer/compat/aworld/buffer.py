@@ -1,0 +1,109 @@
+"""`ReplayBuffer` by AWorld's calls."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sqlbuffer.buffer import Condition, StoreResult
+from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSampler
+from sqlbuffer.compat.aworld.storage.base import Storage
+from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage
+from sqlbuffer.compat.aworld.storage.sql import SQLStorage
+from sqlbuffer.converters import Converter, DefaultConverter
+from sqlbuffer.rows import DataRow
+
+logger = logging.getLogger("sqlbuffer")
+
+
+class ReplayBuffer:
+    """Stores rows and samples them.
+
+    Args:
+        storage: Where the rows are. Without one and without a URL, in an `InMemoryStorage` of its
+            own.
+        url: Database URL, instead of a storage: the rows are those of `SQLStorage(url)`, shared and
+            kept.
+
+    Raises:
+        ValueError: Both a storage and a URL.
+
+    Example:
+        >>> from sqlbuffer.compat.aworld import DataRow, Experience, ExpMeta, QueryBuilder
+        >>> buffer = ReplayBuffer()
+        >>> meta = ExpMeta("task_1", "search", "agent_1", 1, 1700000000.0, "agent_0")
+        >>> buffer.store(DataRow(meta, Experience({"x": 1}, [0]))).inserted
+        1
+        >>> query = QueryBuilder().eq("exp_meta.task_id", "task_1").build()
+        >>> tasks = buffer.sample_task(query_condition=query, batch_size=10)
+        >>> [[row.exp_data.state for row in task] for task in tasks]
+        [[{'x': 1}]]
+    """
+
+    def __init__(self, storage: Storage | None = None, *, url: str | None = None) -> None:
+        if storage is not None and url is not None:
+            raise ValueError("give storage=... or url=..., not both")
+        if storage is None:
+            storage = InMemoryStorage() if url is None else SQLStorage(url)
+        self._storage = storage
+
+    def store(self, data: DataRow) -> StoreResult | None:
+        """Store one row.
+
+        Raises:
+            ValueError: No row.
+        """
+        if not data:
+            raise ValueError("Data is required")
+        return self._storage.add(data)
+
+    def store_batch(self, data_batch: Sequence[DataRow]) -> StoreResult | None:
+        """Store rows; without any, log a warning."""
+        if not data_batch:
+            logger.warning("Data batch is required")
+            return None
+        return self._storage.add_batch(data_batch)
+
+    def sample_task(
+        self,
+        sampler: TaskSampler | None = None,
+        query_condition: Condition = None,
+        converter: Converter[Any] | None = None,
+        batch_size: int = 1000,
+    ) -> list[Any]:
+        """Draw whole tasks.
+
+        Args:
+            sampler: Which tasks; `RandomTaskSample()` by default.
+            query_condition: A task can be drawn if one of its rows matches; all its rows come back.
+            converter: Called once for each task.
+            batch_size: How many tasks; all if there are no more.
+
+        Returns:
+            A list of tasks, each a list of rows in order, or what the converter makes of them.
+        """
+        sampler = RandomTaskSample() if sampler is None else sampler
+        converter = DefaultConverter() if converter is None else converter
+        tasks = sampler.sample_tasks(self._storage, batch_size, query_condition)
+        return [converter.to_dataset_row(task) for task in tasks.values()]
+
+    def sample(
+        self,
+        sampler: Sampler | None = None,
+        query_condition: Condition = None,
+        converter: Converter[Any] | None = None,
+        batch_size: int = 1000,
+    ) -> Any:
+        """Draw a batch.
+
+        Args:
+            sampler: Which rows or tasks; `RandomTaskSample()` by default.
+            query_condition: Which rows, or with a task sampler which tasks, may be drawn.
+            converter: Called once, on the whole batch.
+            batch_size: How many rows, or tasks with a task sampler.
+
+        Returns:
+            What the sampler found, a list of tasks by default, or what the converter makes of it.
+        """
+        sampler = RandomTaskSample() if sampler is None else sampler
+        converter = DefaultConverter() if converter is None else converter
+        return converter.to_dataset_row(sampler.sample(self._storage, batch_size, query_condition))

@@ -1,0 +1,1 @@
+"""Where a buffer with AWorld's calls keeps its rows."""

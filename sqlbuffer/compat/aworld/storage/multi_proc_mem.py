@@ -1,0 +1,75 @@
+"""AWorld's storage for many processes."""
+
+from collections.abc import MutableMapping
+from contextlib import AbstractContextManager
+from multiprocessing import current_process
+from multiprocessing.managers import BaseProxy
+from typing import Any
+
+from sqlbuffer.compat.aworld.storage import temporary
+from sqlbuffer.compat.aworld.storage.sql import DEFAULT_CAPACITY, SQLStorage
+
+_URL, _KEEPER = "sqlbuffer.url", "sqlbuffer.keeper"
+
+
+class MultiProcMemoryStorage(SQLStorage):
+    """Rows that every process with the same `data_dict` shares.
+
+    They are in a temporary SQLite file. It is removed when the process that holds the dict ends:
+    the manager's for a proxy of `multiprocessing.Manager()`, this one for a plain dict; child
+    processes never remove it.
+
+    Args:
+        data_dict: Names the file. Whoever comes first with an empty one makes it; any storage made
+            with the same dict, in any process, has the same rows.
+        fifo_queue: Not used: the database knows which rows are the oldest.
+        lock: Held while the file is found or made, and not afterwards: the database lets writers in
+            one at a time. Need not be reentrant.
+        max_capacity: Rows held at most; the oldest leave first. The same in every process.
+
+    Raises:
+        BufferConfigError: The rows are already held with another capacity.
+
+    Example:
+        >>> import threading
+        >>> shared = {}
+        >>> storage = MultiProcMemoryStorage(shared, [], threading.Lock(), max_capacity=100)
+        >>> storage.get_by_task_id("unknown")
+        []
+    """
+
+    def __init__(
+        self,
+        data_dict: MutableMapping[str, Any],
+        fifo_queue: Any,
+        lock: AbstractContextManager[Any],
+        max_capacity: int = DEFAULT_CAPACITY,
+    ) -> None:
+        # Kept for its life, not its content: a manager ends when its last proxy goes.
+        self._data_dict = data_dict
+        with lock:
+            url = data_dict.get(_URL) or _new_url(data_dict)
+            super().__init__(url, max_capacity=max_capacity)
+
+
+def _new_url(data_dict: MutableMapping[str, Any]) -> str:
+    directory = temporary.new_directory()
+    if isinstance(data_dict, BaseProxy):
+        data_dict[_KEEPER] = _Keeper(directory)
+    else:
+        temporary.remove_with(None, directory)
+    data_dict[_URL] = temporary.url_in(directory)
+    return temporary.url_in(directory)
+
+
+class _Keeper:
+    """Removes the directory at the end of the manager's server process, once it was sent there."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # Set by `multiprocessing.managers` in a server; whoever only looks into the dict is none.
+        if getattr(current_process(), "_manager_server", None) is not None:
+            temporary.remove_with(None, self._directory)
