@@ -9,9 +9,9 @@ one.
 | `$array`, `$scalar` | `[dtype, shape, offset, nbytes]` into the row's `arrays` bytes |
 | `$bytes` | `[offset, nbytes]` into the row's `arrays` bytes |
 | `$float` | `nan`, `inf`, `-inf`, `-0.0`, or the digits of a whole float from 1e16 on |
-| `$int` | the digits of an integer beyond 64 bits |
+| `$int` | the hex digits of an integer beyond 64 bits |
 | `$str` | text with U+0000 or lone surrogates: six hex digits and `;` a character: sortable |
-| `$tuple`, `$set`, `$dict` | lists; a `$dict` (keys that are not text) lists pairs |
+| `$tuple`, `$set`, `$frozenset`, `$dict` | lists; a `$dict` (keys that are not text) lists pairs |
 | `$datetime`, `$date`, `$time`, `$timedelta`, `$decimal`, `$uuid`, `$complex` | text or numbers |
 """
 
@@ -26,6 +26,8 @@ import struct
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -34,12 +36,13 @@ from pydantic import BaseModel
 
 from sqlbuffer.errors import FieldError
 
-MAX_DEPTH = 100
+MAX_DEPTH = 100  # levels of JSON; orjson writes up to 254
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 # JSONB prints whole floats from here on as integers.
 WHOLE_FLOAT_LIMIT = 1e16
 
 _TEXT_LIKE = {str, bool, type(None)}
+_EXACT = {*_TEXT_LIKE, int}  # equality says all
 _PASSTHROUGH = (
     orjson.OPT_PASSTHROUGH_SUBCLASS
     | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -50,6 +53,8 @@ _DUMP_OPTIONS = _PASSTHROUGH | orjson.OPT_SORT_KEYS
 _HOSTILE_KEY = re.compile('[\x00-\x1f"\\\\\ud800-\udfff]')
 _KEY_ESCAPE = re.compile('[\x00-\x1f"\\\\%\ud800-\udfff]')
 _KEY_UNESCAPE = re.compile("%([0-9a-f]{4})")
+
+Blob = bytes | bytearray
 
 
 class _Untaggable(Exception):
@@ -68,7 +73,8 @@ class Encoder:
         """Return the JSON text of a value, or None for None.
 
         Args:
-            value: Any value of the kinds in the table above, nested up to 100 deep.
+            value: Any value of the kinds in the table above, up to 100 levels of JSON deep (a tuple
+                or a set takes two).
             path: Where the value stands in its row, for error messages.
 
         Raises:
@@ -81,8 +87,8 @@ class Encoder:
                 text = orjson.dumps(value, option=_DUMP_OPTIONS)
                 if b"\\u0000" not in text:
                     return text.decode()
-        except (orjson.JSONEncodeError, RecursionError):
-            pass  # lone surrogates or deep nesting: the tagger decides
+        except orjson.JSONEncodeError:
+            pass  # lone surrogates: the tagger decides
         return dumps(self.tree(value, path))
 
     def tree(self, value: Any, path: str) -> Any:
@@ -91,6 +97,8 @@ class Encoder:
             return self._tag(value, path, 0)
         except _Untaggable as error:
             raise FieldError(str(error)) from None
+        except RecursionError:
+            raise FieldError(f"{path}: nested too deep for the stack of the call") from None
 
     def _tag(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -105,7 +113,7 @@ class Encoder:
         if isinstance(value, str):
             return tag_text(str(value))
         if isinstance(value, int):
-            return int(value) if INT64_MIN <= value <= INT64_MAX else {"$int": str(int(value))}
+            return int(value) if INT64_MIN <= value <= INT64_MAX else {"$int": hex(value)}
         if isinstance(value, float):
             return tag_float(float(value))
         if isinstance(value, Mapping):
@@ -116,16 +124,15 @@ class Encoder:
 
     def _tag_other(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, tuple):
-            return {"$tuple": self._tag_items(value, path, depth)}
+            return {"$tuple": self._tag_items(value, path, depth + 1)}
         if isinstance(value, (set, frozenset)):
-            items = self._tag_items(value, path, depth)
-            return {"$set": sorted(items, key=dumps)}
+            return self._tag_set(value, path, depth)
         if isinstance(value, np.ndarray):
             return self._tag_array(value, path)
         if isinstance(value, (bytes, bytearray, memoryview)):
             return {"$bytes": self._append(bytes(value))}
         if isinstance(value, BaseModel):
-            return self._tag(value.model_dump(), path, depth + 1)
+            return self._tag(_fields_of_model(value, path), path, depth + 1)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             return self._tag(fields, path, depth + 1)
@@ -147,6 +154,12 @@ class Encoder:
     def _tag_items(self, items: Any, path: str, depth: int) -> list[Any]:
         return [self._tag(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)]
 
+    def _tag_set(self, value: Any, path: str, depth: int) -> dict[str, Any]:
+        items = self._tag_items(value, path, depth + 1)
+        self._check_distinct(items, path)
+        tag = "$set" if isinstance(value, set) else "$frozenset"
+        return {tag: sorted(items, key=dumps)}
+
     def _tag_mapping(self, mapping: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
         if all(isinstance(key, str) and not isinstance(key, enum.Enum) for key in mapping):
             return {
@@ -155,12 +168,25 @@ class Encoder:
             }
         pairs = [
             [
-                self._tag(key, f"{path}.<key>", depth + 1),
-                self._tag(item, f"{path}[{key!r}]", depth + 1),
+                self._tag(key, f"{path}.<key>", depth + 3),
+                self._tag(item, f"{path}[{_shown(key)}]", depth + 3),
             ]
             for key, item in mapping.items()
         ]
+        self._check_distinct([key for key, _ in pairs], path)
         return {"$dict": sorted(pairs, key=dumps)}
+
+    def _check_distinct(self, tagged: list[Any], path: str) -> None:
+        """Refuse members of a set, or keys of a dict, that could not be that any more when read."""
+        try:
+            distinct = len({untag(item, self.blob) for item in tagged}) == len(tagged)
+        except TypeError:
+            distinct = False
+        if not distinct:
+            raise _Untaggable(
+                f"{path}: models and enums come back as plain values, which here are unhashable or "
+                "equal to each other; store a list"
+            )
 
     def _tag_scalar(self, value: np.generic, path: str) -> Any:
         kind = value.dtype.kind
@@ -205,7 +231,7 @@ def decode(text: str | None, blob: bytes | None) -> Any:
     return untag(tree, blob or b"") if '"$' in text else tree
 
 
-def untag(tree: Any, blob: bytes) -> Any:
+def untag(tree: Any, blob: Blob) -> Any:
     """Return the value of a tagged tree."""
     if isinstance(tree, list):
         return [untag(item, blob) for item in tree]
@@ -239,6 +265,11 @@ def hex_text(text: str) -> str:
     substrings.
     """
     return "".join(f"{ord(char):06x};" for char in text)
+
+
+def unhex_text(groups: str) -> str:
+    """Return the text that `hex_text` wrote."""
+    return "".join(chr(int(group, 16)) for group in groups.split(";")[:-1])
 
 
 def tag_float(number: float) -> Any:
@@ -282,11 +313,11 @@ def equal(left: Any, right: Any, *, strict: bool = False) -> bool:
     Args:
         left: One value.
         right: The other.
-        strict: Also tell 1 from 1.0 and True, and 0.0 from -0.0.
+        strict: To the bit: also tell 1 from 1.0 and True, and 0.0 from -0.0.
     """
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        return _arrays_equal(left, right)
-    if isinstance(left, dict) and isinstance(right, dict):
+        return _arrays_equal(left, right, strict)
+    if isinstance(left, dict) and isinstance(right, dict) and _has_text_keys(left, right):
         return left.keys() == right.keys() and all(
             equal(left[k], right[k], strict=strict) for k in left
         )
@@ -295,25 +326,42 @@ def equal(left: Any, right: Any, *, strict: bool = False) -> bool:
         return same_kind and all(
             equal(a, b, strict=strict) for a, b in zip(left, right, strict=True)
         )
-    if strict and type(left) is not type(right):
+    if isinstance(left, float) and isinstance(right, float) and not strict:
+        return bool(left == right or (left != left and right != right))
+    if type(left) is type(right) and type(left) not in _EXACT:
+        with suppress(FieldError):
+            if _encoded(left) == _encoded(right):
+                return True
+            if strict:
+                return False
+    elif strict and type(left) is not type(right):
         return False
-    if isinstance(left, float) and isinstance(right, float):
-        if strict:
-            return struct.pack(">d", left) == struct.pack(">d", right)
-        return left == right or (left != left and right != right)
-    return bool(left == right)
+    try:
+        return bool(left == right)
+    except ValueError:  # arrays in a dataclass or a model have no one truth value
+        return False
 
 
-def _arrays_equal(left: Any, right: Any) -> bool:
+def _has_text_keys(*mappings: dict[Any, Any]) -> bool:
+    return all(isinstance(key, str) for mapping in mappings for key in mapping)
+
+
+def _encoded(value: Any) -> tuple[str, bytes]:
+    encoder = Encoder()
+    return dumps(encoder.tree(value, "")), bytes(encoder.blob)
+
+
+def _arrays_equal(left: Any, right: Any, strict: bool) -> bool:
     if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)):
         return False
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
-    same_bytes: bool = left.tobytes() == right.tobytes()
-    return same_bytes or bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
+    if strict or left.tobytes() == right.tobytes():
+        return bool(left.tobytes() == right.tobytes())
+    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"))
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 0) -> bool:
     """Tell whether orjson writes the value as JSON that both databases keep (text is checked
     afterwards).
     """
@@ -323,13 +371,15 @@ def _is_plain(value: Any) -> bool:
     if kind is float:
         return _is_plain_float(value)
     if kind is int:
-        return INT64_MIN <= value <= INT64_MAX
+        return bool(INT64_MIN <= value <= INT64_MAX)
+    if depth == MAX_DEPTH:
+        return False
     if kind is dict:
         return all(
             type(k) is str and k[:1] != "$" and _HOSTILE_KEY.search(k) is None for k in value
-        ) and all(map(_is_plain, value.values()))
+        ) and all(map(_is_plain, value.values(), repeat(depth + 1)))
     if kind is list:
-        return set(map(type, value)) <= _TEXT_LIKE or all(map(_is_plain, value))
+        return set(map(type, value)) <= _TEXT_LIKE or all(map(_is_plain, value, repeat(depth + 1)))
     return False
 
 
@@ -353,11 +403,26 @@ def _tag_standard_type(value: Any) -> dict[str, Any] | None:
     if isinstance(value, uuid.UUID):
         return {"$uuid": str(value)}
     if isinstance(value, complex):
-        return {"$complex": [value.real.hex(), value.imag.hex()]}
+        return {"$complex": [tag_float(value.real), tag_float(value.imag)]}
     if isinstance(value, os.PathLike):
         path = os.fspath(value)
         return tag_text(path) if isinstance(path, str) else None
     return None
+
+
+def _shown(key: Any) -> str:
+    try:
+        return repr(key)[:80]
+    except Exception:  # such as an integer of too many digits
+        return f"<{type(key).__qualname__}>"
+
+
+def _fields_of_model(model: BaseModel, path: str) -> Any:
+    """Return what rebuilds the model: with the fields of subclasses, without computed ones."""
+    try:
+        return model.model_dump(round_trip=True, serialize_as_any=True)
+    except (ValueError, RecursionError) as error:  # it contains itself, or its serializer failed
+        raise _Untaggable(f"{path}: cannot store a {type(model).__qualname__}: {error}") from None
 
 
 def _as_array(value: Any, path: str) -> np.ndarray[Any, Any]:
@@ -372,24 +437,33 @@ def _as_array(value: Any, path: str) -> np.ndarray[Any, Any]:
 
 
 def _dtype_spec(dtype: np.dtype[Any]) -> Any:
-    return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return [_dtype_spec(base), list(shape)]
+    if dtype.names is None or dtype.fields is None:
+        return dtype.str
+    fields = [dtype.fields[name] for name in dtype.names]
+    return {
+        "names": [tag_text(name) for name in dtype.names],
+        "formats": [_dtype_spec(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
+        "itemsize": dtype.itemsize,
+    }
 
 
 def _dtype_from_spec(spec: Any) -> np.dtype[Any]:
-    return np.dtype(spec) if isinstance(spec, str) else np.lib.format.descr_to_dtype(_tuples(spec))
+    if isinstance(spec, str):
+        return np.dtype(spec)
+    if isinstance(spec, list):
+        base, shape = spec
+        return np.dtype((_dtype_from_spec(base), tuple(shape)))
+    names, formats = untag(spec["names"], b""), [_dtype_from_spec(f) for f in spec["formats"]]
+    fields: Any = {**spec, "names": names, "formats": formats}
+    dtype: np.dtype[Any] = np.dtype(fields)
+    return dtype
 
 
-def _tuples(descr: list[Any]) -> list[Any]:
-    """Give a structured dtype's description the tuples back that JSON made lists."""
-    fields = []
-    for name, kind, *shape in descr:
-        fields.append(
-            (name, kind if isinstance(kind, str) else _tuples(kind), *(tuple(s) for s in shape))
-        )
-    return fields
-
-
-def _untag_array(content: Any, blob: bytes) -> np.ndarray[Any, Any]:
+def _untag_array(content: Any, blob: Blob) -> np.ndarray[Any, Any]:
     spec, shape, offset, nbytes = content
     raw = bytearray(memoryview(blob)[offset : offset + nbytes])  # a copy of its own: writable
     dtype = _dtype_from_spec(spec)
@@ -398,7 +472,7 @@ def _untag_array(content: Any, blob: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def _untag_scalar(content: Any, blob: bytes) -> Any:
+def _untag_scalar(content: Any, blob: Blob) -> Any:
     spec, offset, nbytes = content
     return _untag_array([spec, [], offset, nbytes], blob)[()]
 
@@ -408,15 +482,16 @@ def _nan_text(number: float) -> str:
     return "nan" if raw == struct.pack(">d", math.nan) else "nan:" + raw.hex()
 
 
-_UNTAG: dict[str, Callable[[Any, bytes], Any]] = {
+_UNTAG: dict[str, Callable[[Any, Blob], Any]] = {
     "$array": _untag_array,
     "$scalar": _untag_scalar,
     "$bytes": lambda c, blob: bytes(blob[c[0] : c[0] + c[1]]),
     "$float": lambda c, _: untag_float(c),
-    "$int": lambda c, _: int(c),
-    "$str": lambda c, _: "".join(chr(int(group, 16)) for group in c.split(";")[:-1]),
+    "$int": lambda c, _: int(c, 16),
+    "$str": lambda c, _: unhex_text(c),
     "$tuple": lambda c, blob: tuple(untag(c, blob)),
-    "$set": lambda c, blob: {*untag(c, blob)},
+    "$set": lambda c, blob: set(untag(c, blob)),
+    "$frozenset": lambda c, blob: frozenset(untag(c, blob)),
     "$dict": lambda c, blob: {untag(k, blob): untag(v, blob) for k, v in c},
     "$datetime": lambda c, _: dt.datetime.fromisoformat(c),
     "$date": lambda c, _: dt.date.fromisoformat(c),
@@ -424,5 +499,5 @@ _UNTAG: dict[str, Callable[[Any, bytes], Any]] = {
     "$timedelta": lambda c, _: dt.timedelta(*c),
     "$decimal": lambda c, _: decimal.Decimal(c),
     "$uuid": lambda c, _: uuid.UUID(c),
-    "$complex": lambda c, _: complex(float.fromhex(c[0]), float.fromhex(c[1])),
+    "$complex": lambda c, _: complex(*untag(c, b"")),
 }

@@ -41,9 +41,12 @@ FIELDS: dict[str, tuple[str, Kind]] = {
     **{name: (name, _META[name]) for name in ("episode_id", "model_version", "session_id")},
     **{name: (name, _DATA[name]) for name in ("terminated", "truncated")},
 }
+MAX_PATH_SEGMENTS = 100  # payloads are not nested deeper
 MAX_PATH_INDEXES = 4
 # An identifier, a list index in brackets, or a quoted key; separated by dots.
-_SEGMENT = re.compile(r'\.?\[(-?\d{1,9})\]|\.("(?:[^"\\]|\\.)*"|[^.\["]+)')
+_SEGMENT = re.compile(r'\.?\[(-?[0-9]{1,9})\]|\.("(?:[^"\\]|\\.)*"|[^.\["]+)', re.DOTALL)
+# Between dots, what JSON would write as an index; anything else, such as 01, is a key.
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ def parse_field(name: object) -> Field:
     if root is None:
         raise ConditionError(f"unknown field {name!r}{_nearest(name)}")
     path = _parse_path(name, root.end())
+    if len(path) > MAX_PATH_SEGMENTS:
+        raise ConditionError(
+            f"the path in field {name[:100]!r}... has more than {MAX_PATH_SEGMENTS} segments"
+        )
     if sum(isinstance(segment, int) for segment in path) > MAX_PATH_INDEXES:
         raise ConditionError(f"field {name!r} has more than {MAX_PATH_INDEXES} list indexes")
     return Field(name, root[1], "json", path)
@@ -97,12 +104,13 @@ def _parse_path(name: str, start: int) -> tuple[Segment, ...]:
         elif key.startswith('"'):
             path.append(re.sub(r"\\(.)", r"\1", key[1:-1], flags=re.DOTALL))
         else:
-            path.append(int(key) if key.isdecimal() and key.isascii() and len(key) < 10 else key)
+            path.append(int(key) if _INDEX.fullmatch(key) else key)
         start = match.end()
     return tuple(path)
 
 
 def _nearest(name: str) -> str:
+    name = name[:100]
     by_last_part = [
         known for known in FIELDS if known.rpartition(".")[2] == name.rpartition(".")[2]
     ]

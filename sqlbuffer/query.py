@@ -3,6 +3,7 @@
 """
 
 import math
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,7 @@ Operator = Literal["eq", "gt", "gte", "lt", "lte", "in", "like", "is_null"]
 Tree = Mapping[str, Any]
 
 MAX_DEPTH = 200
+MAX_VALUE_DEPTH = 100  # payloads are not nested deeper
 # Operator -> (the positive one that decides it, negated).
 _OPERATORS: dict[str, tuple[Operator, bool]] = {
     "eq": ("eq", False),
@@ -195,7 +197,7 @@ def check(condition: "Tree | QueryBuilder | None") -> Node:
 def _check_node(node: Any, depth: int) -> Node:
     if not isinstance(node, Mapping):
         raise ConditionError(
-            f"a condition is a dict such as QueryBuilder().build() makes, got {node!r}"
+            f"a condition is a dict such as QueryBuilder().build() makes, got {reprlib.repr(node)}"
         )
     if depth > MAX_DEPTH:
         raise ConditionError(f"the condition is nested deeper than {MAX_DEPTH} levels")
@@ -216,7 +218,7 @@ def _check_node(node: Any, depth: int) -> Node:
 
 def _check_group(key: str, parts: Any, depth: int) -> Group:
     if not isinstance(parts, (list, tuple)):
-        raise ConditionError(f"{key} takes a list of conditions, got {parts!r}")
+        raise ConditionError(f"{key} takes a list of conditions, got {reprlib.repr(parts)}")
     kind: Literal["all", "any"] = "all" if key == "and_" else "any"
     flat: list[Node] = []
     # A chain of one operator is a deep left-leaning tree; as one flat group it is neither deep here
@@ -257,7 +259,9 @@ def _check_leaf(leaf: Mapping[str, Any]) -> Node:
 
 def _check_between(field: Field, bounds: Any) -> Node:
     if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
-        raise ConditionError(f"between on {field.name} takes [low, high], got {bounds!r}")
+        raise ConditionError(
+            f"between on {field.name} takes [low, high], got {reprlib.repr(bounds)}"
+        )
     low, high = (_check_ordered(field, "between", _as_data(bound)) for bound in bounds)
     return Group("all", (Leaf(field, "gte", low), Leaf(field, "lte", high)))
 
@@ -269,7 +273,9 @@ def _check_equal(field: Field, op: str, value: Any) -> Any:
 
 def _check_ordered(field: Field, op: str, value: Any) -> Any:
     if isinstance(value, (list, dict)) or value is None:
-        raise ConditionError(f"{op} on {field.name} takes a number or text, got {value!r}")
+        raise ConditionError(
+            f"{op} on {field.name} takes a number or text, got {reprlib.repr(value)}"
+        )
     return _check_equal(field, op, value)
 
 
@@ -278,7 +284,8 @@ def _check_members(field: Field, op: str, value: Any) -> Any:
         value = list(value)
     if not isinstance(value, (list, str)):
         raise ConditionError(
-            f"{op} on {field.name} takes a list of values (or a text to be part of), got {value!r}"
+            f"{op} on {field.name} takes a list of values (or a text to be part of), got "
+            f"{reprlib.repr(value)}"
         )
     if isinstance(value, str):
         return value
@@ -287,7 +294,7 @@ def _check_members(field: Field, op: str, value: Any) -> Any:
 
 def _check_text(field: Field, op: str, value: Any) -> Any:
     if not isinstance(value, str):
-        raise ConditionError(f"{op} on {field.name} takes text, got {value!r}")
+        raise ConditionError(f"{op} on {field.name} takes text, got {reprlib.repr(value)}")
     return value
 
 
@@ -315,9 +322,7 @@ def _check_storable(field: Field, op: str, value: Any) -> None:
         for item in value:
             _check_storable(field, op, item)
     elif isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
-        raise ConditionError(
-            f"{op} on {field.name}: {value} is beyond 64 bits and cannot be compared"
-        )
+        raise ConditionError(f"{op} on {field.name}: an integer beyond 64 bits cannot be compared")
 
 
 def _as_key(field: Field, value: Any) -> Any:
@@ -329,14 +334,18 @@ def _as_key(field: Field, value: Any) -> Any:
     return value
 
 
-def _as_data(value: Any) -> Any:
+def _as_data(value: Any, depth: int = 0) -> Any:
     """Return the value as JSON has it, without touching what it means."""
+    if depth > MAX_VALUE_DEPTH:
+        raise ConditionError(
+            f"a value in a condition is nested deeper than {MAX_VALUE_DEPTH} levels"
+        )
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):
         return _as_data(value.item())
     if isinstance(value, Mapping):
-        return {key: _as_data(item) for key, item in value.items()}
+        return {key: _as_data(item, depth + 1) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         raise ConditionError(
             "arrays cannot be compared in a condition; compare a column or a JSON number"
@@ -346,7 +355,7 @@ def _as_data(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return value
     if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
-        return [_as_data(item) for item in value]
+        return [_as_data(item, depth + 1) for item in value]
     raise ConditionError(
         f"a condition holds None, bool, int, float, text, lists and dicts, got "
         f"{type(value).__name__}; "
@@ -381,3 +390,23 @@ def integer_bound(op: str, value: float) -> tuple[str, int | bool]:
     if not INT64_MIN <= bound <= INT64_MAX:
         return "const", op != "eq" and (op in ("lt", "lte")) == (bound > 0)
     return op, bound
+
+
+def real_bound(op: str, value: float) -> tuple[str, float]:
+    """Return an exact comparison of a real column for a comparison with any number.
+
+    Args:
+        op: `eq`, `gt`, `gte`, `lt` or `lte`.
+        value: The number; may be an integer that lies between two floats.
+
+    Returns:
+        An operator with a float bound, or `("const", 0.0)` where no number compares so.
+    """
+    bound = float(value)
+    if bound == value:
+        return op, bound
+    if op == "eq" or value != value:
+        return "const", 0.0
+    if op in ("gt", "gte"):
+        return ("gte" if bound > value else "gt"), bound
+    return ("lt" if bound > value else "lte"), bound

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlbuffer.codec import Encoder, dumps, escape_key, hex_text, untag_float
+from sqlbuffer.codec import Encoder, dumps, escape_key, hex_text, unhex_text, untag_float
 from sqlbuffer.fields import Field, Segment
 from sqlbuffer.query import Group, Leaf, Node, QueryBuilder, Tree, check, is_number
 from sqlbuffer.rows import DataRow
@@ -125,5 +125,5 @@ def _number(value: Any) -> int | float | None:
 
 def _text(value: Any) -> str | None:
     if isinstance(value, dict) and set(value) == {"$str"}:
-        return "".join(chr(int(group, 16)) for group in value["$str"].split(";")[:-1])
+        return unhex_text(value["$str"])
     return value if isinstance(value, str) else None

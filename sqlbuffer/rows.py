@@ -17,13 +17,20 @@ def _plain_scalar(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and not isinstance(value, (int, float)) else value
 
 
-Key = Annotated[str, Field(coerce_numbers_to_str=True)]
+Key = Annotated[str, Field(coerce_numbers_to_str=True), BeforeValidator(_plain_scalar)]
 Integer = Annotated[int, BeforeValidator(_plain_scalar)]
 Real = Annotated[float, BeforeValidator(_plain_scalar)]
 Flag = Annotated[bool, BeforeValidator(_plain_scalar)]
 
 
-@dataclass(config=_CONFIG)
+def _equal_by_content(self: Any, other: Any) -> Any:
+    """Compare field by field; arrays by content, NaN equal to NaN."""
+    if type(other) is not type(self):
+        return NotImplemented
+    return all(equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+
+
+@dataclass(config=_CONFIG, eq=False)
 class ExpMeta:
     """Who made an experience, where and when.
 
@@ -52,6 +59,9 @@ class ExpMeta:
     episode_id: Key | None = field(default=None, kw_only=True)
     model_version: Integer | None = field(default=None, kw_only=True)
     session_id: Key | None = field(default=None, kw_only=True)
+
+    __eq__ = _equal_by_content
+    __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict; the optional ones only where set."""
@@ -99,12 +109,7 @@ class Experience:
             raise ValueError("give actions=[...] or action=..., not both")
         self.actions = [action]
 
-    def __eq__(self, other: object) -> bool:
-        """Compare field by field; arrays by content, NaN equal to NaN."""
-        if not isinstance(other, Experience):
-            return NotImplemented
-        return all(equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-
+    __eq__ = _equal_by_content
     __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:

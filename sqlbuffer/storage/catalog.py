@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
-from sqlbuffer.errors import BufferConfigError, BufferNotFoundError
+from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageError
 from sqlbuffer.storage import migrate, models
 from sqlbuffer.storage.engine import engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
@@ -20,6 +20,9 @@ from sqlbuffer.storage.sqlite import SQLite
 
 Dialect = SQLite | PostgreSQL
 _DIALECTS: dict[str, type[SQLite] | type[PostgreSQL]] = {"sqlite": SQLite, "postgresql": PostgreSQL}
+
+# The oldest that the tests ran on.
+OLDEST_VERSIONS = {"sqlite": (3, 36), "postgresql": (15,)}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
     if url.get_backend_name() == "sqlite" and not is_memory(url) and create is False:
         _want_file(url)
     with translated(url), engine.connect() as connection:
+        _check_version(connection)
         revision = migrate.current(connection)
         if revision is not None:
             migrate.check(connection, url)
@@ -70,6 +74,17 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
         if not (create or new_file):
             migrate.check(connection, url)
     migrate.upgrade(engine)
+
+
+def _check_version(connection: Connection) -> None:
+    version = connection.dialect.server_version_info or ()
+    oldest = OLDEST_VERSIONS[connection.dialect.name]
+    if version < oldest:
+        have, need = (".".join(map(str, numbers)) for numbers in (version, oldest))
+        name = {"sqlite": "SQLite (of Python's sqlite3)", "postgresql": "PostgreSQL"}
+        raise StorageError(
+            f"{name[connection.dialect.name]} is {have}; sqlbuffer needs {need} or later"
+        )
 
 
 def _want_file(url: URL) -> None:

@@ -4,14 +4,12 @@ Every leaf is true, false or null, and null counts as false: negated leaves are 
 TRUE`.
 """
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    Float,
     Text,
     and_,
     bindparam,
@@ -26,10 +24,10 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.codec import Encoder, dumps, hex_text, is_storable_text, tag_text
 from sqlbuffer.fields import Field
-from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number
+from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number, real_bound
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.models import KEY, episodes, experiences, sessions
-from sqlbuffer.storage.types import KeyList, Number
+from sqlbuffer.storage.types import KeyList, Number, NumberList, Real, SeqList
 
 Table = Any  # experiences or an alias of it
 _ORDER: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
@@ -46,9 +44,15 @@ def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[b
     it.
     """
     if isinstance(node, Group):
-        return _balanced(node.kind, [compile_condition(part, table) for part in node.parts])
+        # The deepest last: written as a chain, that adds least to the depth of the whole.
+        parts = sorted(node.parts, key=_height)
+        return _balanced(node.kind, [compile_condition(part, table) for part in parts])
     matches = _COMPILE[node.op](node, table)
     return matches.is_not(true()) if node.negated and node.op != "like" else matches
+
+
+def _height(node: Node) -> int:
+    return 1 + max(map(_height, node.parts), default=0) if isinstance(node, Group) else 0
 
 
 def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool]:
@@ -125,19 +129,13 @@ def _compare_number(
             fn.json_number(column, field.path), bindparam(None, value, Number(), unique=True)
         )
     if field.kind == "real":
-        return _ORDER[op](column, literal(_as_float(value), Float()))
+        bound_op, real = real_bound(op, value)
+        return false() if bound_op == "const" else _ORDER[bound_op](column, literal(real, Real()))
     number = case((column, 1), (column.is_(False), 0)) if field.kind == "bool" else column
     bound_op, bound = integer_bound(op, value)
     if bound_op == "const":
         return column.is_not(None) if bound else false()
     return _ORDER[bound_op](number, literal(bound, BigInteger()))
-
-
-def _as_float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
 
 
 def _compare_text(column: ColumnElement[Any], op: str, value: str) -> ColumnElement[bool]:
@@ -159,18 +157,41 @@ def _member(leaf: Leaf, table: Table) -> ColumnElement[bool]:
     field = leaf.field
     if isinstance(leaf.value, str):
         return _part_of(field, leaf.value, column_of(field, table))
-    parts = []
-    if None in leaf.value:
-        parts.append(_is_null(leaf, table))
     values = [value for value in leaf.value if value is not None]
-    if field.kind == "text":
-        texts = [value for value in values if isinstance(value, str) and is_storable_text(value)]
-        parts.append(
-            fn.is_one_of(column_of(field, table), bindparam(None, texts, KeyList(), unique=True))
-        )
-    else:
-        parts.extend(_comparison(field, "eq", value, table) for value in values)
+    parts = [_is_null(leaf, table)] if len(values) < len(leaf.value) else []
+    listed, others = _split_members(field, values)
+    for kind, members in listed.items():
+        if members:
+            parts.append(_is_one_of(field, kind, members, column_of(field, table)))
+    parts.extend(_comparison(field, "eq", value, table) for value in others)
     return _balanced("any", parts)
+
+
+def _split_members(field: Field, values: list[Any]) -> tuple[dict[str, list[Any]], list[Any]]:
+    """Return the texts and the integers that one array parameter can hold, and the other values."""
+    texts: list[Any] = []
+    integers: list[Any] = []
+    others = []
+    for value in values:
+        if isinstance(value, str) and is_storable_text(value) and field.kind in ("text", "json"):
+            texts.append(value)
+        elif isinstance(value, int) and field.kind in ("int", "json"):
+            integers.append(int(value))
+        else:
+            others.append(value)
+    return {"texts": texts, "integers": integers}, others
+
+
+def _is_one_of(
+    field: Field, kind: str, members: list[Any], column: ColumnElement[Any]
+) -> ColumnElement[bool]:
+    if kind == "texts":
+        text = column if field.kind == "text" else fn.json_text(column, field.path)
+        return fn.is_one_of(text, bindparam(None, members, KeyList(), unique=True))
+    if field.kind == "int":
+        return fn.is_one_of(column, bindparam(None, members, SeqList(), unique=True))
+    number = fn.json_number(column, field.path)
+    return fn.is_one_of(number, bindparam(None, members, NumberList(), unique=True))
 
 
 def _part_of(field: Field, whole: str, column: ColumnElement[Any]) -> ColumnElement[bool]:

@@ -61,10 +61,10 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return StorageBusyError(f"{shown}: {reason}; try again")
     if state in ("25006", "42501"):
         return StorageReadOnlyError(
-            f"{shown}: {reason}; ask the owner of the database for the writer role"
+            f"{shown}: {reason}; ask the owner of the database for the role that may (`sqlbuffer db roles` lists them)"
         )
     if state in ("42P01", "42883"):
-        return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db upgrade '{shown}'`")
+        return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")
     if state == "53100":
         return StorageFullError(f"{shown}: {reason}; free space on the server and write again")
     if isinstance(error, psycopg.OperationalError) or state.startswith(("08", "57P", "53")):

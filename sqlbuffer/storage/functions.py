@@ -6,7 +6,7 @@ never an error.
 """
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Executable, Numeric, Select, Text, bindparam
@@ -179,37 +179,44 @@ class _JsonFunction(FunctionElement[Any]):
         *arguments: Any,
         stored_path: tuple[str, ...] = (),
     ) -> None:
-        self.paths = [(stored_path,)] if stored_path else list(product(*map(_alternatives, path)))
+        self.path, self.stored_path = path, stored_path
         super().__init__(document, *arguments)
 
+    def alternatives(self, *, keys_apart: bool) -> list[tuple[str | int, ...]]:
+        """Return the paths that the value may stand at: an index finds an element of a list or a
+        tuple, or the dict key of that name.
 
-def _alternatives(segment: str | int) -> list[tuple[str | int, ...]]:
-    """Return what a segment may mean: an index finds an element of a list or a tuple, or the dict
-    key of that name.
-    """
+        Args:
+            keys_apart: A path that finds list elements by index finds no dict keys.
+        """
+        choices = [_choices(segment, keys_apart) for segment in self.path]
+        found = [tuple(chain.from_iterable(chosen)) for chosen in product(*choices)]
+        return [self.stored_path] if self.stored_path else found
+
+
+def _choices(segment: str | int, keys_apart: bool) -> list[tuple[str | int, ...]]:
     if isinstance(segment, str):
         return [(escape_key(segment),)]
-    return (
-        [(segment,), ("$tuple", segment)]
-        if segment < 0
-        else [(segment,), ("$tuple", segment), (str(segment),)]
-    )
+    key: list[tuple[str | int, ...]] = [(str(segment),)] if keys_apart else []
+    return [(segment,), ("$tuple", segment), *key]
 
 
-def _document_and_path(element: _JsonFunction, compiler: Any, kw: Any) -> tuple[str, str]:
-    """SQLite: the document and an expression for the path of the first alternative that exists."""
+def _sqlite_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
+    """SQLite: a table `j` of one row with the value and its kind, both null where missing."""
     document = compiler.process(next(iter(element.clauses)), **kw)
     paths = []
-    for alternative in element.paths:
-        segments = [segment for part in alternative for segment in part]
-        text = "$" + "".join(_sqlite_segment(segment) for segment in segments)
+    for alternative in element.alternatives(keys_apart=True):
+        text = "$" + "".join(map(_sqlite_segment, alternative))
         paths.append(compiler.process(bindparam(None, text, Text(), unique=True), **kw))
-    path = paths[-1]
-    for earlier in reversed(paths[:-1]):
-        path = (
-            f"CASE WHEN json_type({document}, {earlier}) IS NOT NULL THEN {earlier} ELSE {path} END"
+    path, source = paths[-1], ""
+    if len(paths) > 1:
+        exists = " ".join(
+            f"WHEN json_type({document}, {earlier}) IS NOT NULL THEN {earlier}"
+            for earlier in paths[:-1]
         )
-    return document, path
+        path, source = "path", f" FROM (SELECT CASE {exists} ELSE {path} END AS path)"
+    value, kind = f"json_extract({document}, {path})", f"json_type({document}, {path})"
+    return f"(SELECT {value} AS value, {kind} AS kind{source}) AS j"
 
 
 def _sqlite_segment(segment: str | int) -> str:
@@ -222,14 +229,14 @@ def _pg_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
     """PostgreSQL: the JSONB value, null where missing."""
     document = compiler.process(next(iter(element.clauses)), **kw)
     values = []
-    for alternative in element.paths:
+    for alternative in element.alternatives(keys_apart=False):
         value = document
-        for segment in (segment for part in alternative for segment in part):
-            bound = bindparam(
-                None, segment, Text() if isinstance(segment, str) else BigInteger(), unique=True
-            )
-            cast = "text" if isinstance(segment, str) else "integer"
-            value += f" -> CAST({compiler.process(bound, **kw)} AS {cast})"
+        for segment in alternative:
+            # `-> 0` of a scalar is the scalar itself; `#>` takes an index for a dict key as well.
+            step = ("->", "text") if isinstance(segment, str) else ("#>", "text[]")
+            text = segment if isinstance(segment, str) else f"{{{segment}}}"
+            bound = compiler.process(bindparam(None, text, Text(), unique=True), **kw)
+            value += f" {step[0]} CAST({bound} AS {step[1]})"
         values.append(value)
     return f"({values[0]})" if len(values) == 1 else f"coalesce({', '.join(values)})"
 
@@ -248,8 +255,7 @@ def _pg_json_kind(element: json_kind, compiler: Any, **kw: Any) -> str:
 
 @compiles(json_kind, "sqlite")
 def _sqlite_json_kind(element: json_kind, compiler: Any, **kw: Any) -> str:
-    document, path = _document_and_path(element, compiler, kw)
-    return f"json_type({document}, {path})"
+    return f"(SELECT j.kind FROM {_sqlite_value(element, compiler, kw)})"
 
 
 class json_number(_JsonFunction):
@@ -268,15 +274,13 @@ def _pg_json_number(element: json_number, compiler: Any, **kw: Any) -> str:
 
 @compiles(json_number, "sqlite")
 def _sqlite_json_number(element: json_number, compiler: Any, **kw: Any) -> str:
-    document, path = _document_and_path(element, compiler, kw)
-    value = f"json_extract({document}, {path})"
-    tagged = f"""json_extract({value}, '$."$float"')"""
+    tagged = """json_extract(j.value, '$."$float"')"""
     return (
-        f"(CASE json_type({document}, {path}) WHEN 'integer' THEN {value} WHEN 'real' THEN {value} "
-        f"WHEN 'true' THEN 1 WHEN 'false' THEN 0 WHEN 'object' THEN CASE {tagged} WHEN 'inf' THEN "
-        f"9e999 "
-        f"WHEN '-inf' THEN -9e999 WHEN '-0.0' THEN 0 ELSE CASE WHEN {tagged} NOT LIKE 'nan%' "
-        f"THEN json_extract({tagged}, '$') END END END)"
+        "(SELECT CASE j.kind WHEN 'integer' THEN j.value WHEN 'real' THEN j.value "
+        f"WHEN 'true' THEN 1 WHEN 'false' THEN 0 WHEN 'object' THEN CASE {tagged} "
+        "WHEN 'inf' THEN 9e999 WHEN '-inf' THEN -9e999 WHEN '-0.0' THEN 0 ELSE "
+        f"CASE WHEN {tagged} NOT LIKE 'nan%' THEN json_extract({tagged}, '$') END END END "
+        f"FROM {_sqlite_value(element, compiler, kw)})"
     )
 
 
@@ -297,9 +301,8 @@ def _pg_json_text(element: json_text, compiler: Any, **kw: Any) -> str:
 
 @compiles(json_text, "sqlite")
 def _sqlite_json_text(element: json_text, compiler: Any, **kw: Any) -> str:
-    document, path = _document_and_path(element, compiler, kw)
-    value = f"json_extract({document}, {path})"
-    return f"(CASE WHEN json_type({document}, {path}) = 'text' THEN {value} END)"
+    value = _sqlite_value(element, compiler, kw)
+    return f"(SELECT CASE j.kind WHEN 'text' THEN j.value END FROM {value})"
 
 
 class json_hex_text(_JsonFunction):
@@ -316,11 +319,8 @@ def _pg_json_hex_text(element: json_hex_text, compiler: Any, **kw: Any) -> str:
 
 @compiles(json_hex_text, "sqlite")
 def _sqlite_json_hex_text(element: json_hex_text, compiler: Any, **kw: Any) -> str:
-    document, path = _document_and_path(element, compiler, kw)
-    return (
-        f"(CASE WHEN json_type({document}, {path}) = 'object' "
-        f"""THEN json_extract(json_extract({document}, {path}), '$."$str"') END)"""
-    )
+    tagged = """CASE j.kind WHEN 'object' THEN json_extract(j.value, '$."$str"') END"""
+    return f"(SELECT {tagged} FROM {_sqlite_value(element, compiler, kw)})"
 
 
 class json_is(_JsonFunction):
@@ -340,10 +340,9 @@ def _pg_json_is(element: json_is, compiler: Any, **kw: Any) -> str:
 
 @compiles(json_is, "sqlite")
 def _sqlite_json_is(element: json_is, compiler: Any, **kw: Any) -> str:
-    document, path = _document_and_path(element, compiler, kw)
+    value = _sqlite_value(element, compiler, kw)
     other = compiler.process(list(element.clauses)[1], **kw)
-    is_container = f"json_type({document}, {path}) IN ('array', 'object')"
-    return f"({is_container} AND json_extract({document}, {path}) = {other})"
+    return f"(SELECT j.kind IN ('array', 'object') AND j.value = {other} FROM {value})"
 
 
 class json_has_element(_JsonFunction):
@@ -364,11 +363,10 @@ def _pg_json_has_element(element: json_has_element, compiler: Any, **kw: Any) ->
 
 @compiles(json_has_element, "sqlite")
 def _sqlite_json_has_element(element: json_has_element, compiler: Any, **kw: Any) -> str:
-    document, path = _document_and_path(element, compiler, kw)
+    value = _sqlite_value(element, compiler, kw)
     alone = compiler.process(list(element.clauses)[2], **kw)
     return (
-        f"(json_type({document}, {path}) = 'array' AND EXISTS (SELECT 1 FROM json_each({document}, "
-        f"{path}) AS item "
-        f"WHERE CASE item.type WHEN 'text' THEN json_quote(item.value) WHEN 'object' THEN "
-        f"item.value END = {alone}))"
+        f"(SELECT EXISTS (SELECT 1 FROM json_each(CASE j.kind WHEN 'array' THEN j.value END) item "
+        "WHERE CASE item.type WHEN 'text' THEN json_quote(item.value) WHEN 'object' THEN "
+        f"item.value END = {alone}) FROM {value})"
     )

@@ -1,9 +1,11 @@
 """A row as the columns of `experiences`, and back."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from sqlbuffer.codec import (
@@ -80,8 +82,8 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         )
     meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
     tags: dict[str, Any] = {}
-    reals = [_real(getattr(data, name), name, tags) for name in _REALS]
-    execute_time = _real(meta.execute_time, "execute_time", tags)
+    reals = [_real(getattr(data, name), f"exp_data.{name}", tags) for name in _REALS]
+    execute_time = _real(meta.execute_time, "exp_meta.execute_time", tags)
     return Record(
         id=_key(row.id, "id"),
         task_id=_key(meta.task_id, "exp_meta.task_id"),
@@ -103,8 +105,8 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         reward_t=reals[0],
         adv_t=reals[1],
         v_t=reals[2],
-        terminated=data.terminated,
-        truncated=data.truncated,
+        terminated=_flag(data.terminated, "exp_data.terminated"),
+        truncated=_flag(data.truncated, "exp_data.truncated"),
         model_version=_version(meta.model_version, model_version),
         arrays=bytes(encoder.blob) or None,
     )
@@ -127,9 +129,23 @@ def _name(value: Any, name: str) -> str | None:
 
 
 def _integer(value: Any, name: str) -> int:
-    if not isinstance(value, int) or not INT64_MIN <= value <= INT64_MAX:
-        raise FieldError(f"{name}: expected an integer of 64 bits, got {value!r}")
-    return value
+    try:
+        integer = operator.index(value)
+    except TypeError:
+        integer = None
+    if integer is None or not INT64_MIN <= integer <= INT64_MAX:
+        raise FieldError(f"{name}: expected an integer of 64 bits, got {_shown(value)}")
+    return integer
+
+
+def _shown(value: Any) -> str:
+    return "one beyond" if isinstance(value, int) else repr(value)
+
+
+def _flag(value: Any, name: str) -> bool | None:
+    if value is not None and not isinstance(value, (bool, np.bool_)):
+        raise FieldError(f"{name}: expected True, False or None, got {value!r}")
+    return None if value is None else bool(value)
 
 
 def _version(own: int | None, default: int | None) -> int | None:
@@ -137,22 +153,29 @@ def _version(own: int | None, default: int | None) -> int | None:
     return None if version is None else _integer(version, "exp_meta.model_version")
 
 
-def _real(value: float | None, name: str, tags: dict[str, Any]) -> float | None:
+def _real(value: Any, path: str, tags: dict[str, Any]) -> float | None:
     """Return what the real column holds; NaN and -0.0, which columns may lose, go into the tags."""
     if value is None:
         return None
-    if not isinstance(value, (float, int)):
-        raise FieldError(f"{name}: expected a number, got {value!r}")
-    if value != value:
-        tags[name] = tag_float(value)
+    if not isinstance(value, (float, int, np.floating, np.integer)):
+        raise FieldError(f"{path}: expected a number, got {value!r}")
+    try:
+        real = float(value)
+    except OverflowError:
+        raise FieldError(f"{path}: an integer is too large for a float") from None
+    name = path.rpartition(".")[2]
+    if real != real:
+        tags[name] = tag_float(real)
         return None
-    if value == 0.0 and math.copysign(1.0, value) < 0:
-        tags[name] = tag_float(value)
+    if real == 0.0 and math.copysign(1.0, real) < 0:
+        tags[name] = tag_float(real)
         return 0.0
-    return float(value)
+    return real
 
 
 def _extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | None:
+    if extra is not None and not isinstance(extra, Mapping):
+        raise FieldError(f"exp_data.extra: expected a dict, got {type(extra).__name__}")
     if not tags:
         return encoder.json(extra, "exp_data.extra")
     tree = {"$none": True} if extra is None else encoder.tree(extra, "exp_data.extra")
@@ -192,8 +215,8 @@ class Decoder:
             object.__new__(DataRow),
         )
         data.__dict__ = {
-            "state": self._rebuilt(self._state, decode(state, arrays)),
-            "actions": self._rebuilt_actions(decode(actions, arrays)),
+            "state": self._rebuilt_state(decode(state, arrays), id_),
+            "actions": self._rebuilt_actions(decode(actions, arrays), id_),
             "reward_t": reals["reward_t"],
             "adv_t": reals["adv_t"],
             "v_t": reals["v_t"],
@@ -216,14 +239,28 @@ class Decoder:
         row.__dict__ = {"exp_meta": meta, "exp_data": data, "id": id_, "seq": seq}
         return row
 
-    def _rebuilt_actions(self, actions: Any) -> Any:
-        if self._action is None or not isinstance(actions, list):
-            return self._rebuilt(self._action, actions)
-        return [self._rebuilt(self._action, action) for action in actions]
+    def _rebuilt_state(self, state: Any, id_: str) -> Any:
+        return _rebuilt(self._state, state, id_, "exp_data.state")
 
-    @staticmethod
-    def _rebuilt(rebuild: Rebuild | None, value: Any) -> Any:
-        return value if rebuild is None or value is None else rebuild(value)
+    def _rebuilt_actions(self, actions: Any, id_: str) -> Any:
+        if self._action is None or not isinstance(actions, (list, tuple)):
+            return _rebuilt(self._action, actions, id_, "exp_data.actions")
+        rebuilt = (
+            _rebuilt(self._action, action, id_, f"exp_data.actions[{i}]")
+            for i, action in enumerate(actions)
+        )
+        return type(actions)(rebuilt)
+
+
+def _rebuilt(rebuild: Rebuild | None, value: Any, id_: str, path: str) -> Any:
+    if rebuild is None or value is None:
+        return value
+    try:
+        return rebuild(value)
+    except ValueError as error:
+        raise FieldError(
+            f"row {id_!r}: {path} is not what the buffer's type takes: {error}"
+        ) from error
 
 
 def decode_extra(text: str | None, arrays: bytes | None, reals: dict[str, Any]) -> Any:

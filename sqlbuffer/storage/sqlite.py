@@ -100,6 +100,7 @@ class SQLite:
             )
         ]
         connection.exec_driver_sql(_INSERT, parameters)
+        self.evict_tasks(connection, buffer_id)
 
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
         """Delete rows by key, with what the narrow tables hold of them (a trigger); return how

@@ -152,7 +152,10 @@ class BufferStore:
                 return [record.id for record in new], held
             except UniqueViolation:
                 # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.
-                held = held | self._held(connection, [record.id for record in new])
+                found = self._held(connection, [record.id for record in new])
+                if not found:
+                    raise
+                held = held | found
 
     def _held(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         found = select(experiences.c.id).where(

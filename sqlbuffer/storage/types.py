@@ -41,6 +41,23 @@ class KeyList(_List):
     cache_ok = True
 
 
+class NumberList(_List):
+    """A list of integers that compare exactly with JSON numbers."""
+
+    item = Numeric()
+    cache_ok = True
+
+
+class Real(TypeDecorator[Any]):
+    """A double; infinities can be written out in a statement's text."""
+
+    impl = Float
+    cache_ok = True
+
+    def process_literal_param(self, value: Any, dialect: Dialect) -> Any:
+        return _infinity(value, dialect, "double precision") if math.isinf(value) else repr(value)
+
+
 class Number(TypeDecorator[Any]):
     """A number that compares exactly with JSON numbers: numeric on PostgreSQL, itself on SQLite."""
 
@@ -48,8 +65,8 @@ class Number(TypeDecorator[Any]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        # TypeDecorator would otherwise round through float.
-        return dialect.type_descriptor(Numeric() if dialect.name == "postgresql" else Float())
+        # SQLAlchemy binds Float and Numeric as floats on SQLite, which rounds integers from 2**53 on.
+        return dialect.type_descriptor(Numeric() if dialect.name == "postgresql" else BigInteger())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         if dialect.name != "postgresql" or isinstance(value, bool):
@@ -58,3 +75,15 @@ class Number(TypeDecorator[Any]):
             return Decimal(value)
         # Below 1e16 JSON holds the shortest repr; from there on the codec writes all digits.
         return Decimal(repr(value)) if abs(value) < 1e16 else Decimal(int(value))
+
+    def process_literal_param(self, value: Any, dialect: Dialect) -> Any:
+        if isinstance(value, float) and math.isinf(value):
+            return _infinity(value, dialect, "numeric")
+        return str(self.process_bind_param(value, dialect))
+
+
+def _infinity(value: float, dialect: Dialect, type_: str) -> str:
+    sign = "-" if value < 0 else ""
+    if dialect.name == "postgresql":
+        return f"CAST('{sign}Infinity' AS {type_})"
+    return f"{sign}9e999"

@@ -4,6 +4,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
         EXECUTE format('CREATE SEQUENCE %I', 'sqlbuffer_seq_' || NEW.id);
+        -- len() reads last_value, as whoever may read the rows.
+        EXECUTE format('GRANT SELECT ON SEQUENCE %I TO PUBLIC', 'sqlbuffer_seq_' || NEW.id);
     ELSE
         EXECUTE format('DROP SEQUENCE IF EXISTS %I', 'sqlbuffer_seq_' || OLD.id);
     END IF;

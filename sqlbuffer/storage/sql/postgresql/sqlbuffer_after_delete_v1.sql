@@ -1,11 +1,15 @@
--- A DELETE typed by hand: count the tasks of buffers that evict by task once more.
+-- A DELETE or TRUNCATE typed by hand: count the tasks of buffers that evict by task once more.
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    DELETE FROM tasks;
-    INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq)
-    SELECT e.buffer_id, e.task_id, count(*), max(e.seq) FROM experiences e
-    JOIN buffers b ON b.id = e.buffer_id AND b.evict_unit = 'task' GROUP BY e.buffer_id, e.task_id;
+    DELETE FROM tasks t
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = t.buffer_id AND e.task_id = t.task_id);
+    UPDATE tasks t SET n_rows = e.n
+    FROM (
+        SELECT e.buffer_id, e.task_id, count(*) AS n FROM experiences e
+        JOIN buffers b ON b.id = e.buffer_id AND b.evict_unit = 'task' GROUP BY e.buffer_id, e.task_id
+    ) e
+    WHERE t.buffer_id = e.buffer_id AND t.task_id = e.task_id AND t.n_rows <> e.n;
     UPDATE buffers b SET live_rows = coalesce((SELECT sum(t.n_rows) FROM tasks t WHERE t.buffer_id = b.id), 0)
     WHERE b.evict_unit = 'task';
     RETURN NULL;

@@ -7,7 +7,7 @@ DECLARE
     b buffers%ROWTYPE;
     bound bigint;
 BEGIN
-    FOR written IN SELECT buffer_id, count(*) AS n, max(seq) AS high FROM new_rows GROUP BY buffer_id LOOP
+    FOR written IN SELECT buffer_id, count(*) AS n, max(seq) AS high FROM new_rows GROUP BY buffer_id ORDER BY buffer_id LOOP
         SELECT * INTO b FROM buffers WHERE id = written.buffer_id;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', written.buffer_id USING ERRCODE = 'foreign_key_violation';

@@ -1,8 +1,11 @@
--- A DELETE typed by hand: the window keeps its lower end, and counts kept elsewhere are told to start anew.
+-- A DELETE or TRUNCATE typed by hand: the window keeps its lower end, and counts kept elsewhere are told to start anew.
 CREATE FUNCTION sqlbuffer_before_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    UPDATE buffers b SET deletions = b.deletions + 1, low_seq = w.low_seq FROM v_windows w WHERE w.buffer_id = b.id;
+    -- First in one order: two of these at once must not wait for each other.
+    PERFORM 1 FROM buffers ORDER BY id FOR NO KEY UPDATE;
+    UPDATE buffers b SET deletions = b.deletions + 1, low_seq = greatest(b.low_seq, w.low_seq)
+    FROM v_windows w WHERE w.buffer_id = b.id;
     RETURN NULL;
 END
 $$

@@ -11,13 +11,18 @@ BEGIN
         EXIT WHEN surplus IS NULL OR surplus <= 0;
         SELECT array_agg(v.task_id) INTO victims
         FROM (SELECT task_id FROM tasks WHERE buffer_id = p_buffer_id ORDER BY last_seq LIMIT 2) v;
+        EXIT WHEN victims IS NULL;
         IF cardinality(victims) = 1 THEN
             PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
                 SELECT seq FROM experiences WHERE buffer_id = p_buffer_id ORDER BY seq LIMIT surplus));
             EXIT;
         END IF;
-        PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
-            SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND task_id = victims[1]));
+        IF sqlbuffer_remove_v1(p_buffer_id, ARRAY(
+            SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND task_id = victims[1])) = 0
+        THEN
+            -- Its rows were removed behind the triggers' back; without this the loop would not end.
+            DELETE FROM tasks WHERE buffer_id = p_buffer_id AND task_id = victims[1];
+        END IF;
     END LOOP;
 END
 $$

@@ -1,6 +1,6 @@
 -- Deletes rows by key, with what the narrow tables hold of them; returns how many.
 CREATE FUNCTION sqlbuffer_remove_v1(p_buffer_id integer, p_seqs bigint[]) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET sqlbuffer.internal TO 'on' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b buffers%ROWTYPE;
     n_removed bigint;
@@ -8,6 +8,8 @@ BEGIN
     IF p_seqs = '{}' THEN
         RETURN 0;
     END IF;
+    -- Not in the head of the function: there it takes a superuser.
+    PERFORM set_config('sqlbuffer.internal', 'on', true);
     SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
     IF b.evict_unit = 'task' THEN
         PERFORM 1 FROM buffers WHERE id = p_buffer_id FOR NO KEY UPDATE;
@@ -40,6 +42,7 @@ BEGIN
     IF b.has_parts THEN
         DELETE FROM payload_parts WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
+    PERFORM set_config('sqlbuffer.internal', '', true);
     RETURN n_removed;
 END
 $$

@@ -1,2 +1,2 @@
-CREATE TRIGGER trg_experiences_before_delete_v1 BEFORE DELETE ON experiences FOR EACH STATEMENT
+CREATE TRIGGER trg_experiences_before_delete_v1 BEFORE DELETE OR TRUNCATE ON experiences FOR EACH STATEMENT
 WHEN (current_setting('sqlbuffer.internal', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION sqlbuffer_before_delete_v1()

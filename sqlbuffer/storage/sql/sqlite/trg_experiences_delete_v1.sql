@@ -2,13 +2,18 @@
 CREATE TRIGGER trg_experiences_delete_v1 AFTER DELETE ON experiences
 WHEN (
     SELECT evict_unit <> 'row' OR has_priorities OR has_uses OR has_queue OR has_labels OR has_parts
-        OR max_capacity IS NULL OR OLD.seq >= next_seq - max_capacity
+        OR max_capacity IS NULL
+        OR OLD.seq > coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id), 0) - max_capacity
     FROM buffers WHERE id = OLD.buffer_id
 )
 BEGIN
     UPDATE buffers
     SET deletions = deletions + 1,
-        low_seq = CASE WHEN evict_unit = 'row' THEN max(low_seq, next_seq - 1 - coalesce(max_capacity, next_seq - 1)) ELSE low_seq END,
+        low_seq = CASE WHEN evict_unit = 'row' AND max_capacity IS NOT NULL THEN max(
+            low_seq,
+            OLD.seq - max_capacity,
+            coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id), 0) - max_capacity
+        ) ELSE low_seq END,
         live_rows = live_rows - (evict_unit = 'task')
     WHERE id = OLD.buffer_id;
     UPDATE tasks SET n_rows = n_rows - 1 WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id;

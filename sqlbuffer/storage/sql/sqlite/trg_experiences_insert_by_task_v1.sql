@@ -1,4 +1,6 @@
 -- Where eviction is by task: the task whose last write is oldest leaves whole; a lone task loses its own oldest row.
+-- Rows of a batch, whose later numbers are drawn already, wait for its last: a batch is one write, and the library
+-- evicts the rest behind it.
 CREATE TRIGGER trg_experiences_insert_by_task_v1 AFTER INSERT ON experiences
 WHEN (SELECT evict_unit = 'task' FROM buffers WHERE id = NEW.buffer_id)
 BEGIN
@@ -9,7 +11,7 @@ BEGIN
     WHERE buffer_id = NEW.buffer_id
       AND task_id = (
           SELECT t.task_id FROM tasks t
-          JOIN buffers b ON b.id = t.buffer_id AND b.live_rows > b.max_capacity
+          JOIN buffers b ON b.id = t.buffer_id AND b.live_rows > b.max_capacity AND b.next_seq <= NEW.seq + 1
           WHERE t.buffer_id = NEW.buffer_id AND t.task_id <> NEW.task_id
           ORDER BY t.last_seq LIMIT 1
       );
@@ -17,7 +19,8 @@ BEGIN
     WHERE buffer_id = NEW.buffer_id
       AND seq = (
           SELECT min(e.seq) FROM experiences e
-          JOIN buffers b ON b.id = e.buffer_id AND b.live_rows > b.max_capacity
+          JOIN buffers b ON b.id = e.buffer_id AND b.live_rows > b.max_capacity AND b.next_seq <= NEW.seq + 1
           WHERE e.buffer_id = NEW.buffer_id
+            AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.buffer_id = NEW.buffer_id AND t.task_id <> NEW.task_id)
       );
 END

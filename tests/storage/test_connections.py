@@ -1,0 +1,102 @@
+"""Connections that die, pools that are shared, writers that wait."""
+
+import threading
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError, StorageUnreachableError
+from sqlbuffer.storage import engine as engines
+from sqlbuffer.storage.writer_lock import writer_lock
+
+
+def end_connections(url: str) -> int:
+    """End the library's connections on the server, as its restart would."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        ended = admin.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'sqlbuffer %'"
+        ).fetchall()
+    return len(ended)
+
+
+def test_a_dropped_connection_is_a_named_error_and_the_next_call_works(postgres_url: str) -> None:
+    with ReplayBuffer(postgres_url, create=True) as buffer:
+        buffer.add(state=1)
+        assert end_connections(postgres_url) >= 1
+        with pytest.raises(StorageUnreachableError, match="check that the server runs"):
+            buffer.add(state=2)
+        assert buffer.add(state=3).inserted == 1
+        assert end_connections(postgres_url) >= 1
+        with pytest.raises(StorageUnreachableError):
+            buffer.sample(8)
+        assert [row.exp_data.state for row in buffer.get_all()] == [1, 3]
+
+
+def test_a_connection_that_died_while_idle_is_replaced_unseen(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "IDLE_BEFORE_PING_S", 0.0)
+    with ReplayBuffer(postgres_url, create=True) as buffer:
+        buffer.add(state=1)
+        assert end_connections(postgres_url) >= 1
+        assert buffer.add(state=2).inserted == 1
+        assert len(buffer) == 2
+
+
+def test_buffers_of_one_url_share_one_engine(database_url: str) -> None:
+    with (
+        ReplayBuffer(database_url, create=True) as one,
+        ReplayBuffer(database_url, name="b") as two,
+    ):
+        assert one._store.engine is two._store.engine
+
+
+def test_a_writer_waits_for_another_and_gives_up_with_a_named_error(tmp_path: Path) -> None:
+    path = tmp_path / "replay.db.lock"
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with writer_lock(path, 30):
+            held.set()
+            assert release.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(30)
+    with pytest.raises(StorageBusyError, match="another writer held"), writer_lock(path, 0.05):
+        pass
+    release.set()
+    holder.join(30)
+    # The waiter that gave up lets go of the lock when it gets it.
+    with writer_lock(path, 30):
+        pass
+
+
+def test_writers_that_wait_are_let_in_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "replay.db.lock"
+    inside, most = [0], [0]
+
+    def write() -> None:
+        for _ in range(20):
+            with writer_lock(path, 30):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=write) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1]
+
+
+def test_a_lock_file_that_cannot_be_made_is_a_named_error(tmp_path: Path) -> None:
+    missing = tmp_path / "no" / "replay.db.lock"
+    with pytest.raises(StorageReadOnlyError, match="lock file"), writer_lock(missing, 1):
+        pass
