@@ -488,7 +488,7 @@ def _check_batch_size(batch_size: int) -> None:
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name or not is_storable_text(name) or len(name) > MAX_NAME:
         raise BufferConfigError(
-            f"a buffer is named by a text of 1 to {MAX_NAME} characters without U+0000, got {name!r}"
+            f"a buffer's name is text of 1 to {MAX_NAME} characters without U+0000, got {name!r}"
         )
 
 

@@ -26,8 +26,7 @@ import struct
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -317,10 +316,8 @@ def equal(left: Any, right: Any, *, strict: bool = False) -> bool:
     """
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return _arrays_equal(left, right, strict)
-    if isinstance(left, dict) and isinstance(right, dict) and _has_text_keys(left, right):
-        return left.keys() == right.keys() and all(
-            equal(left[k], right[k], strict=strict) for k in left
-        )
+    if isinstance(left, dict) and isinstance(right, dict):
+        return _dicts_equal(left, right, strict)
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
         same_kind = isinstance(left, list) == isinstance(right, list) and len(left) == len(right)
         return same_kind and all(
@@ -328,27 +325,37 @@ def equal(left: Any, right: Any, *, strict: bool = False) -> bool:
         )
     if isinstance(left, float) and isinstance(right, float) and not strict:
         return bool(left == right or (left != left and right != right))
-    if type(left) is type(right) and type(left) not in _EXACT:
-        with suppress(FieldError):
-            if _encoded(left) == _encoded(right):
-                return True
-            if strict:
-                return False
-    elif strict and type(left) is not type(right):
+    if strict and type(left) is not type(right):
         return False
+    if type(left) is type(right) and type(left) not in _EXACT:
+        same = bool(_identity(left) == _identity(right))
+        if same or strict:
+            return same
     try:
         return bool(left == right)
     except ValueError:  # arrays in a dataclass or a model have no one truth value
         return False
 
 
-def _has_text_keys(*mappings: dict[Any, Any]) -> bool:
-    return all(isinstance(key, str) for mapping in mappings for key in mapping)
+def _dicts_equal(left: dict[Any, Any], right: dict[Any, Any], strict: bool) -> bool:
+    has_text_keys = all(type(key) is str for key in chain(left, right))
+    if not has_text_keys and (strict or left.keys() != right.keys()):
+        left = {_identity(key): item for key, item in left.items()}
+        right = {_identity(key): item for key, item in right.items()}
+    return left.keys() == right.keys() and all(
+        equal(left[key], right[key], strict=strict) for key in left
+    )
 
 
-def _encoded(value: Any) -> tuple[str, bytes]:
+def _identity(value: Any) -> Any:
+    """Return what two values share if they are the same to the bit."""
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(map(_identity, value))
     encoder = Encoder()
-    return dumps(encoder.tree(value, "")), bytes(encoder.blob)
+    try:
+        return dumps(encoder.tree(value, "")), bytes(encoder.blob)
+    except FieldError:
+        return value
 
 
 def _arrays_equal(left: Any, right: Any, strict: bool) -> bool:
@@ -443,7 +450,9 @@ def _dtype_spec(dtype: np.dtype[Any]) -> Any:
     if dtype.names is None or dtype.fields is None:
         return dtype.str
     fields = [dtype.fields[name] for name in dtype.names]
+    titles = [field[2] if len(field) == 3 else None for field in fields]
     return {
+        **({"titles": [title and tag_text(title) for title in titles]} if any(titles) else {}),
         "names": [tag_text(name) for name in dtype.names],
         "formats": [_dtype_spec(field[0]) for field in fields],
         "offsets": [field[1] for field in fields],
@@ -457,8 +466,7 @@ def _dtype_from_spec(spec: Any) -> np.dtype[Any]:
     if isinstance(spec, list):
         base, shape = spec
         return np.dtype((_dtype_from_spec(base), tuple(shape)))
-    names, formats = untag(spec["names"], b""), [_dtype_from_spec(f) for f in spec["formats"]]
-    fields: Any = {**spec, "names": names, "formats": formats}
+    fields: Any = {**untag(spec, b""), "formats": [_dtype_from_spec(f) for f in spec["formats"]]}
     dtype: np.dtype[Any] = np.dtype(fields)
     return dtype
 

@@ -193,9 +193,9 @@ def create_tables() -> None:
             comment="when the buffer was created",
         ),
         sa.PrimaryKeyConstraint("id", name="pk_buffers"),
-        sa.CheckConstraint("max_capacity > 0", name="ck_buffers_max_capacity_positive"),
+        sa.CheckConstraint("max_capacity > 0", name=op.f("ck_buffers_max_capacity_positive")),
         sa.CheckConstraint(
-            "evict_unit IN ('row', 'task', 'episode')", name="ck_buffers_evict_unit_known"
+            "evict_unit IN ('row', 'task', 'episode')", name=op.f("ck_buffers_evict_unit_known")
         ),
         sa.UniqueConstraint("name", name="uq_buffers_name"),
         sqlite_autoincrement=True,
@@ -294,7 +294,7 @@ def create_tables() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_episodes"),
         sa.CheckConstraint(
             "status IN ('open', 'complete', 'aborted', 'abandoned')",
-            name="ck_episodes_status_known",
+            name=op.f("ck_episodes_status_known"),
         ),
         sa.UniqueConstraint(
             "buffer_id", "key", "task_id", name="uq_episodes_buffer_id_key_task_id"

@@ -59,9 +59,4 @@ def shown(value: Any) -> str:
         number = float(value)
         whole = math.isfinite(number) and abs(number) >= 1000
         return f"{number:,.0f}" if whole else f"{number:.4g}"
-    return str(value).lower()
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, (float, Decimal)):
-        return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= 1000 else f"{value:.4g}"
     return str(value)

@@ -22,7 +22,7 @@ Dialect = SQLite | PostgreSQL
 _DIALECTS: dict[str, type[SQLite] | type[PostgreSQL]] = {"sqlite": SQLite, "postgresql": PostgreSQL}
 
 # The oldest that the tests ran on.
-OLDEST_VERSIONS = {"sqlite": (3, 36), "postgresql": (15,)}
+OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
 
 
 @dataclass(frozen=True)

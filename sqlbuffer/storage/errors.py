@@ -61,7 +61,7 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return StorageBusyError(f"{shown}: {reason}; try again")
     if state in ("25006", "42501"):
         return StorageReadOnlyError(
-            f"{shown}: {reason}; ask the owner of the database for the role that may (`sqlbuffer db roles` lists them)"
+            f"{shown}: {reason}; ask the owner for a role that may (see `sqlbuffer db roles`)"
         )
     if state in ("42P01", "42883"):
         return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")

@@ -73,7 +73,7 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
 
 @st.composite
 def arrays(draw):
-    """Draw an array of any fixed size: any byte order, Fortran order, without elements, read-only."""
+    """Draw an array of a fixed-size dtype: any byte order, Fortran order, empty, read-only."""
     array = draw(hnp.arrays(draw(dtypes), draw(shapes)))
     change = draw(st.sampled_from(["none", "fortran", "reversed", "read-only"]))
     if change == "fortran":

@@ -23,12 +23,13 @@ class Workers:
 
     def __init__(self, calls: Sequence[tuple[Any, ...]], method: str) -> None:
         context = multiprocessing.get_context(method)
-        barrier = context.Barrier(len(calls))
+        # Kept: a spawned child looks it up by name, and the name goes with the last reference.
+        self._barrier = context.Barrier(len(calls))
         self._pipes, self.processes = [], []
         for function, *arguments in calls:
             receiver, sender = context.Pipe(duplex=False)
             process: BaseProcess = context.Process(
-                target=_run, args=(barrier, sender, function, arguments), daemon=True
+                target=_run, args=(self._barrier, sender, function, arguments), daemon=True
             )
             process.start()
             sender.close()

@@ -18,13 +18,13 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, RootModel, computed_field
 
 from sqlbuffer.codec import MAX_DEPTH, Encoder, decode, equal, escape_key, unescape_key
 from sqlbuffer.errors import FieldError
-from tests.support.payloads import KEYS, NAN_WITH_PAYLOAD, arrays_in, keys, nested, payloads
+from tests.support.payloads import KEYS, NAN_WITH_PAYLOAD, arrays, keys, nested, payloads
 
 
 def encoded(value):
@@ -81,30 +81,21 @@ class Holder(BaseModel):
 
 
 class TestRoundTrip:
+    @settings(max_examples=150)
     @given(payloads)
     def test_a_payload_comes_back_equal_to_the_bit(self, value):
-        assert equal(back(value), value, strict=True)
+        text, blob = encoded(value)
+        assert equal(decode(text, blob), value, strict=True)
+        check_json(text or "0")
 
-    @given(payloads)
-    def test_arrays_come_back_writable_with_dtype_and_shape(self, value):
-        for ours, theirs in zip(arrays_in(value), arrays_in(back(value)), strict=True):
-            assert theirs.flags.writeable
-            assert (theirs.dtype, theirs.shape) == (ours.dtype, ours.shape)
-            assert theirs.tobytes() == ours.tobytes()
+    @given(arrays())
+    def test_arrays_come_back_writable_with_dtype_and_shape(self, array):
+        read = back([array])[0]
+        assert read.flags.writeable
+        assert (read.dtype, read.shape) == (array.dtype, array.shape)
+        assert read.tobytes() == array.tobytes()
 
-    @given(payloads)
-    def test_the_text_is_json_that_postgresql_takes(self, value):
-        text, _ = encoded(value)
-        if text is None:
-            return
-        text.encode()
-        assert "\\u0000" not in text.replace("\\\\", "")
-
-        def refuse(constant):
-            raise AssertionError(constant)
-
-        json.loads(text, parse_constant=refuse, parse_float=check_float, parse_int=check_integer)
-
+    @settings(max_examples=50)
     @given(payloads)
     def test_equal_values_have_equal_text_in_whatever_order_their_keys_were_given(self, value):
         def reordered(value):
@@ -112,8 +103,8 @@ class TestRoundTrip:
                 return {key: reordered(value[key]) for key in reversed(value)}
             return value
 
-        if not list(arrays_in(value)):
-            assert encoded(reordered(value))[0] == encoded(value)[0]
+        text, blob = encoded(value)
+        assert blob or encoded(reordered(value))[0] == text
 
     @given(keys)
     def test_every_text_is_a_key_that_a_json_path_can_name(self, key):
@@ -159,16 +150,22 @@ class TestRoundTrip:
         assert back(dt.datetime(2024, 7, 1)).tzinfo is None
 
 
-def check_float(text):
-    number = float(text)
-    assert abs(number) < 1e16
-    assert (number, math.copysign(1, number)) != (0.0, -1)
-    return number
+def check_json(text):
+    """Check that neither database would refuse or change a JSON text."""
 
+    def check_float(digits):
+        assert abs(float(digits)) < 1e16
+        assert (float(digits), math.copysign(1, float(digits))) != (0.0, -1)
 
-def check_integer(text):
-    assert -(2**63) <= int(text) < 2**63
-    return int(text)
+    def check_integer(digits):
+        assert -(2**63) <= int(digits) < 2**63
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text.encode()
+    assert "\\u0000" not in text.replace("\\\\", "")
+    json.loads(text, parse_float=check_float, parse_int=check_integer, parse_constant=refuse)
 
 
 class TestWhatBecomesPlain:
@@ -251,6 +248,7 @@ class TestArrays:
             np.dtype([("grid", [("x", ">f4", (2, 3)), ("name", "U3")], (2,))]),
             np.dtype([("a\0b", "i4"), ("\ud800", "i4")]),
             np.dtype([("x", "M8[25s]"), ("y", "m8[ns]"), ("z", "V5"), ("w", "S2")]),
+            np.dtype([(("title", "a"), "i4"), ("b", "i4")]),
             np.dtype("i4", metadata={"unit": "m"}),
             np.dtype([("a", "i4")], metadata={"unit": "m"}),
         ],
@@ -306,7 +304,6 @@ class TestRefusals:
             ([np.zeros(1, [("a", object)])], "exp_data.state[0]:"),
             ([np.ma.array([1, 2], mask=[0, 1])], "exp_data.state[0]:"),
             ({"s": np.array(["a"], np.dtypes.StringDType())}, "exp_data.state.s:"),
-            (np.zeros(1, [(("title", "a"), "i4")]), "exp_data.state:"),
             ({"t": torch.ones(2, dtype=torch.bfloat16)}, "exp_data.state.t:"),
             ({"t": torch.ones(2, 2).to_sparse()}, "exp_data.state.t:"),
             (Point(1, object()), "exp_data.state.y:"),
@@ -355,7 +352,7 @@ class TestRefusals:
         def deeper(levels):
             return deeper(levels - 1) if levels else refusal({"a": nested(99), "b": "\0"})
 
-        for levels in range(sys.getrecursionlimit() - 400, 400, -100):
+        for levels in range(sys.getrecursionlimit() - 150, 200, -50):
             try:
                 assert deeper(levels).startswith("exp_data.state")
             except (pytest.fail.Exception, RecursionError):
@@ -365,11 +362,13 @@ class TestRefusals:
 
 
 class TestEqual:
+    @settings(max_examples=50)
     @given(payloads)
     def test_a_value_equals_itself_decoded(self, value):
         assert equal(back(value), back(value), strict=True)
         assert equal(back(value), back(value))
 
+    @settings(max_examples=50)
     @given(payloads, payloads)
     def test_strictly_equal_values_have_equal_encodings(self, left, right):
         left, right = back(left), back(right)

@@ -1,0 +1,293 @@
+"""The migrations make what the models say, and can go there and back."""
+
+import re
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, make_url, text
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.storage import migrate, triggers
+from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.models import metadata
+from tests.support.sql import connected, is_sqlite, run, scalar
+from tests.support.stepped_rows import make_row, make_rows, steps_of
+
+TABLES = sorted(metadata.tables)
+
+
+def scripts():
+    config = Config()
+    config.set_main_option("script_location", str(migrate.script_location()))
+    return list(ScriptDirectory.from_config(config).walk_revisions())[::-1]
+
+
+def objects_of(connection):
+    """Return every table, index, view, trigger, function and sequence there is, with its text."""
+    if connection.dialect.name == "sqlite":
+        statement = "SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2"
+    else:
+        statement = """
+            SELECT 'relation ' || c.relkind::text, c.relname::text,
+                CASE WHEN c.relkind = 'v' THEN pg_get_viewdef(c.oid) WHEN c.relkind = 'i'
+                    THEN pg_get_indexdef(c.oid) END
+            FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace
+            UNION ALL
+            SELECT 'function', p.oid::regprocedure::text, pg_get_functiondef(p.oid)
+                || coalesce(p.proacl::text, '')
+            FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace
+            UNION ALL
+            SELECT 'trigger', tgname::text, pg_get_triggerdef(t.oid) FROM pg_trigger t
+            JOIN pg_class c ON c.oid = t.tgrelid
+            WHERE NOT tgisinternal AND c.relnamespace = current_schema()::regnamespace
+            ORDER BY 1, 2"""
+    return [tuple(row) for row in connection.execute(text(statement))]
+
+
+def names_of(connection):
+    return {name.partition("(")[0].strip('"') for _, name, _ in objects_of(connection)}
+
+
+def schema_of(connection):
+    """Return what the tables are: columns, types, collations, defaults, keys, indexes, checks."""
+    inspector = inspect(connection)
+    found = {}
+    for table in TABLES:
+        found[table] = {
+            "columns": [
+                (c["name"], str(c["type"]), getattr(c["type"], "collation", None), c["nullable"],
+                 c["default"], c.get("comment"))
+                for c in inspector.get_columns(table)
+            ],
+            "primary key": inspector.get_pk_constraint(table),
+            "unique": sorted(inspector.get_unique_constraints(table), key=lambda u: u["name"]),
+            "checks": sorted(
+                (c["name"], re.sub(r"\s+", " ", c["sqltext"]))
+                for c in inspector.get_check_constraints(table)
+            ),
+            "indexes": sorted(
+                (i["name"], i["column_names"], bool(i["unique"]),
+                 str(next((v for k, v in i.get("dialect_options", {}).items()
+                           if k.endswith("_where")), None)))
+                for i in inspector.get_indexes(table)
+            ),
+            "foreign keys": inspector.get_foreign_keys(table),
+        }  # fmt: skip
+    return found
+
+
+@pytest.fixture
+def model_url(database_url, make_database_url):
+    """Return a database whose tables the models made, of the kind of `database_url`."""
+    url = make_database_url("sqlite" if is_sqlite(database_url) else "postgresql")
+    with connected(url) as connection:
+        metadata.create_all(connection)
+    return url
+
+
+def test_alembic_finds_no_difference_between_migrations_and_models(buffer_url):
+    with connected(buffer_url) as connection:
+        options = {"compare_type": True, "compare_server_default": True}
+        context = MigrationContext.configure(
+            connection, opts={"version_table": migrate.VERSION_TABLE, **options}
+        )
+        assert compare_metadata(context, metadata) == []
+
+
+def test_a_migrated_database_is_what_the_models_make(database_url, model_url):
+    migrate.upgrade(database_url)
+    with connected(database_url) as migrated, connected(model_url) as made:
+        assert schema_of(migrated) == schema_of(made)
+
+
+def test_text_keys_sort_by_byte_everywhere(buffer_url):
+    with connected(buffer_url) as connection:
+        inspector = inspect(connection)
+        collations = {
+            (table, column["name"]): column["type"].collation
+            for table in TABLES
+            for column in inspector.get_columns(table)
+            if column["name"] in ("id", "name", "key", "task_id", "agent_id", "task_name")
+            and hasattr(column["type"], "collation")
+        }
+    assert len(collations) >= 9
+    expected = None if is_sqlite(buffer_url) else "C"
+    assert set(collations.values()) == {expected}
+
+
+def test_no_foreign_key_touches_experiences(buffer_url):
+    with connected(buffer_url) as connection:
+        inspector = inspect(connection)
+        keys = [key for table in TABLES for key in inspector.get_foreign_keys(table)]
+    assert [key for key in keys if key["referred_table"] == "experiences"] == []
+
+
+def test_arrays_are_stored_outside_and_uncompressed(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    found = run(
+        url,
+        "SELECT attrelid::regclass::text, attname, attstorage::text FROM pg_attribute "
+        "WHERE attname IN ('arrays', 'bytes') AND attrelid IN "
+        "('experiences'::regclass, 'payload_parts'::regclass) ORDER BY 1",
+    )
+    assert found == [("experiences", "arrays", "e"), ("payload_parts", "bytes", "e")]
+
+
+def test_the_list_of_revisions_is_that_of_the_scripts():
+    assert tuple(script.revision for script in scripts()) == migrate.REVISIONS
+    assert scripts()[-1].revision == migrate.HEAD
+
+
+@pytest.fixture
+def stepwise_url(database_url):
+    yield database_url
+    engine_for(resolve_url(database_url)).dispose()
+
+
+def test_after_every_revision_all_its_objects_are_there(stepwise_url):
+    """Batch operations on SQLite drop the triggers of a table: each revision must bring them."""
+    dialect = "sqlite" if is_sqlite(stepwise_url) else "postgresql"
+    for script in scripts():
+        migrate.upgrade(stepwise_url, script.revision)
+        wanted = {re.sub(r"^(v_\w+|new_\w+)_v1$", r"\1", n) for n in script.module.OBJECTS[dialect]}
+        with connected(stepwise_url) as connection:
+            assert wanted <= names_of(connection)
+            assert set(TABLES) <= names_of(connection)
+
+
+def test_each_sql_file_belongs_to_a_revision():
+    from importlib import resources
+
+    for dialect in ("sqlite", "postgresql"):
+        folder = resources.files("sqlbuffer.storage") / "sql" / dialect
+        files = {file.name.removesuffix(".sql") for file in folder.iterdir()}
+        named = {name for script in scripts() for name in script.module.OBJECTS[dialect]}
+        assert files - {"roles"} == named
+        assert all(triggers.body(dialect, name).startswith(("--", "CREATE")) for name in named)
+
+
+def test_up_down_and_up_again_gives_the_same_schema_and_leaves_nothing_between(stepwise_url):
+    with connected(stepwise_url) as connection:
+        before = names_of(connection)
+    migrate.upgrade(stepwise_url)
+    with connected(stepwise_url) as connection:
+        first = objects_of(connection)
+    buffer = ReplayBuffer(stepwise_url, max_capacity=3)
+    ReplayBuffer(stepwise_url, name="second", evict_by="task").store(make_row(1))
+    buffer.store_batch(make_rows(range(5)))
+    migrate.downgrade(stepwise_url, "base")
+    with connected(stepwise_url) as connection:
+        own = {migrate.VERSION_TABLE, f"{migrate.VERSION_TABLE}_pkc", "sqlite_sequence"}
+        auto = {name for name in names_of(connection) if name.startswith("sqlite_autoindex")}
+        assert names_of(connection) - own - auto == before
+        assert migrate.current(connection) is None
+    migrate.upgrade(stepwise_url)
+    with connected(stepwise_url) as connection:
+        assert objects_of(connection) == first
+    anew = ReplayBuffer(stepwise_url, max_capacity=3)
+    anew.store_batch(make_rows(range(5)))
+    assert steps_of(anew) == [2, 3, 4]
+
+
+def test_each_revision_can_be_undone_alone(stepwise_url):
+    for script in scripts():
+        migrate.upgrade(stepwise_url, script.revision)
+        with connected(stepwise_url) as connection:
+            after = objects_of(connection)
+        migrate.downgrade(stepwise_url, script.down_revision or "base")
+        migrate.upgrade(stepwise_url, script.revision)
+        with connected(stepwise_url) as connection:
+            assert objects_of(connection) == after
+
+
+def test_upgrading_twice_changes_nothing(stepwise_url):
+    migrate.upgrade(stepwise_url)
+    ReplayBuffer(stepwise_url).store(make_row(1))
+    with connected(stepwise_url) as connection:
+        before = objects_of(connection)
+    migrate.upgrade(stepwise_url)
+    with connected(stepwise_url) as connection:
+        assert objects_of(connection) == before
+    assert len(ReplayBuffer(stepwise_url)) == 1
+
+
+def test_tables_of_others_and_their_alembic_are_left_alone(stepwise_url):
+    run(stepwise_url, "CREATE TABLE alembic_version (version_num varchar(32) NOT NULL)")
+    run(stepwise_url, "INSERT INTO alembic_version VALUES ('theirs')")
+    run(stepwise_url, "CREATE TABLE orders (id integer PRIMARY KEY)")
+    run(stepwise_url, "INSERT INTO orders VALUES (1)")
+    migrate.upgrade(stepwise_url)
+    run(stepwise_url, "INSERT INTO orders VALUES (2)")
+    assert scalar(stepwise_url, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == migrate.HEAD
+    migrate.downgrade(stepwise_url, "base")
+    assert scalar(stepwise_url, "SELECT version_num FROM alembic_version") == "theirs"
+    assert run(stepwise_url, "SELECT id FROM orders ORDER BY id") == [(1,), (2,)]
+
+
+def test_a_schema_other_than_public_is_used_throughout(postgres_url):
+    run(postgres_url, 'CREATE SCHEMA "Replay Data"')
+    inside = make_url(postgres_url).update_query_dict({"options": '-csearch_path="Replay\\ Data"'})
+    public = make_url(postgres_url)
+    buffers = [ReplayBuffer(url, create=True, max_capacity=3) for url in (inside, public)]
+    buffers[0].store_batch(make_rows(range(5), prefix="r"))
+    assert [len(buffer) for buffer in buffers] == [3, 0]
+    buffers[1].store_batch(make_rows(range(2), prefix="r"))
+    assert [steps_of(buffer) for buffer in buffers] == [[2, 3, 4], [0, 1]]
+    tables = run(
+        postgres_url,
+        "SELECT schemaname, count(*) FROM pg_tables WHERE tablename IN "
+        "('experiences', 'buffers', 'sqlbuffer_alembic_version') GROUP BY 1 ORDER BY 1",
+    )
+    assert tables == [("Replay Data", 3), ("public", 3)]
+    # Functions are bound to their own schema, whatever the caller's search path is.
+    run(
+        postgres_url,
+        'INSERT INTO "Replay Data".experiences (buffer_id, task_id, agent_id, step) '
+        "VALUES (1, 't1', 'a1', 77)",
+    )
+    assert [steps_of(buffer) for buffer in buffers] == [[3, 4, 77], [0, 1]]
+    migrate.downgrade(inside, "base")
+    assert len(ReplayBuffer(public)) == 2
+    engine_for(resolve_url(inside)).dispose()
+
+
+def test_functions_of_the_library_cannot_be_hijacked_by_a_search_path(buffer_url):
+    if is_sqlite(buffer_url):
+        return
+    found = run(
+        buffer_url,
+        "SELECT proname, prosecdef, proconfig FROM pg_proc "
+        "WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'sqlbuffer%'",
+    )
+    assert len(found) >= 8
+    for _name, definer, configuration in found:
+        if definer:
+            (path,) = [item for item in configuration if item.startswith("search_path=")]
+            assert path.endswith("pg_temp")
+
+
+def test_an_icu_database_works_and_sorts_keys_by_byte(icu_database_url):
+    buffer = ReplayBuffer(icu_database_url, create=True, max_capacity=10)
+    tasks = ["b", "a", "B", "A", "ä", "_", "Z"]
+    buffer.store_batch([make_row(1, task=task) for task in tasks])
+    by_view = run(icu_database_url, "SELECT task_id FROM v_experiences ORDER BY task_id")
+    assert [task for (task,) in by_view] == sorted(tasks)
+    condition = {"field": "exp_meta.task_id", "op": "gt", "value": "Z"}
+    assert buffer.size(condition) == len([task for task in tasks if task > "Z"])
+    buffer.store_batch([make_row(1, task=task, episode=task) for task in tasks])
+    assert len(buffer) == 10
+
+
+def test_alembics_own_command_line_finds_the_database_in_the_environment(stepwise_url, monkeypatch):
+    from alembic import command
+
+    monkeypatch.setenv("SQLBUFFER_URL", stepwise_url)
+    config = Config()
+    config.set_main_option("script_location", str(migrate.script_location()))
+    command.upgrade(config, "head")
+    assert scalar(stepwise_url, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == migrate.HEAD
+    command.downgrade(config, "base")
+    assert run(stepwise_url, f"SELECT * FROM {migrate.VERSION_TABLE}") == []

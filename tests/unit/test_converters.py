@@ -1,0 +1,113 @@
+"""Converters."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sqlbuffer import ColumnsConverter, Converter, DataRow, DefaultConverter, Experience, ExpMeta
+
+
+def make_rows(states, **data):
+    return [
+        DataRow(
+            ExpMeta("t", None, f"a{i}", i, 0.5 + i, model_version=i),
+            Experience(state, [i], **data),
+            f"id{i}",
+            seq=i + 1,
+        )
+        for i, state in enumerate(states)
+    ]
+
+
+def columns_of(rows, *names):
+    return ColumnsConverter(names).to_dataset_row(rows)
+
+
+def test_the_default_converter_returns_what_it_gets():
+    rows = make_rows([1, 2])
+    assert DefaultConverter().to_dataset_row(rows) is rows
+
+
+def test_a_converter_is_a_class_with_one_method():
+    class Rewards(Converter[float]):
+        def to_dataset_row(self, task_experience):
+            return sum(row.exp_data.reward_t or 0.0 for row in task_experience)
+
+    assert Rewards().to_dataset_row(make_rows([1, 2], reward_t=1.5)) == 3.0
+    with pytest.raises(TypeError, match="abstract"):
+        Converter()
+
+
+def test_columns_have_one_entry_a_row_in_the_order_of_the_rows():
+    columns = ColumnsConverter().to_dataset_row(make_rows([[0, 1], [2, 3], [4, 5]]))
+    assert list(columns) == list(ColumnsConverter.DEFAULT)
+    assert columns["seq"].tolist() == [1, 2, 3]
+    assert columns["id"].tolist() == ["id0", "id1", "id2"]
+    assert columns["agent_id"].tolist() == ["a0", "a1", "a2"]
+    assert columns["step"].tolist() == [0, 1, 2]
+    assert columns["state"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert columns["actions"].tolist() == [[0], [1], [2]]
+    assert all(len(column) == 3 for column in columns.values())
+
+
+def test_every_field_of_a_row_is_a_column():
+    rows = make_rows([1], reward_t=1.0, adv_t=2.0, v_t=3.0, messages=["m"], extra={"x": 1})
+    columns = columns_of(rows, "task_name", "execute_time", "model_version", "messages", "extra")
+    assert columns["task_name"].tolist() == [None]
+    assert columns["execute_time"].tolist() == [0.5]
+    assert columns["model_version"].tolist() == [0]
+    assert columns["messages"].tolist() == [["m"]]
+    assert columns["extra"].tolist() == [{"x": 1}]
+
+
+def test_numbers_that_are_none_become_nan_and_zero_stays_zero():
+    rows = [*make_rows([0], reward_t=0.0), *make_rows([0])]
+    rewards = columns_of(rows, "reward_t")["reward_t"]
+    assert rewards.dtype == np.float64
+    assert rewards[0] == 0.0
+    assert math.isnan(rewards[1])
+
+
+def test_flags_are_booleans_and_none_is_false():
+    rows = [row for flag in (True, False, None) for row in make_rows([0], terminated=flag)]
+    flags = columns_of(rows, "terminated")["terminated"]
+    assert flags.dtype == np.bool_
+    assert flags.tolist() == [True, False, False]
+
+
+def test_arrays_of_one_shape_are_stacked_and_keep_their_dtype():
+    states = [np.full((2, 3), i, np.uint8) for i in range(4)]
+    stacked = columns_of(make_rows(states), "state")["state"]
+    assert (stacked.shape, stacked.dtype) == ((4, 2, 3), np.uint8)
+    assert stacked[3].tolist() == states[3].tolist()
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        [[1, 2], [1]],
+        [{"x": 1}, {"x": 2}],
+        ["a", "b"],
+        [None, 1],
+        [np.ones(2), np.ones(3)],
+        [np.ones((2, 2)), np.ones((2, 3))],
+        [[np.ones(2)], [np.ones(3)]],
+        [[1, "a"], [2, "b"]],
+    ],
+    ids=str,
+)
+def test_payloads_that_do_not_stack_stay_as_they_are(states):
+    column = columns_of(make_rows(states), "state")["state"]
+    assert (column.dtype, column.shape) == (object, (len(states),))
+    assert all(ours is theirs for ours, theirs in zip(states, column, strict=True))
+
+
+def test_no_rows_make_empty_columns():
+    columns = ColumnsConverter().to_dataset_row([])
+    assert all(len(column) == 0 for column in columns.values())
+
+
+def test_unknown_columns_are_refused_and_the_known_ones_named():
+    with pytest.raises(ValueError, match=r"unknown columns \['rewards'\]; known are .*reward_t"):
+        ColumnsConverter(["seq", "rewards"])
