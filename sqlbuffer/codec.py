@@ -398,7 +398,10 @@ def _is_plain_float(number: float) -> bool:
 
 def _tag_standard_type(value: Any) -> dict[str, Any] | None:
     if isinstance(value, dt.datetime):
-        return {"$datetime": value.isoformat()}
+        text = value.isoformat()
+        # Python reads an offset of less than a second as none.
+        is_read = dt.datetime.fromisoformat(text).utcoffset() == value.utcoffset()
+        return {"$datetime": text} if is_read else None
     if isinstance(value, dt.date):
         return {"$date": value.isoformat()}
     if isinstance(value, dt.time):

@@ -17,7 +17,8 @@ from sqlbuffer.fields import Field, parse_field
 Operator = Literal["eq", "gt", "gte", "lt", "lte", "in", "like", "is_null"]
 Tree = Mapping[str, Any]
 
-MAX_DEPTH = 200
+MAX_DEPTH = 64  # SQLite's parser has a stack of 100 entries, and SQLAlchemy recurses
+MAX_CHAIN = 200_000
 MAX_VALUE_DEPTH = 100  # payloads are not nested deeper
 # Operator -> (the positive one that decides it, negated).
 _OPERATORS: dict[str, tuple[Operator, bool]] = {
@@ -223,9 +224,11 @@ def _check_group(key: str, parts: Any, depth: int) -> Group:
     flat: list[Node] = []
     # A chain of one operator is a deep left-leaning tree; as one flat group it is neither deep here
     # nor in SQL.
-    pending = list(reversed(parts))
+    pending, n_seen = list(reversed(parts)), 0
     while pending:
-        part = pending.pop()
+        part, n_seen = pending.pop(), n_seen + 1
+        if n_seen > MAX_CHAIN:
+            raise ConditionError(f"{key} joins more than {MAX_CHAIN} conditions, or itself")
         if (
             isinstance(part, Mapping)
             and set(part) == {key}
@@ -241,7 +244,7 @@ def _check_leaf(leaf: Mapping[str, Any]) -> Node:
     field, op = parse_field(leaf["field"]), leaf["op"]
     if op == "between":
         return _check_between(field, leaf.get("value"))
-    if op not in _OPERATORS:
+    if not isinstance(op, str) or op not in _OPERATORS:
         raise ConditionError(
             f"unknown operator {op!r} on {field.name}; known are "
             f"{', '.join([*_OPERATORS, 'between'])}"

@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.codec import Encoder, dumps, hex_text, is_storable_text, tag_text
+from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields import Field
 from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number, real_bound
 from sqlbuffer.storage import functions as fn
@@ -30,6 +31,9 @@ from sqlbuffer.storage.models import KEY, episodes, experiences, sessions
 from sqlbuffer.storage.types import KeyList, Number, NumberList, Real, SeqList
 
 Table = Any  # experiences or an alias of it
+MAX_CHAIN = 100
+MAX_HEIGHT = 800  # SQLite's limit for an expression is 1,000
+_TEXT, _INTEGER, _NUMBER, _REAL = Text(), BigInteger(), Number(), Real()
 _ORDER: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
     "eq": operator.eq,
     "gt": operator.gt,
@@ -42,17 +46,29 @@ _ORDER: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
 def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[bool]:
     """Return the SQL expression of a checked condition over the experiences table or an alias of
     it.
+
+    Raises:
+        ConditionError: It is so deep and wide that SQLite would refuse it.
     """
+    if _height(node) > MAX_HEIGHT:
+        raise ConditionError("the condition is too large: groups of many inside groups of many")
+    return _compile(node, table)
+
+
+def _compile(node: Node, table: Table) -> ColumnElement[bool]:
     if isinstance(node, Group):
-        # The deepest last: written as a chain, that adds least to the depth of the whole.
-        parts = sorted(node.parts, key=_height)
-        return _balanced(node.kind, [compile_condition(part, table) for part in parts])
+        # The deepest first: SQLite's parser then keeps least of the others waiting for it.
+        parts = sorted(node.parts, key=_height, reverse=True)
+        return _balanced(node.kind, [_compile(part, table) for part in parts])
     matches = _COMPILE[node.op](node, table)
     return matches.is_not(true()) if node.negated and node.op != "like" else matches
 
 
 def _height(node: Node) -> int:
-    return 1 + max(map(_height, node.parts), default=0) if isinstance(node, Group) else 0
+    """Return about how deep the SQL of a node is: a chain is as deep as it is long."""
+    if isinstance(node, Leaf):
+        return 1
+    return max(map(_height, node.parts), default=0) + min(len(node.parts), MAX_CHAIN)
 
 
 def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool]:
@@ -61,7 +77,7 @@ def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool
         return true() if kind == "all" else false()
     if len(parts) == 1:
         return parts[0]
-    if len(parts) <= 100:
+    if len(parts) <= MAX_CHAIN:
         return and_(*parts) if kind == "all" else or_(*parts)
     middle = len(parts) // 2
     halves = [
@@ -109,7 +125,7 @@ def _comparison(field: Field, op: str, value: Any, table: Table) -> ColumnElemen
         if field.kind != "json":
             return false()
         return fn.json_is(
-            column, field.path, literal(dumps(Encoder().tree(value, field.name)), Text())
+            column, field.path, literal(dumps(Encoder().tree(value, field.name)), _TEXT)
         )
     if is_number(value):
         return _compare_number(field, op, value, column)
@@ -126,16 +142,16 @@ def _compare_number(
         return false()
     if field.kind == "json":
         return _ORDER[op](
-            fn.json_number(column, field.path), bindparam(None, value, Number(), unique=True)
+            fn.json_number(column, field.path), bindparam(None, value, _NUMBER, unique=True)
         )
     if field.kind == "real":
         bound_op, real = real_bound(op, value)
-        return false() if bound_op == "const" else _ORDER[bound_op](column, literal(real, Real()))
+        return false() if bound_op == "const" else _ORDER[bound_op](column, literal(real, _REAL))
     number = case((column, 1), (column.is_(False), 0)) if field.kind == "bool" else column
     bound_op, bound = integer_bound(op, value)
     if bound_op == "const":
         return column.is_not(None) if bound else false()
-    return _ORDER[bound_op](number, literal(bound, BigInteger()))
+    return _ORDER[bound_op](number, literal(bound, _INTEGER))
 
 
 def _compare_text(column: ColumnElement[Any], op: str, value: str) -> ColumnElement[bool]:
@@ -222,7 +238,7 @@ def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
         return false()
     item = dumps(tag_text(part))
     found = fn.json_has_element(
-        column, field.path, literal(f"[{item}]", Text()), literal(item, Text())
+        column, field.path, literal(f"[{item}]", _TEXT), literal(item, _TEXT)
     )
     is_list = fn.json_kind(column, field.path) == "array"
     hex_position = fn.position_of(

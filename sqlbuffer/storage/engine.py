@@ -112,9 +112,9 @@ def engine_for(url: URL) -> Engine:
 
 
 def close_idle(url: URL) -> None:
-    """Close the idle connections of this process's engine of a URL; the next use opens new ones."""
+    """Forget this process's engine of a URL and close its idle connections."""
     with _lock:
-        engine = _engines.get(url.render_as_string(hide_password=False))
+        engine = _engines.pop(url.render_as_string(hide_password=False), None)
     if engine is not None:
         engine.dispose()
 

@@ -24,6 +24,8 @@ from sqlbuffer.errors import (
 NO_BUFFER = "sqlbuffer: no buffer"
 # What the drivers raise when another writer holds an id.
 UniqueViolation = psycopg.errors.UniqueViolation
+# Two writers waited for each other, and the server ended this one's transaction.
+Deadlock = psycopg.errors.DeadlockDetected
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from sqlalchemy.types import TypeEngine
 
 from sqlbuffer.codec import escape_key
 
+_TEXT = Text()
+
 
 class utc_now(FunctionElement[Any]):
     """Now, as the TIME columns hold it."""
@@ -207,7 +209,7 @@ def _sqlite_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
     paths = []
     for alternative in element.alternatives(keys_apart=True):
         text = "$" + "".join(map(_sqlite_segment, alternative))
-        paths.append(compiler.process(bindparam(None, text, Text(), unique=True), **kw))
+        paths.append(compiler.process(bindparam(None, text, _TEXT, unique=True), **kw))
     path, source = paths[-1], ""
     if len(paths) > 1:
         exists = " ".join(
@@ -235,7 +237,7 @@ def _pg_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
             # `-> 0` of a scalar is the scalar itself; `#>` takes an index for a dict key as well.
             step = ("->", "text") if isinstance(segment, str) else ("#>", "text[]")
             text = segment if isinstance(segment, str) else f"{{{segment}}}"
-            bound = compiler.process(bindparam(None, text, Text(), unique=True), **kw)
+            bound = compiler.process(bindparam(None, text, _TEXT, unique=True), **kw)
             value += f" {step[0]} CAST({bound} AS {step[1]})"
         values.append(value)
     return f"({values[0]})" if len(values) == 1 else f"coalesce({', '.join(values)})"

@@ -80,6 +80,11 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         raise FieldError(
             f"expected a DataRow, got {type(row).__name__}; or use buffer.add(state=..., ...)"
         )
+    if not isinstance(row.exp_meta, ExpMeta) or not isinstance(row.exp_data, Experience):
+        raise FieldError(
+            f"expected exp_meta and exp_data to be ExpMeta and Experience, got "
+            f"{type(row.exp_meta).__name__} and {type(row.exp_data).__name__}"
+        )
     meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
     tags: dict[str, Any] = {}
     reals = [_real(getattr(data, name), f"exp_data.{name}", tags) for name in _REALS]

@@ -1,11 +1,11 @@
 """One buffer in a database: what `ReplayBuffer` asks of it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, func, select, update
+from sqlalchemy import Connection, Engine, Select, case, func, select, update
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
@@ -14,7 +14,7 @@ from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import catalog, keys, statements
 from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.engine import close_idle, engine_for, is_memory, own_engine, resolve_url
-from sqlbuffer.storage.errors import UniqueViolation, translated
+from sqlbuffer.storage.errors import Deadlock, UniqueViolation, translated
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
@@ -25,6 +25,7 @@ from sqlbuffer.storage.removal import remove_where
 Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
 
 TASKS_AT_ONCE = 500
+WRITE_ATTEMPTS = 10
 FIRST_PAGE_ROWS = 200
 MAX_PAGE_ROWS = 5_000
 PAGE_BYTES = 8 * 2**20
@@ -57,10 +58,19 @@ class BufferStore:
     Args:
         url: Resolved URL of the database.
         info: The buffer.
-        engine: The user's own engine, used instead of this process's engine of the URL.
+        engine: An engine of this buffer alone, used instead of this process's engine of the URL.
+        made_engine: That engine is this library's and not the user's.
     """
 
-    def __init__(self, url: URL, info: BufferInfo, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        url: URL,
+        info: BufferInfo,
+        engine: Engine | None = None,
+        *,
+        made_engine: bool = False,
+    ) -> None:
+        self._made_engine = made_engine
         self.url, self.info, self._engine = url, info, engine
         self._dialect = catalog.dialect_for(self.engine)
         self._live_count = LiveCount()
@@ -84,7 +94,7 @@ class BufferStore:
             info = catalog.open_buffer(
                 used, resolved, name, max_capacity, evict_by, may_create=create is not False
             )
-        return cls(resolved, info, engine)
+        return cls(resolved, info, engine, made_engine=not isinstance(url, Engine))
 
     @property
     def engine(self) -> Engine:
@@ -92,14 +102,17 @@ class BufferStore:
         return self._engine if self._engine is not None else engine_for(self.url)
 
     def close(self) -> None:
-        """Close idle connections of an engine that is this library's own."""
+        """Close idle connections of the library's own engine; a database in memory ends."""
         if self._engine is None:
             close_idle(self.url)
+        elif self._made_engine:
+            self._engine.dispose()
 
     def __getstate__(self) -> dict[str, Any]:
         if is_memory(self.url):
             raise TypeError(
-                "a buffer in memory belongs to one process and cannot be pickled; give it a file: sqlite:///replay.db"
+                "a buffer in memory belongs to one process and cannot be pickled; "
+                "give it a file: sqlite:///replay.db"
             )
         return {"url": self.url, "info": self.info}
 
@@ -116,9 +129,7 @@ class BufferStore:
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)
-        with translated(self.url), self._dialect.writing(self.engine) as connection:
-            inserted, held = self._insert_new(connection, list(first.values()))
-            stored = self._rows_of_ids(connection, held)
+        inserted, stored = self._insert_retrying(list(first.values()))
         written = Written(inserted, [], [])
         fresh = set(inserted)
         for record in records:
@@ -130,15 +141,26 @@ class BufferStore:
             (written.duplicates if same else written.conflicts).append(record.id)
         return written
 
+    def _insert_retrying(self, records: list[Record]) -> tuple[list[str], dict[str, Row]]:
+        """Insert in one transaction; anew where two writers of the same ids waited for each other."""
+        with translated(self.url):
+            for _ in range(WRITE_ATTEMPTS - 1):
+                with suppress(Deadlock), self._dialect.writing(self.engine) as connection:
+                    return self._insert_new(connection, records)
+            with self._dialect.writing(self.engine) as connection:
+                return self._insert_new(connection, records)
+
     def _insert_new(
         self, connection: Connection, records: list[Record]
-    ) -> tuple[list[str], set[str]]:
-        """Insert records of distinct ids; return the ids inserted and those that were there."""
+    ) -> tuple[list[str], dict[str, Row]]:
+        """Insert records of distinct ids; return the ids inserted, and the rows that were there."""
         held, seqs = self._dialect.draw(connection, self.info.id, [record.id for record in records])
+        # Read before the insert, which may evict them.
+        stored = self._rows_of_ids(connection, held)
         while True:
             new = [record for record in records if record.id not in held]
             if not new:
-                return [], held
+                return [], stored
             try:
                 with connection.begin_nested():
                     self._dialect.insert(
@@ -149,19 +171,14 @@ class BufferStore:
                         keys.episode_ids(connection, self.info.id, new),
                         keys.session_ids(connection, self.info.id, new),
                     )
-                return [record.id for record in new], held
+                return [record.id for record in new], stored
             except UniqueViolation:
                 # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.
-                found = self._held(connection, [record.id for record in new])
+                found = self._rows_of_ids(connection, {record.id for record in new})
                 if not found:
                     raise
-                held = held | found
-
-    def _held(self, connection: Connection, ids: Sequence[str]) -> set[str]:
-        found = select(experiences.c.id).where(
-            experiences.c.buffer_id == self.info.id, keys.one_of(experiences.c.id, ids)
-        )
-        return set(connection.execute(found).scalars())
+                stored |= found
+                held |= found.keys()
 
     def _rows_of_ids(self, connection: Connection, ids: set[str]) -> dict[str, Row]:
         if not ids:
@@ -174,7 +191,9 @@ class BufferStore:
         with translated(self.url), self._dialect.writing(self.engine) as connection:
             window = self._window(connection)
             self._note_deletion(connection, window)
-            return self._remove(connection, statements.in_window(self.info.id, window.low, node))
+            # Nothing newer than the window noted: its lower end follows from the newest row.
+            matching = statements.in_window(self.info.id, window.low, node)
+            return self._remove(connection, matching, experiences.c.seq <= window.high)
 
     def clear(self) -> int:
         """Delete all rows, those behind the window too; return how many were live."""
@@ -182,7 +201,7 @@ class BufferStore:
             window = self._window(connection)
             self._note_deletion(connection, window)
             self._remove(connection, experiences.c.seq <= window.low)
-            return self._remove(connection)
+            return self._remove(connection, experiences.c.seq <= window.high)
 
     def resize(self, max_capacity: int | None) -> None:
         """Set the capacity and evict at once what no longer fits."""
@@ -208,10 +227,11 @@ class BufferStore:
 
     def _note_deletion(self, connection: Connection, window: Window) -> None:
         """Keep the window's lower end, and tell every process that rows inside it leave."""
+        low_seq = case((buffers.c.low_seq < window.low, window.low), else_=buffers.c.low_seq)
         connection.execute(
             update(buffers)
             .where(buffers.c.id == self.info.id)
-            .values(deletions=buffers.c.deletions + 1, low_seq=window.low)
+            .values(deletions=buffers.c.deletions + 1, low_seq=low_seq)
         )
 
     def _remove(self, connection: Connection, *conditions: Any) -> int:

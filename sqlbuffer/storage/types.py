@@ -1,6 +1,7 @@
 """Types of bound parameters that the two databases take differently."""
 
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -54,8 +55,8 @@ class Real(TypeDecorator[Any]):
     impl = Float
     cache_ok = True
 
-    def process_literal_param(self, value: Any, dialect: Dialect) -> Any:
-        return _infinity(value, dialect, "double precision") if math.isinf(value) else repr(value)
+    def literal_processor(self, dialect: Dialect) -> Callable[[Any], str]:
+        return lambda value: _number_text(value, dialect, "double precision")
 
 
 class Number(TypeDecorator[Any]):
@@ -65,7 +66,7 @@ class Number(TypeDecorator[Any]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        # SQLAlchemy binds Float and Numeric as floats on SQLite, which rounds integers from 2**53 on.
+        # On SQLite, SQLAlchemy binds Float and Numeric as floats: that rounds integers above 2**53.
         return dialect.type_descriptor(Numeric() if dialect.name == "postgresql" else BigInteger())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
@@ -76,13 +77,16 @@ class Number(TypeDecorator[Any]):
         # Below 1e16 JSON holds the shortest repr; from there on the codec writes all digits.
         return Decimal(repr(value)) if abs(value) < 1e16 else Decimal(int(value))
 
-    def process_literal_param(self, value: Any, dialect: Dialect) -> Any:
-        if isinstance(value, float) and math.isinf(value):
-            return _infinity(value, dialect, "numeric")
-        return str(self.process_bind_param(value, dialect))
+    def literal_processor(self, dialect: Dialect) -> Callable[[Any], str]:
+        return lambda value: _number_text(
+            self.process_bind_param(value, dialect), dialect, "numeric"
+        )
 
 
-def _infinity(value: float, dialect: Dialect, type_: str) -> str:
+def _number_text(value: Any, dialect: Dialect, type_: str) -> str:
+    """Return a number as a statement writes it; infinities have no form of their own."""
+    if not math.isinf(value):
+        return str(value)
     sign = "-" if value < 0 else ""
     if dialect.name == "postgresql":
         return f"CAST('{sign}Infinity' AS {type_})"

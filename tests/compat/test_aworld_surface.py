@@ -1,8 +1,6 @@
 """AWorld's names are where its users look for them, and what is missing names its alternative."""
 
-import doctest
 import importlib
-import pkgutil
 
 import pytest
 
@@ -100,17 +98,3 @@ def test_models_are_made_without_arguments_and_share_nothing():
     one.info["done"] = True
     one.images.append("x")
     assert (other.info, other.images, other.is_tool_result) == ({}, [], False)
-
-
-def modules():
-    package = sqlbuffer.compat.aworld
-    names = (
-        found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    )
-    return [name for name in names if name.removeprefix(package.__name__) not in ABSENT]
-
-
-@pytest.mark.parametrize("name", modules())
-def test_examples_of_the_docstrings_run(name, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert doctest.testmod(importlib.import_module(name)).failed == 0

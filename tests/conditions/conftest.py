@@ -21,3 +21,11 @@ def buffers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for url in urls.values():
         close_pool(url)
     server.drop_database(postgres_url)
+
+
+@pytest.fixture(params=KINDS)
+def buffer(request: pytest.FixtureRequest, buffers) -> ReplayBuffer:
+    """Return an empty buffer of each kind in turn."""
+    buffer: ReplayBuffer = buffers[request.param]
+    buffer.clear()
+    return buffer

@@ -501,3 +501,23 @@ def delete_by_hand(url, remainder):
             r=remainder,
             s=start,
         )
+
+
+def test_a_delete_that_read_an_old_window_does_not_bring_rows_back(make_database_url):
+    """PostgreSQL: another delete has committed between its look at the window and its own note."""
+    url = make_database_url("postgresql", schema=True)
+    buffer, other = ReplayBuffer(url, max_capacity=5), ReplayBuffer(url)
+    buffer.store_batch(make_rows(range(1, 6)))
+    note = buffer._store._note_deletion
+
+    def note_late(connection, window):
+        with connected(url) as holder:
+            holder.execute(text("SELECT 1 FROM experiences WHERE seq <= 3 FOR UPDATE"))
+            other.store_batch(make_rows(range(6, 9)))
+            other.delete(steps_between(7, 8))
+        assert steps_of(other) == [4, 5, 6]
+        note(connection, window)
+
+    buffer._store._note_deletion = note_late
+    buffer.delete(step_is(99))
+    assert holds_exactly(other, url, [4, 5, 6])

@@ -339,13 +339,16 @@ USES = {
 }
 
 
-def test_using_a_dropped_buffer_says_that_it_was_dropped(buffer, buffer_url, subtests):
+def test_using_a_dropped_buffer_says_that_it_was_dropped(buffer, buffer_url):
     buffer.store(make_row(1))
     ReplayBuffer.drop(buffer_url, "default")
     ReplayBuffer(buffer_url, name="another").store(make_row(2))
+    said = {}
     for name, use in USES.items():
-        with subtests.test(name), pytest.raises(BufferNotFoundError, match="dropped"):
+        with pytest.raises(Exception) as info:  # noqa: PT011
             use(buffer)
+        said[name] = isinstance(info.value, BufferNotFoundError) and "dropped" in str(info.value)
+    assert said == dict.fromkeys(USES, True)
     assert len(ReplayBuffer(buffer_url, name="another")) == 1
 
 

@@ -60,20 +60,22 @@ def stored_rows(url: str, name: str = "default") -> int:
     return n_rows
 
 
-def fill(url: str, n_rows: int, *, rows_per_task: int = 100, name: str = "default") -> ReplayBuffer:
+def fill(
+    url: str, n_rows: int, *, rows_per_task: int = 100, name: str = "default", **settings: Any
+) -> ReplayBuffer:
     """Return a buffer of `n_rows` rows with seq from 1, written by one statement.
 
     Row s has step s and belongs to task `t<(s - 1) // rows_per_task>`; its state is `{"mod": s %
     100}`.
     """
-    buffer = ReplayBuffer(url, name=name, create=True)
+    buffer = ReplayBuffer(url, name=name, create=True, **settings)
     numbers = (
         "WITH RECURSIVE g(s) AS (SELECT 1 UNION ALL SELECT s + 1 FROM g WHERE s < :n)"
         if is_sqlite(url)
         else "WITH g AS (SELECT s FROM generate_series(1, CAST(:n AS integer)) s)"
     )
     state = (
-        """'{"mod":' || s % 100 || '}'"""
+        """'{"mod":' || (s % 100) || '}'"""
         if is_sqlite(url)
         else "jsonb_build_object('mod', s % 100)"
     )
@@ -84,7 +86,7 @@ def fill(url: str, n_rows: int, *, rows_per_task: int = 100, name: str = "defaul
             text(
                 "INSERT INTO experiences (buffer_id, seq, id, task_id, agent_id, step, state, "
                 f"reward_t) {numbers} SELECT {number}, s, 'id' || s, "
-                f"'t' || (s - 1) / :rows_per_task, 'a1', s, {state}, 0 FROM g"
+                f"'t' || ((s - 1) / :rows_per_task), 'a1', s, {state}, 0 FROM g"
             ),
             {"n": n_rows, "rows_per_task": rows_per_task},
         )

@@ -309,6 +309,7 @@ class TestRefusals:
             (Point(1, object()), "exp_data.state.y:"),
             (Base(a=[object()]), "exp_data.state.a[0]:"),
             (range(3), "exp_data.state:"),
+            (dt.datetime(2024, 1, 1, tzinfo=dt.timezone(dt.timedelta(0, 0, 1))), "exp_data.state:"),
             (iter([1]), "exp_data.state:"),
             (1j * np.ones(1, object), "exp_data.state:"),
             ({"members": {Point(1)}}, "exp_data.state.members:"),

@@ -36,7 +36,7 @@ class SQLStorage(Storage):
 
     Example:
         >>> from sqlbuffer.compat.aworld import DataRow, Experience, ExpMeta
-        >>> storage = SQLStorage("sqlite:///replay.db")
+        >>> storage = SQLStorage("sqlite://")
         >>> meta = ExpMeta("task_1", "search", "agent_1", 1, 1700000000.0, "agent_0")
         >>> storage.add(DataRow(meta, Experience({"x": 1}, [0]))).inserted
         1

@@ -1,0 +1,283 @@
+"""No hot statement scans the table (I9): at 100,000 rows, with and without statistics.
+
+Two witnesses for each operation. The plan of every statement it sends; and what the database did
+meanwhile, which covers triggers and functions too: rows read on PostgreSQL, steps of its virtual
+machine on SQLite. A scan of the table costs 100,000 of the one and 500,000 of the other.
+"""
+
+import re
+import shutil
+
+import pytest
+from sqlalchemy import event, make_url, text
+
+from sqlbuffer import (
+    FifoSampler,
+    LatestSampler,
+    QueryBuilder,
+    RandomSampler,
+    RandomTaskSample,
+    ReplayBuffer,
+)
+from tests.conftest import KINDS, close_pool
+from tests.support.sql import connected, fill, is_sqlite, run, run_outside_transaction
+from tests.support.stepped_rows import make_row, make_rows
+
+N_ROWS = 100_000
+ROWS_PER_TASK = 20
+MOST_ROWS_READ = 10_000
+MOST_STEPS = 200_000
+SCAN = re.compile(r"Seq Scan on experiences|^\s*SCAN (experiences|earlier)", re.MULTILINE)
+ONE_TASK = QueryBuilder().eq("exp_meta.task_id", "t2500").build()
+ONE_TASK_LATE = QueryBuilder().nested(QueryBuilder().eq("exp_meta.task_id", "t2500")).and_().gt(
+    "exp_meta.step", 50_005
+).build()  # fmt: skip
+TWO_TASKS = QueryBuilder().in_("exp_meta.task_id", ["t100", "t4000"]).build()
+ONE_ID = QueryBuilder().eq("id", "id77777").build()
+HALF = QueryBuilder().lt("exp_data.state.mod", 50).build()
+
+
+@pytest.fixture(scope="module", params=["no statistics", "analyzed"])
+def analyzed(request):
+    return request.param == "analyzed"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def large_url(request, analyzed, tmp_path_factory):
+    """Return a database that two buffers of 100,000 rows, by row and by task, and a small one
+    share.
+    """
+    if request.param == "sqlite":
+        path = tmp_path_factory.mktemp("large") / "large.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        url = f"sqlite:///{path}"
+    else:
+        server = request.getfixturevalue("postgres_server")
+        url = server.create_database(template=request.getfixturevalue("postgres_template"))
+        run(url, "ALTER TABLE experiences SET (autovacuum_enabled = false)")
+        # What parallel workers read is not told to the session that they work for.
+        database = make_url(url).database
+        run(url, f"ALTER DATABASE {database} SET max_parallel_workers_per_gather = 0")
+    settings = {"max_capacity": N_ROWS, "rows_per_task": ROWS_PER_TASK}
+    fill(url, N_ROWS, name="rows", **settings)
+    fill(url, N_ROWS, name="tasks", evict_by="task", **settings)
+    fill(url, 100, name="small")
+    if analyzed:
+        run_outside_transaction(url, "ANALYZE")
+    yield url
+    close_pool(url)
+    if request.param == "postgresql":
+        server.drop_database(url)
+
+
+def rows_read(connection):
+    """Return how many rows scans and indexes have given in this session of late."""
+    (row,) = connection.connection.driver_connection.execute(
+        "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
+        "FROM pg_stat_xact_user_tables WHERE relname = 'experiences'"
+    )
+    return row
+
+
+class Watch:
+    """Notes the statements that an engine sends, and what the database does for them."""
+
+    def __init__(self, engine):
+        self.engine, self.statements = engine, []
+        self.rows_scanned = self.rows_fetched = self.steps = 0
+        self._listeners = [("before_cursor_execute", self._note)]
+        if engine.dialect.name == "sqlite":
+            self._listeners.append(("checkout", self._count_steps))
+        else:
+            self._listeners += [
+                ("begin", self._start_counting),
+                ("commit", self._count_rows),
+                ("rollback", self._count_rows),
+            ]
+
+    def __enter__(self):
+        for name, listener in self._listeners:
+            event.listen(self.engine, name, listener)
+        return self
+
+    def __exit__(self, *_):
+        for name, listener in self._listeners:
+            event.remove(self.engine, name, listener)
+        self.engine.dispose()
+
+    def _note(self, _connection, _cursor, statement, parameters, _context, executemany):
+        if not executemany and re.search("experiences|v_windows", statement):
+            self.statements.append((statement, parameters))
+
+    def _start_counting(self, connection):
+        # What earlier transactions of the session read may not have been reported yet.
+        self._before = rows_read(connection)
+
+    def _count_rows(self, connection):
+        scanned, fetched = rows_read(connection)
+        self.rows_scanned += scanned - self._before[0]
+        self.rows_fetched += fetched - self._before[1]
+
+    def _count_steps(self, connection, _record, _proxy):
+        connection.set_progress_handler(self._step, 100)
+
+    def _step(self):
+        self.steps += 100
+        return 0
+
+    def plans(self):
+        """Return the plan of each statement noted that is a select, as text."""
+        prefix = "EXPLAIN QUERY PLAN " if self.engine.dialect.name == "sqlite" else "EXPLAIN "
+        with self.engine.connect() as connection:
+            if self.engine.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL max_parallel_workers_per_gather = 2")
+            return [
+                "\n".join(
+                    str(row[-1])
+                    for row in connection.exec_driver_sql(prefix + statement, parameters)
+                )
+                for statement, parameters in self.statements
+                if re.match(r"\s*(SELECT|WITH)\b", statement)
+            ]
+
+
+def tasks_stored(buffer):
+    return buffer.store_batch([make_row(i, task=f"new{i // 8}") for i in range(64)])
+
+
+OPERATIONS = {
+    "store": ("rows", lambda b: b.store_batch(make_rows(range(64)))),
+    "store one row": ("rows", lambda b: b.store(make_row(1))),
+    "re-send": ("rows", lambda b: b.store_batch(make_rows(range(64), prefix="id9900"))),
+    "store with episodes": ("rows", lambda b: b.store(make_row(1, episode="e"))),
+    "store by task": ("tasks", tasks_stored),
+    "random": ("rows", lambda b: b.sample(256)),
+    "random, seeded": ("rows", lambda b: b.sample(256, sampler=RandomSampler(seed=1))),
+    "random, replaced": ("rows", lambda b: b.sample(256, sampler=RandomSampler(replace=True))),
+    "random, half match": ("rows", lambda b: b.sample(256, condition=HALF)),
+    "random, of a task": ("rows", lambda b: b.sample(8, condition=ONE_TASK)),
+    "random, by task": ("tasks", lambda b: b.sample(256)),
+    "latest": ("rows", lambda b: b.sample(256, sampler=LatestSampler())),
+    "latest, half match": ("rows", lambda b: b.sample(64, sampler=LatestSampler(), condition=HALF)),
+    "latest, of a task": (
+        "rows",
+        lambda b: b.sample(8, sampler=LatestSampler(), condition=ONE_TASK),
+    ),
+    "fifo": ("rows", lambda b: b.sample(256, sampler=FifoSampler())),
+    "fifo, of a task": ("rows", lambda b: b.sample(8, sampler=FifoSampler(), condition=ONE_TASK)),
+    "tasks": ("rows", lambda b: b.sample_tasks(8, sampler=RandomTaskSample(seed=1))),
+    "tasks, half match": (
+        "rows",
+        lambda b: b.sample_tasks(8, sampler=RandomTaskSample(seed=1), condition=HALF),
+    ),
+    "tasks, one matches": ("rows", lambda b: b.sample_tasks(1, condition=ONE_TASK)),
+    "get a task": ("rows", lambda b: b.get_by_task_id("t2500")),
+    "get 20 tasks": ("rows", lambda b: b.get_batch_by_task_ids([f"t{i}" for i in range(900, 920)])),
+    "get absent tasks": ("rows", lambda b: b.get_batch_by_task_ids(["no", "none"])),
+    "size of a task": ("rows", lambda b: b.size(ONE_TASK)),
+    "size of an id": ("rows", lambda b: b.size(ONE_ID)),
+    "all of a task": ("rows", lambda b: list(b.get_all(ONE_TASK))),
+    "all of a task, late": ("rows", lambda b: list(b.get_all(ONE_TASK_LATE))),
+    "all of two tasks": ("rows", lambda b: list(b.get_all(TWO_TASKS))),
+    "first rows of all": ("rows", lambda b: next(b.get_all())),
+    "first page": ("rows", lambda b: b.get_paginated(1, 100)),
+    "first page of a task": ("rows", lambda b: b.get_paginated(1, 10, ONE_TASK)),
+    "delete a task": ("rows", lambda b: b.delete(QueryBuilder().eq("exp_meta.task_id", "t4500"))),
+    "capacity": ("rows", lambda b: b.max_capacity),
+    "length": ("rows", len),
+    "length by task": ("tasks", len),
+    "random, small": ("small", lambda b: b.sample(64)),
+    "tasks, small": ("small", lambda b: b.sample_tasks(1)),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_hot_operations_do_not_scan_the_table(large_url, operation):
+    name, call = OPERATIONS[operation]
+    buffer = ReplayBuffer(large_url, name=name)
+    len(buffer)  # remembers whole blocks from here on
+    with Watch(buffer._store.engine) as watch:
+        call(buffer)
+    scans = [plan for plan in watch.plans() if SCAN.search(plan)]
+    assert not scans, "\n\n".join(scans)
+    assert watch.rows_scanned == 0
+    assert watch.rows_fetched < MOST_ROWS_READ
+    assert watch.steps < MOST_STEPS
+    assert watch.steps or watch.rows_fetched or operation in ("capacity", "length by task")
+
+
+def test_the_witnesses_would_see_a_scan(large_url):
+    """A condition that no index serves has to read everything."""
+    buffer = ReplayBuffer(large_url, name="rows")
+    with Watch(buffer._store.engine) as watch:
+        buffer.size(HALF)
+    assert watch.rows_scanned + watch.rows_fetched > 0.9 * N_ROWS or watch.steps > MOST_STEPS
+
+
+# Inside functions PostgreSQL may settle on a plan that knows no values: the worst case is forced.
+BODIES = {
+    "the rows to evict": (
+        "sqlbuffer_after_insert_v1",
+        r"SELECT e\.seq FROM experiences e.*?SKIP LOCKED",
+        {"written.buffer_id": 0, "bound": 1, "written.n": 2},
+        "integer, bigint, bigint",
+        "1, 50000, 64",
+    ),
+    "the ids held": (
+        "sqlbuffer_draw_v1",
+        r"SELECT coalesce\(array_agg\(e\.id\).*?ANY \(p_ids\)",
+        {"p_buffer_id": 0, "low": 1, "p_ids": 2},
+        "integer, bigint, text[]",
+        "1, 0, ARRAY['id1', 'id2', 'id3']",
+    ),
+    "the rows to remove": (
+        "sqlbuffer_remove_v1",
+        r"DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY \(p_seqs\)",
+        {"p_buffer_id": 0, "p_seqs": 1},
+        "integer, bigint[]",
+        "1, ARRAY[1, 2, 3]",
+    ),
+    "the rows of a victim": (
+        "sqlbuffer_evict_tasks_v1",
+        r"SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND task_id = victims\[1\]",
+        {"p_buffer_id": 0, r"victims[1]": 1},
+        "integer, text",
+        "1, 't100'",
+    ),
+    "the oldest rows of a lone task": (
+        "sqlbuffer_evict_tasks_v1",
+        r"SELECT seq FROM experiences WHERE buffer_id = p_buffer_id ORDER BY seq LIMIT surplus",
+        {"p_buffer_id": 0, "surplus": 1},
+        "integer, bigint",
+        "1, 64",
+    ),
+    "the task to evict": (
+        "sqlbuffer_evict_tasks_v1",
+        r"SELECT task_id FROM tasks WHERE buffer_id = p_buffer_id ORDER BY last_seq LIMIT 2",
+        {"p_buffer_id": 0},
+        "integer",
+        "2",
+    ),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_statements_inside_functions_have_plans_that_need_no_values(large_url, body):
+    if is_sqlite(large_url):
+        return
+    function, pattern, names, types, values = BODIES[body]
+    with connected(large_url) as connection:
+        source = connection.execute(
+            text("SELECT prosrc FROM pg_proc WHERE proname = :f"), {"f": function}
+        ).scalar_one()
+        statement = re.sub(r"\s+INTO held, gone\s+", " ", source)
+        statement = re.search(pattern, statement, re.DOTALL)[0]
+        for name, position in names.items():
+            statement = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", f"${position + 1}", statement)
+        for mode in ("force_generic_plan", "force_custom_plan"):
+            connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
+            connection.exec_driver_sql(f"PREPARE hot ({types}) AS {statement}")
+            plan = connection.exec_driver_sql(f"EXPLAIN EXECUTE hot ({values})").scalars().all()
+            assert not [line for line in plan if "Seq Scan" in line or "->  Sort" in line], plan
+            assert any("Index" in line for line in plan)
+            connection.exec_driver_sql("DEALLOCATE hot")
