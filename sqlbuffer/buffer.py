@@ -4,9 +4,11 @@ import builtins
 import difflib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sqlbuffer.codec import is_storable_text
 from sqlbuffer.converters import Converter
@@ -29,6 +31,7 @@ AnyConverter = Converter[Any] | Callable[[Any], Any]
 
 EVICT_UNITS = ("row", "task")
 MAX_NAME = 200
+MAX_LIMIT = 2**63 - 1  # what the databases take
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
     "task_name": None,
@@ -304,7 +307,8 @@ class ReplayBuffer:
         little memory. Rows evicted before their page is read are left out.
         """
         node = check(_either(condition, query_condition))
-        return (row for page in self._store.pages(node) for row in self._decoder.rows(page))
+        pages = self._store.pages(node)
+        return (row for page in pages for row in self._decoder.rows(page))
 
     def get_paginated(
         self,
@@ -330,7 +334,8 @@ class ReplayBuffer:
         if page_size < 1:
             raise ValueError("Page size must be greater than 0")
         node = check(_either(condition, query_condition))
-        return self._decoder.rows(self._store.page(node, (page - 1) * page_size, page_size))
+        offset = min((page - 1) * page_size, MAX_LIMIT)
+        return self._decoder.rows(self._store.page(node, offset, min(page_size, MAX_LIMIT)))
 
     def get_by_task_id(self, task_id: str) -> builtins.list[DataRow]:
         """Return all rows of a task in the order of (episode, step, execute_time); none for an
@@ -399,7 +404,7 @@ class ReplayBuffer:
         catalog.drop_buffer(url, name)
 
     def __repr__(self) -> str:
-        return f"ReplayBuffer({self._store.url.render_as_string()!r}, name={self.name!r})"
+        return f"ReplayBuffer({self._store.shown_url!r}, name={self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self._store, "types": self._types}
@@ -435,7 +440,8 @@ class ReplayBuffer:
         if batch_size == 0:
             return []
         with self._store.population(node) as population:
-            found = population.rows(sampler.choose(population, batch_size))
+            chosen = sampler.choose(population, min(int(batch_size), MAX_LIMIT))
+            found = population.rows(chosen)
         return self._decoder.rows(found)
 
     def _sample_tasks(
@@ -444,7 +450,7 @@ class ReplayBuffer:
         if batch_size == 0:
             return []
         with self._store.population(node) as population:
-            chosen: Sequence[str] = sampler.choose_tasks(population, batch_size)
+            chosen = sampler.choose_tasks(population, min(int(batch_size), MAX_LIMIT))
         # A task that was evicted meanwhile has no rows left.
         return [self._decoder.rows(rows) for rows in self._store.tasks(chosen).values() if rows]
 
@@ -481,6 +487,8 @@ def _either(condition: Condition, query_condition: Condition) -> Condition:
 
 
 def _check_batch_size(batch_size: int) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+        raise TypeError(f"a batch size is an integer, got {batch_size!r}")
     if batch_size < 0:
         raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
 
@@ -495,7 +503,11 @@ def _check_name(name: str) -> None:
 def _check_capacity(max_capacity: int | None) -> None:
     if max_capacity is None:
         return
-    if isinstance(max_capacity, bool) or not isinstance(max_capacity, int) or max_capacity < 1:
+    if (
+        isinstance(max_capacity, bool)
+        or not isinstance(max_capacity, int)
+        or not (1 <= max_capacity <= MAX_LIMIT)
+    ):
         raise BufferConfigError(
             f"max_capacity is a positive integer or None (unlimited), got {max_capacity!r}"
         )

@@ -16,9 +16,10 @@ UNLIMITED_WIDTH = 10_000
 def shown_url(url: str | None) -> str:
     """Return a URL in full, with its password hidden, as other programs take it too."""
     from sqlbuffer.storage.engine import resolve_url
+    from sqlbuffer.storage.urls import shown_url as without_password
 
     resolved = resolve_url(url)
-    return resolved.set(drivername=resolved.get_backend_name()).render_as_string()
+    return without_password(resolved.set(drivername=resolved.get_backend_name()))
 
 
 def console() -> "Console":

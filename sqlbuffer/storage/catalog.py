@@ -17,6 +17,7 @@ from sqlbuffer.storage.models import buffers
 from sqlbuffer.storage.postgresql import PostgreSQL
 from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.sqlite import SQLite
+from sqlbuffer.storage.urls import shown_url
 
 Dialect = SQLite | PostgreSQL
 _DIALECTS: dict[str, type[SQLite] | type[PostgreSQL]] = {"sqlite": SQLite, "postgresql": PostgreSQL}
@@ -187,6 +188,5 @@ def _select() -> Any:
 
 def _not_found(name: str, url: URL) -> BufferNotFoundError:
     return BufferNotFoundError(
-        f"no buffer {name!r} in {url.render_as_string()}; ReplayBuffer.list(url) names those there "
-        f"are"
+        f"no buffer {name!r} in {shown_url(url)}; ReplayBuffer.list(url) names those there are"
     )

@@ -14,6 +14,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from sqlbuffer.errors import URLError
 from sqlbuffer.settings import Settings
+from sqlbuffer.storage.urls import shown_url
 
 POOL_SIZE = 5
 BUSY_TIMEOUT_S = 30.0
@@ -67,9 +68,7 @@ def resolve_url(url: str | URL | Engine | None) -> URL:
         return _resolve_postgresql(resolved)
     if backend == "sqlite":
         return _resolve_sqlite(resolved)
-    raise URLError(
-        f"sqlbuffer speaks SQLite and PostgreSQL, not {backend}: {resolved.render_as_string()}"
-    )
+    raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL, not {backend}: {shown_url(resolved)}")
 
 
 def _shown(url: object) -> str:

@@ -19,6 +19,7 @@ from sqlbuffer.errors import (
     StorageReadOnlyError,
     StorageUnreachableError,
 )
+from sqlbuffer.storage.urls import shown_url
 
 # How the triggers of both databases begin to say that a buffer is unknown.
 NO_BUFFER = "sqlbuffer: no buffer"
@@ -39,19 +40,18 @@ def translated(url: URL) -> Iterator[None]:
         raise translate(error, url) from error
     except PoolTimeoutError as error:
         raise StorageBusyError(
-            f"{url.render_as_string()}: every connection of the pool was in use for too long: "
-            f"{error}"
+            f"{shown_url(url)}: every connection of the pool was in use for too long: {error}"
         ) from error
     except ResourceClosedError as error:
         raise StorageUnreachableError(
-            f"{url.render_as_string()}: the connection was closed: {error}"
+            f"{shown_url(url)}: the connection was closed: {error}"
         ) from error
 
 
 def translate(error: BaseException | None, url: URL) -> SQLBufferError:
     """Return the library's error for a driver's."""
     shown, reason = (
-        url.render_as_string(),
+        shown_url(url),
         str(error).strip().splitlines()[0] if str(error) else type(error).__name__,
     )
     state = getattr(error, "sqlstate", None) or ""

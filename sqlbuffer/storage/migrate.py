@@ -11,6 +11,7 @@ from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooN
 from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.sqlite import lock_path
+from sqlbuffer.storage.urls import shown_url
 from sqlbuffer.storage.writer_lock import writer_lock
 
 # Oldest first; a test compares them with the scripts.
@@ -37,7 +38,7 @@ def check(connection: Connection, url: URL) -> None:
         SchemaOutdatedError: An older schema; the message has the command that upgrades it.
         SchemaTooNewError: A schema of a later release.
     """
-    revision, shown = current(connection), url.render_as_string()
+    revision, shown = current(connection), shown_url(url)
     if revision == HEAD:
         return
     if revision is None:

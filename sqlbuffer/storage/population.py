@@ -75,15 +75,31 @@ class Population:
 
     def newest(self, n: int) -> list[int]:
         """Return up to n matching seq, newest first."""
-        return self._scalars(self.select().order_by(self._seq.desc()).limit(n))
+        return self._from_one_end(n, newest=True)
 
     def oldest(self, n: int) -> list[int]:
         """Return up to n matching seq, oldest first."""
-        return self._scalars(self.select().order_by(self._seq).limit(n))
+        return self._from_one_end(n)
 
     def page(self, offset: int, limit: int) -> list[int]:
         """Return up to `limit` matching seq, oldest first, after the first `offset`."""
-        return self._scalars(self.select().order_by(self._seq).limit(limit).offset(offset))
+        return self._from_one_end(limit, offset)
+
+    def _from_one_end(self, n: int, offset: int = 0, *, newest: bool = False) -> list[int]:
+        """Look in a narrow range of numbers at one end, then in wider ones.
+
+        Without statistics PostgreSQL takes the buffer for a few rows, and would sort all of them.
+        """
+        order = self._seq.desc() if newest else self._seq
+        statement = self.select().order_by(order).limit(n).offset(offset)
+        width = self.span if self.selective else 2 * (n + offset) + 64
+        while width < self.span:
+            near = self._seq > self.high - width if newest else self._seq <= self.low + width
+            found = self._scalars(statement.where(near))
+            if len(found) == n:
+                return found
+            width *= 8
+        return self._scalars(statement)
 
     def first_of_tasks(self, seqs: Sequence[int]) -> dict[int, str]:
         """Return {seq: task_id} for those of the given seq that are the first matching row of their

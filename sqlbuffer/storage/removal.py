@@ -13,9 +13,20 @@ ROWS_AT_ONCE = 10_000
 
 
 def remove_where(
-    connection: Connection, dialect: SQLite | PostgreSQL, buffer_id: int, *conditions: Any
+    connection: Connection,
+    dialect: SQLite | PostgreSQL,
+    buffer_id: int,
+    *conditions: Any,
+    seq: Any = experiences.c.seq,
 ) -> int:
     """Delete the rows of a buffer that match, with what the narrow tables hold of them.
+
+    Args:
+        connection: The transaction.
+        dialect: Its database's operations.
+        buffer_id: The buffer.
+        conditions: Which rows; none is all.
+        seq: What to go by; see `statements.seq_for`.
 
     Returns:
         How many rows there were.
@@ -24,7 +35,7 @@ def remove_where(
     chunk = (
         statements.seqs(experiences.c.buffer_id == buffer_id)
         .where(*conditions)
-        .order_by(experiences.c.seq)
+        .order_by(seq)
         .limit(ROWS_AT_ONCE)
     )
     while seqs := list(connection.execute(chunk).scalars()):

@@ -9,6 +9,7 @@ from sqlbuffer.storage import migrate
 from sqlbuffer.storage.engine import engine_for, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.readonly import existing_file, refuse_memory
+from sqlbuffer.storage.urls import shown_url
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def status(url: str | None) -> SchemaStatus:
     resolved, engine = _open_existing(url)
     with translated(resolved), engine.connect() as connection:
         revision = migrate.current(connection)
-    return SchemaStatus(resolved.render_as_string(), revision, migrate.HEAD)
+    return SchemaStatus(shown_url(resolved), revision, migrate.HEAD)
 
 
 def check(url: str | None) -> SchemaStatus:
@@ -48,7 +49,7 @@ def check(url: str | None) -> SchemaStatus:
     resolved, engine = _open_existing(url)
     with translated(resolved), engine.connect() as connection:
         migrate.check(connection, resolved)
-    return SchemaStatus(resolved.render_as_string(), migrate.HEAD, migrate.HEAD)
+    return SchemaStatus(shown_url(resolved), migrate.HEAD, migrate.HEAD)
 
 
 def create(url: str | None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
@@ -128,18 +128,12 @@ class SQLite:
                 {"id": buffer_id},
             ).scalars()
             oldest, *others = victims
-            condition = experiences.c.buffer_id == buffer_id
-            keys = (
-                experiences.select()
-                .with_only_columns(experiences.c.seq)
-                .where(condition, experiences.c.task_id == oldest)
-                .order_by(experiences.c.seq)
-            )
-            self.remove(
-                connection,
-                buffer_id,
-                list(connection.execute(keys if others else keys.limit(surplus)).scalars()),
-            )
+            rows = select(experiences.c.seq).where(experiences.c.buffer_id == buffer_id)
+            if others:
+                keys = rows.where(experiences.c.task_id == oldest)
+            else:
+                keys = rows.order_by(experiences.c.seq).limit(surplus)
+            self.remove(connection, buffer_id, list(connection.execute(keys).scalars()))
 
     def settled(self, engine: Engine, buffer_id: int) -> int | None:
         """Return a seq up to which no row can appear any more; None: writers come one at a time and

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, Table, Text, and_, cast, column, select, table
+from sqlalchemy import Select, Table, Text, and_, cast, column, func, select, table
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import Group, Node
@@ -80,6 +80,14 @@ def matching(buffer_id: int, node: Node, over: Any = experiences) -> ColumnEleme
 def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
     """Return the expression for rows of a buffer above `low` that match."""
     return and_(matching(buffer_id, node), seq_for(node) > low)
+
+
+def before_oldest(buffer_id: int, low: int) -> Select[Any]:
+    """Select the seq before the first row of a buffer above `low`; `low` where there is none."""
+    oldest = func.min(experiences.c.seq)
+    return select(func.coalesce(oldest - 1, low)).where(
+        experiences.c.buffer_id == buffer_id, experiences.c.seq > low
+    )
 
 
 def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement[bool]:

@@ -21,6 +21,7 @@ from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
+from sqlbuffer.storage.urls import shown_url
 
 Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
 
@@ -101,6 +102,11 @@ class BufferStore:
         """This process's engine: another one after a fork."""
         return self._engine if self._engine is not None else engine_for(self.url)
 
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        return shown_url(self.url)
+
     def close(self) -> None:
         """Close idle connections of the library's own engine; a database in memory ends."""
         if self._engine is None:
@@ -142,7 +148,7 @@ class BufferStore:
         return written
 
     def _insert_retrying(self, records: list[Record]) -> tuple[list[str], dict[str, Row]]:
-        """Insert in one transaction; anew where two writers of the same ids waited for each other."""
+        """Insert in one transaction; anew where two writers of the same ids blocked each other."""
         with translated(self.url):
             for _ in range(WRITE_ATTEMPTS - 1):
                 with suppress(Deadlock), self._dialect.writing(self.engine) as connection:
@@ -193,7 +199,8 @@ class BufferStore:
             self._note_deletion(connection, window)
             # Nothing newer than the window noted: its lower end follows from the newest row.
             matching = statements.in_window(self.info.id, window.low, node)
-            return self._remove(connection, matching, experiences.c.seq <= window.high)
+            seq = statements.seq_for(node)
+            return self._remove(connection, matching, seq <= window.high, seq=seq)
 
     def clear(self) -> int:
         """Delete all rows, those behind the window too; return how many were live."""
@@ -234,15 +241,21 @@ class BufferStore:
             .values(deletions=buffers.c.deletions + 1, low_seq=low_seq)
         )
 
-    def _remove(self, connection: Connection, *conditions: Any) -> int:
-        return remove_where(connection, self._dialect, self.info.id, *conditions)
+    def _remove(
+        self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq
+    ) -> int:
+        return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
 
     @contextmanager
     def population(self, node: Node) -> Iterator[Population]:
         """What a sampler chooses from."""
         with translated(self.url), self.engine.connect() as connection:
             window = self._window(connection)
-            yield Population(connection, self.info.id, window.low, window.high, node)
+            low = window.low
+            if window.evict_by == "task":
+                # Whole tasks leave, so nothing else tells where the oldest row is.
+                low = connection.execute(statements.before_oldest(self.info.id, low)).scalar_one()
+            yield Population(connection, self.info.id, low, window.high, node)
 
     def window(self) -> Window:
         """Return the window now."""
@@ -253,7 +266,7 @@ class BufferStore:
         row = connection.execute(statements.window(self.info.id)).one_or_none()
         if row is None:
             raise BufferNotFoundError(
-                f"buffer {self.info.name!r} was dropped from {self.url.render_as_string()}"
+                f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"
             )
         return Window(
             row.max_capacity,
@@ -290,10 +303,13 @@ class BufferStore:
         )
 
     def pages(self, node: Node) -> Iterator[Sequence[Row]]:
-        """Yield all rows that match and were there at the start, in insert order; no transaction is
-        open between pages.
+        """Stream all rows that match and are there now, in insert order; no transaction is open
+        between pages.
         """
-        cursor, end, limit = -1, self.window().high, FIRST_PAGE_ROWS
+        return self._pages(node, self.window().high)
+
+    def _pages(self, node: Node, end: int) -> Iterator[Sequence[Row]]:
+        cursor, limit = -1, FIRST_PAGE_ROWS
         seq = statements.seq_for(node)
         while True:
             with translated(self.url), self._dialect.snapshot(self.engine) as connection:
