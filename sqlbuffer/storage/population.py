@@ -91,15 +91,15 @@ class Population:
         Without statistics PostgreSQL takes the buffer for a few rows, and would sort all of them.
         """
         order = self._seq.desc() if newest else self._seq
-        statement = self.select().order_by(order).limit(n).offset(offset)
         width = self.span if self.selective else 2 * (n + offset) + 64
-        while width < self.span:
-            near = self._seq > self.high - width if newest else self._seq <= self.low + width
-            found = self._scalars(statement.where(near))
-            if len(found) == n:
+        while True:
+            low = max(self.low, self.high - width) if newest else self.low
+            high = self.high if newest else min(self.high, self.low + width)
+            near = self._matching & (self._seq > low) & (self._seq <= high)
+            found = self._scalars(statements.seqs(near).order_by(order).limit(n).offset(offset))
+            if len(found) == n or width >= self.span:
                 return found
             width *= 8
-        return self._scalars(statement)
 
     def first_of_tasks(self, seqs: Sequence[int]) -> dict[int, str]:
         """Return {seq: task_id} for those of the given seq that are the first matching row of their
