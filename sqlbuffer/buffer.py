@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from sqlbuffer.codec import is_storable_text
 from sqlbuffer.converters import Converter
@@ -469,15 +470,20 @@ def _row_of(fields: Mapping[str, Any]) -> DataRow:
     data = {name: given[name] for name in _DATA_FIELDS if name in given}
     own_id = {"id": given["id"]} if given.get("id") is not None else {}
     execute_time = given.get("execute_time", time.time())
-    return DataRow(ExpMeta(**meta, execute_time=execute_time), Experience(**data), **own_id)
+    try:
+        return DataRow(ExpMeta(**meta, execute_time=execute_time), Experience(**data), **own_id)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"]))
+        raise FieldError(f"{path}: {first['msg']}, got {first['input']!r}") from None
 
 
 def _rebuild(type_: Any) -> Callable[[Any], Any] | None:
     if type_ is None:
         return None
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(type_).validate_python
+    adapter = TypeAdapter(type_)
+    # Models are stored under the names of their fields.
+    return lambda value: adapter.validate_python(value, by_alias=True, by_name=True)
 
 
 def _either(condition: Condition, query_condition: Condition) -> Condition:

@@ -353,7 +353,8 @@ class BufferStore:
     def sql(self, node: Node) -> str:
         """Return that select as text, its values written out."""
         compiled = self.statement(node).compile(self.engine, compile_kwargs={"literal_binds": True})
-        return str(compiled)
+        # A driver with %s placeholders has every other % doubled.
+        return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
 
     def explain(self, node: Node) -> str:
         """Return the database's plan of that select."""
