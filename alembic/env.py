@@ -1,5 +1,5 @@
 """Runs the migrations on the connection that `sqlbuffer.storage.migrate` hands over, or on
-SQLBUFFER_URL.
+SQLBUFFER_URL. Offline it prints their SQL.
 """
 
 from alembic import context
@@ -16,8 +16,25 @@ def run(connection: Connection) -> None:
         context.run_migrations()
 
 
+def print_sql(dialect: str) -> None:
+    context.configure(
+        dialect_name=dialect,
+        # Any other style would double the percent signs.
+        dialect_opts={"paramstyle": "named"},
+        literal_binds=True,
+        transactional_ddl=True,
+        target_metadata=metadata,
+        version_table=VERSION_TABLE,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
 handed_over = context.config.attributes.get("connection")
-if handed_over is not None:
+if context.is_offline_mode():
+    named = context.config.attributes.get("dialect")
+    print_sql(named or resolve_url(None).get_backend_name())
+elif handed_over is not None:
     run(handed_over)
 else:
     with engine_for(resolve_url(None)).begin() as own:

@@ -19,7 +19,8 @@ from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.storage import catalog
 from sqlbuffer.storage.records import Decoder, Record, encode_rows
-from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
+from sqlbuffer.storage.transactions import DURABILITIES
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -95,6 +96,14 @@ class ReplayBuffer:
         state_type: Type that states are rebuilt as when read, by pydantic; plain values without
             one.
         action_type: Type that each action is rebuilt as.
+        durability: What a write that returned survives. Omitted: the death of any process of the
+            client or the server, and what more the server's `synchronous_commit` is set to; SQLite
+            may lose the last writes when the power fails. `full`: the power failing too, at a sync
+            of the disk for each write. `relaxed`: on PostgreSQL the last half second may be lost
+            when the server dies, and writes do not wait for its disk; as omitted on SQLite. The
+            batch is whole or absent, whichever is chosen.
+        retry_s: How long a call tries again when the connection to the server is lost; a batch is
+            stored once however often it is sent. 0 raises at once.
 
     Raises:
         BufferConfigError: The buffer is stored with another capacity or eviction.
@@ -121,8 +130,11 @@ class ReplayBuffer:
         create: bool | None = None,
         state_type: Any = None,
         action_type: Any = None,
+        durability: str | None = None,
+        retry_s: float = RETRY_S,
     ) -> None:
         _check_name(name)
+        _check_options(durability, retry_s)
         _check_capacity(max_capacity)
         if evict_by not in (None, *EVICT_UNITS):
             raise BufferConfigError(
@@ -131,7 +143,12 @@ class ReplayBuffer:
         self._types = (state_type, action_type)
         self._decoder = Decoder(_rebuild(state_type), _rebuild(action_type))
         self._store = BufferStore.open(
-            url, name, max_capacity=max_capacity, evict_by=evict_by, create=create
+            url,
+            name,
+            max_capacity=max_capacity,
+            evict_by=evict_by,
+            create=create,
+            options=Options(durability, float(retry_s)),
         )
 
     @property
@@ -440,18 +457,18 @@ class ReplayBuffer:
     def _sample_rows(self, sampler: Sampler, batch_size: int, node: Any) -> builtins.list[DataRow]:
         if batch_size == 0:
             return []
-        with self._store.population(node) as population:
-            chosen = sampler.choose(population, min(int(batch_size), MAX_LIMIT))
-            found = population.rows(chosen)
-        return self._decoder.rows(found)
+        n = min(int(batch_size), MAX_LIMIT)
+        return self._decoder.rows(
+            self._store.draw(node, lambda found: found.rows(sampler.choose(found, n)))
+        )
 
     def _sample_tasks(
         self, sampler: TaskSampler, batch_size: int, node: Any
     ) -> builtins.list[builtins.list[DataRow]]:
         if batch_size == 0:
             return []
-        with self._store.population(node) as population:
-            chosen = sampler.choose_tasks(population, min(int(batch_size), MAX_LIMIT))
+        n = min(int(batch_size), MAX_LIMIT)
+        chosen = self._store.draw(node, lambda found: sampler.choose_tasks(found, n))
         # A task that was evicted meanwhile has no rows left.
         return [self._decoder.rows(rows) for rows in self._store.tasks(chosen).values() if rows]
 
@@ -517,6 +534,19 @@ def _check_capacity(max_capacity: int | None) -> None:
         raise BufferConfigError(
             f"max_capacity is a positive integer or None (unlimited), got {max_capacity!r}"
         )
+
+
+def _check_options(durability: str | None, retry_s: float) -> None:
+    if durability is not None and durability not in DURABILITIES:
+        raise BufferConfigError(
+            f"durability is one of {', '.join(DURABILITIES)}, or omitted, got {durability!r}"
+        )
+    if (
+        isinstance(retry_s, bool)
+        or not isinstance(retry_s, (int, float))
+        or not 0 <= retry_s < float("inf")
+    ):
+        raise BufferConfigError(f"retry_s is a number of seconds, 0 or more, got {retry_s!r}")
 
 
 def _check_sufficient(found: int, wanted: int, strict: bool) -> None:

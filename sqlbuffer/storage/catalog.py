@@ -11,16 +11,12 @@ from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageError
 from sqlbuffer.storage import migrate, models
+from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.models import buffers
-from sqlbuffer.storage.postgresql import PostgreSQL
 from sqlbuffer.storage.removal import remove_where
-from sqlbuffer.storage.sqlite import SQLite
 from sqlbuffer.storage.urls import shown_url
-
-Dialect = SQLite | PostgreSQL
-_DIALECTS: dict[str, type[SQLite] | type[PostgreSQL]] = {"sqlite": SQLite, "postgresql": PostgreSQL}
 
 # The oldest that the tests ran on.
 OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
@@ -41,11 +37,6 @@ class BufferInfo:
     name: str
     max_capacity: int | None
     evict_by: str
-
-
-def dialect_for(engine: Engine) -> Dialect:
-    """Return the operations of the engine's database."""
-    return _DIALECTS[engine.dialect.name]()
 
 
 def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from sqlbuffer.errors import URLError
 from sqlbuffer.settings import Settings
+from sqlbuffer.storage.transactions import listen_postgresql, listen_sqlite
 from sqlbuffer.storage.urls import shown_url
 
 POOL_SIZE = 5
 BUSY_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 10
 IDLE_BEFORE_PING_S = 1.0
 
 # WAL lets readers read while one writes, and needs one fsync a checkpoint instead of two a commit.
@@ -133,7 +133,10 @@ def own_engine(url: str | URL | Engine | None, resolved: URL) -> Engine | None:
 
 def _adopt(engine: Engine) -> Engine:
     if engine.dialect.name != "sqlite":
-        return engine.execution_options(isolation_level="READ COMMITTED")
+        # An engine of its own over the same pool: the user's transactions begin as before.
+        adopted = engine.execution_options()
+        listen_postgresql(adopted)
+        return adopted
     if is_memory(engine.url) and not isinstance(engine.pool, (StaticPool, QueuePool)):
         raise URLError(
             "an engine on a SQLite database in memory must be made with poolclass=StaticPool"
@@ -164,21 +167,33 @@ def _create(url: URL) -> Engine:
         url,
         pool_size=POOL_SIZE,
         max_overflow=5,
-        # Writers re-read after a conflict and followers compare snapshots: both want one snapshot a
-        # statement.
-        isolation_level="READ COMMITTED",
         connect_args={
             "cursor_factory": _BinaryCursor,
-            "connect_timeout": CONNECT_TIMEOUT_S,
-            "application_name": url.query.get("application_name", f"sqlbuffer {os.getpid()}"),
+            **{name: url.query.get(name, value) for name, value in _settings().items()},
             # Prepared statements do not survive pgbouncer in transaction mode and gain under a
             # tenth.
             "prepare_threshold": None,
+            # Transactions begin in `transactions`.
+            "autocommit": True,
         },
     )
+    listen_postgresql(engine)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)
     return engine
+
+
+def _settings() -> dict[str, Any]:
+    """Return what a connection to PostgreSQL is opened with where the URL says nothing else."""
+    return {
+        "connect_timeout": 10,
+        "application_name": f"sqlbuffer {os.getpid()}",
+        # A server whose machine is gone is noticed within a minute, not after two hours.
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 60_000,
+    }
 
 
 def _note_use(_connection: Any, record: ConnectionPoolEntry) -> None:
@@ -193,15 +208,14 @@ def _ping_after_idling(connection: Any, record: ConnectionPoolEntry, _proxy: Any
         return
     try:
         connection.execute("SELECT 1")
-        connection.rollback()
     except psycopg.Error as error:
         raise DisconnectionError("the connection died while idle") from error
 
 
 def _listen_sqlite(engine: Engine) -> None:
-    if not event.contains(engine, "begin", _begin_sqlite):
+    if not event.contains(engine, "connect", _prepare_sqlite):
         event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+    listen_sqlite(engine)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -209,10 +223,6 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
     for pragma in SQLITE_CONNECTION_PRAGMAS:
         connection.execute(pragma)
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
 
 
 def _forget_engines() -> None:

@@ -29,11 +29,19 @@ UniqueViolation = psycopg.errors.UniqueViolation
 Deadlock = psycopg.errors.DeadlockDetected
 
 
+class ConnectionLost(StorageUnreachableError):
+    """The server could not be reached, or went away in the middle: what was under way may have
+    happened or not.
+    """
+
+
 @contextmanager
-def translated(url: URL) -> Iterator[None]:
-    """Raise database errors of the block as this library's errors."""
+def translated(url: URL, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Raise database errors of the block as this library's errors, all but the named one."""
     try:
         yield
+    except but:
+        raise
     except DBAPIError as error:
         raise translate(error.orig, url) from error
     except (sqlite3.Error, psycopg.Error) as error:
@@ -43,9 +51,7 @@ def translated(url: URL) -> Iterator[None]:
             f"{shown_url(url)}: every connection of the pool was in use for too long: {error}"
         ) from error
     except ResourceClosedError as error:
-        raise StorageUnreachableError(
-            f"{shown_url(url)}: the connection was closed: {error}"
-        ) from error
+        raise ConnectionLost(f"{shown_url(url)}: the connection was closed: {error}") from error
 
 
 def translate(error: BaseException | None, url: URL) -> SQLBufferError:
@@ -69,8 +75,9 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")
     if state == "53100":
         return StorageFullError(f"{shown}: {reason}; free space on the server and write again")
-    if isinstance(error, psycopg.OperationalError) or state.startswith(("08", "57P", "53")):
-        return StorageUnreachableError(
+    unanswered = isinstance(error, psycopg.OperationalError) and not state
+    if unanswered or state.startswith(("08", "57P", "53", "25P03")):
+        return ConnectionLost(
             f"cannot reach {shown}: {reason}; check that the server runs and accepts connections"
         )
     return StorageError(f"{shown}: {reason}")

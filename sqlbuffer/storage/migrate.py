@@ -1,8 +1,10 @@
 """The schema of a database: what it is, what it should be, and the way between."""
 
+import io
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.engine import URL
@@ -11,8 +13,12 @@ from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooN
 from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.sqlite import lock_path
+from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.urls import shown_url
 from sqlbuffer.storage.writer_lock import writer_lock
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 # Oldest first; a test compares them with the scripts.
 REVISIONS = ("0001",)
@@ -81,7 +87,7 @@ def upgrade(url: str | URL | Engine, revision: str = "head") -> None:
         engine.connect() as connection,
     ):
         _set_file_pragmas(connection)
-        connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+        connection = connection.execution_options(**{BEGIN: Begin(writes=True, patient=True)})
         with connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.execute(
@@ -112,15 +118,42 @@ def _set_file_pragmas(connection: Connection) -> None:
     cursor.close()
 
 
+def sql(dialect: str, start: str | None = None) -> str:
+    """Return the SQL that brings a database to the revision of this package; empty at head.
+
+    Args:
+        dialect: `sqlite` or `postgresql`.
+        start: The revision that it has; None where there is no schema.
+    """
+    if start == HEAD:
+        return ""
+    printed = io.StringIO()
+    config = _config(output_buffer=printed)
+    config.attributes["dialect"] = dialect
+    _command("upgrade", config, f"{start or 'base'}:head", sql=True)
+    pragmas = [f"{pragma};\n\n" for pragma in SQLITE_FILE_PRAGMAS if dialect == "sqlite"]
+    return "".join([*pragmas, printed.getvalue()])
+
+
 def _run_alembic(connection: Connection, command: str, revision: str) -> None:
-    from alembic import command as commands
+    config = _config()
+    config.attributes["connection"] = connection
+    _command(command, config, revision)
+
+
+def _config(**settings: Any) -> "Config":
     from alembic.config import Config
 
-    config = Config()
+    config = Config(**settings)
     config.set_main_option("script_location", os.fspath(script_location()).replace("%", "%%"))
-    config.attributes["connection"] = connection
+    return config
+
+
+def _command(name: str, config: "Config", revision: str, **options: Any) -> None:
+    from alembic import command
+
     with _alembic_lock:
-        getattr(commands, command)(config, revision)
+        getattr(command, name)(config, revision, **options)
 
 
 def script_location() -> Path:

@@ -9,7 +9,9 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
 
 _NULL = b"\xff\xff\xff\xff"
 
@@ -81,28 +83,46 @@ class PostgreSQL:
         self._mutex = threading.Lock()
 
     @contextmanager
-    def writing(self, engine: Engine) -> Iterator[Connection]:
+    def writing(self, engine: Engine, durability: str | None = None) -> Iterator[Connection]:
         """A transaction that writes: committed at the end of the block, rolled back on an
         exception.
         """
-        with engine.begin() as connection:
+        options = {BEGIN: Begin(writes=True, durability=durability)}
+        with (
+            engine.connect().execution_options(**options) as connection,
+            connection.begin(),
+            invalidated_when_lost(connection),
+        ):
             yield connection
 
     @contextmanager
     def snapshot(self, engine: Engine) -> Iterator[Connection]:
         """A transaction that reads one state of the database throughout."""
-        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        options = {BEGIN: Begin(snapshot=True)}
+        with engine.connect().execution_options(**options) as connection:
             yield connection
 
-    def draw(
-        self, connection: Connection, buffer_id: int, ids: Sequence[str]
-    ) -> tuple[set[str], list[int]]:
+    def draw(self, connection: Connection, buffer_id: int, ids: Sequence[str]) -> Drawn:
         """Return which ids the buffer holds, and numbers for the others, drawn after the
         transaction has its id.
         """
-        statement = "SELECT held, seqs FROM sqlbuffer_draw_v1(%s::integer, %s::text[])"
-        ((held, seqs),) = _driver(connection).execute(statement, (buffer_id, list(ids)))
-        return set(held), sorted(seqs or ())
+        statement = (
+            "SELECT held, seqs, deletions, pg_current_xact_id()::text::bigint "
+            "FROM sqlbuffer_draw_v1(%s::integer, %s::text[])"
+        )
+        ((held, seqs, deletions, transaction),) = _driver(connection).execute(
+            statement, (buffer_id, list(ids))
+        )
+        return Drawn(set(held), sorted(seqs or ()), deletions, transaction)
+
+    def committed(self, connection: Connection, transaction: int | None) -> bool:
+        """Tell whether a transaction of a lost connection was committed."""
+        statement = text(
+            "SELECT CASE WHEN CAST(:name AS text)::xid8 < pg_snapshot_xmax(pg_current_snapshot()) "
+            "THEN pg_xact_status(CAST(:name AS text)::xid8) END"
+        )
+        status = connection.execute(statement, {"name": str(transaction)}).scalar_one()
+        return bool(status == "committed")
 
     def insert(
         self,

@@ -5,16 +5,15 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.storage import statements
+from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.models import experiences
-from sqlbuffer.storage.postgresql import PostgreSQL
-from sqlbuffer.storage.sqlite import SQLite
 
 ROWS_AT_ONCE = 10_000
 
 
 def remove_where(
     connection: Connection,
-    dialect: SQLite | PostgreSQL,
+    dialect: Dialect,
     buffer_id: int,
     *conditions: Any,
     seq: Any = experiences.c.seq,

@@ -9,10 +9,12 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
+from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
 
 _COLUMNS = (
@@ -42,13 +44,14 @@ class SQLite:
     """The operations that PostgreSQL does otherwise; `postgresql.PostgreSQL` has the same ones."""
 
     @contextmanager
-    def writing(self, engine: Engine) -> Iterator[Connection]:
+    def writing(self, engine: Engine, durability: str | None = None) -> Iterator[Connection]:
         """A transaction that writes, alone: committed at the end of the block, rolled back on an
         exception.
         """
+        options = {BEGIN: Begin(writes=True, durability=durability)}
         with (
             writer_lock(lock_path(engine.url), BUSY_TIMEOUT_S),
-            engine.connect().execution_options(sqlite_begin="BEGIN IMMEDIATE") as connection,
+            engine.connect().execution_options(**options) as connection,
             connection.begin(),
         ):
             yield connection
@@ -59,9 +62,7 @@ class SQLite:
         with engine.connect() as connection:
             yield connection
 
-    def draw(
-        self, connection: Connection, buffer_id: int, ids: Sequence[str]
-    ) -> tuple[set[str], list[int]]:
+    def draw(self, connection: Connection, buffer_id: int, ids: Sequence[str]) -> Drawn:
         """Return which ids the buffer holds, and numbers for the others."""
         low = connection.exec_driver_sql(
             "SELECT low_seq FROM v_windows WHERE buffer_id = ?", (buffer_id,)
@@ -81,7 +82,11 @@ class SQLite:
             "UPDATE buffers SET next_seq = next_seq + ? WHERE id = ? RETURNING next_seq",
             (n, buffer_id),
         ).scalar_one()
-        return held, list(range(end - n, end))
+        return Drawn(held, list(range(end - n, end)))
+
+    def committed(self, connection: Connection, transaction: int | None) -> bool:
+        """Tell whether a transaction of a lost connection was committed; a file loses none."""
+        return False
 
     def insert(
         self,

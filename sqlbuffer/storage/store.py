@@ -1,9 +1,10 @@
 """One buffer in a database: what `ReplayBuffer` asks of it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, case, func, select, update
 from sqlalchemy.engine import URL
@@ -11,25 +12,45 @@ from sqlalchemy.engine import URL
 from sqlbuffer.codec import is_storable_text
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.query import EVERYTHING, Node
-from sqlbuffer.storage import catalog, keys, statements
+from sqlbuffer.storage import catalog, statements
 from sqlbuffer.storage.catalog import BufferInfo
+from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import close_idle, engine_for, is_memory, own_engine, resolve_url
-from sqlbuffer.storage.errors import Deadlock, UniqueViolation, translated
+from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
+from sqlbuffer.storage.insertion import Insertion, Row
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
+from sqlbuffer.storage.retrying import retried
 from sqlbuffer.storage.urls import shown_url
 
-Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
-
 TASKS_AT_ONCE = 500
-WRITE_ATTEMPTS = 10
 FIRST_PAGE_ROWS = 200
 MAX_PAGE_ROWS = 5_000
 PAGE_BYTES = 8 * 2**20
+RETRY_S = 30.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an opener of a buffer chose for itself.
+
+    Attributes:
+        durability: `relaxed`, `full`, or None for what the server or the file is set to.
+        retry_s: How long a call tries again after a lost connection.
+    """
+
+    durability: str | None = None
+    retry_s: float = RETRY_S
+
+
+DEFAULT_OPTIONS = Options()
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,18 @@ class Written:
     conflicts: list[str]
 
 
+def _survives(
+    method: Callable[Concatenate["BufferStore", P], T],
+) -> Callable[Concatenate["BufferStore", P], T]:
+    """Have a method that reads start anew after a lost connection."""
+
+    @wraps(method)
+    def surviving(self: "BufferStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._surviving(lambda: method(self, *args, **kwargs))
+
+    return surviving
+
+
 class BufferStore:
     """Reads and writes one buffer.
 
@@ -61,6 +94,7 @@ class BufferStore:
         info: The buffer.
         engine: An engine of this buffer alone, used instead of this process's engine of the URL.
         made_engine: That engine is this library's and not the user's.
+        options: What the opener chose.
     """
 
     def __init__(
@@ -70,10 +104,11 @@ class BufferStore:
         engine: Engine | None = None,
         *,
         made_engine: bool = False,
+        options: Options = DEFAULT_OPTIONS,
     ) -> None:
         self._made_engine = made_engine
-        self.url, self.info, self._engine = url, info, engine
-        self._dialect = catalog.dialect_for(self.engine)
+        self.url, self.info, self._engine, self.options = url, info, engine, options
+        self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
 
     @classmethod
@@ -85,6 +120,7 @@ class BufferStore:
         max_capacity: int | None,
         evict_by: str | None,
         create: bool | None,
+        options: Options = DEFAULT_OPTIONS,
     ) -> "BufferStore":
         """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`)."""
         resolved = resolve_url(url)
@@ -95,7 +131,8 @@ class BufferStore:
             info = catalog.open_buffer(
                 used, resolved, name, max_capacity, evict_by, may_create=create is not False
             )
-        return cls(resolved, info, engine, made_engine=not isinstance(url, Engine))
+        made_engine = not isinstance(url, Engine)
+        return cls(resolved, info, engine, made_engine=made_engine, options=options)
 
     @property
     def engine(self) -> Engine:
@@ -120,13 +157,13 @@ class BufferStore:
                 "a buffer in memory belongs to one process and cannot be pickled; "
                 "give it a file: sqlite:///replay.db"
             )
-        return {"url": self.url, "info": self.info}
+        return {"url": self.url, "info": self.info, "options": self.options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["url"], state["info"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def insert(self, records: Sequence[Record], *, ignore: frozenset[str] = frozenset()) -> Written:
-        """Store the records whose ids the buffer does not hold, all or none.
+        """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
         Args:
             records: The batch.
@@ -135,62 +172,25 @@ class BufferStore:
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)
-        inserted, stored = self._insert_retrying(list(first.values()))
-        written = Written(inserted, [], [])
-        fresh = set(inserted)
+        insertion = Insertion(self._dialect, self.url, self.info.id, list(first.values()))
+        outcome = self._surviving(lambda: insertion.run(self.engine, self.options.durability))
+        written = Written(list(outcome.numbers), [], [])
+        fresh = set(outcome.numbers)
         for record in records:
             if record.id in fresh:
                 fresh.discard(record.id)
                 continue
-            other = stored.get(record.id, first[record.id])
+            other = outcome.stored.get(record.id, first[record.id])
             same = same_content(record, other, ignore=ignore)
             (written.duplicates if same else written.conflicts).append(record.id)
         return written
 
-    def _insert_retrying(self, records: list[Record]) -> tuple[list[str], dict[str, Row]]:
-        """Insert in one transaction; anew where two writers of the same ids blocked each other."""
-        with translated(self.url):
-            for _ in range(WRITE_ATTEMPTS - 1):
-                with suppress(Deadlock), self._dialect.writing(self.engine) as connection:
-                    return self._insert_new(connection, records)
-            with self._dialect.writing(self.engine) as connection:
-                return self._insert_new(connection, records)
+    def _surviving(self, work: Callable[[], T]) -> T:
+        return retried(work, self.options.retry_s, self._forget_connections)
 
-    def _insert_new(
-        self, connection: Connection, records: list[Record]
-    ) -> tuple[list[str], dict[str, Row]]:
-        """Insert records of distinct ids; return the ids inserted, and the rows that were there."""
-        held, seqs = self._dialect.draw(connection, self.info.id, [record.id for record in records])
-        # Read before the insert, which may evict them.
-        stored = self._rows_of_ids(connection, held)
-        while True:
-            new = [record for record in records if record.id not in held]
-            if not new:
-                return [], stored
-            try:
-                with connection.begin_nested():
-                    self._dialect.insert(
-                        connection,
-                        self.info.id,
-                        seqs[: len(new)],
-                        new,
-                        keys.episode_ids(connection, self.info.id, new),
-                        keys.session_ids(connection, self.info.id, new),
-                    )
-                return [record.id for record in new], stored
-            except UniqueViolation:
-                # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.
-                found = self._rows_of_ids(connection, {record.id for record in new})
-                if not found:
-                    raise
-                stored |= found
-                held |= found.keys()
-
-    def _rows_of_ids(self, connection: Connection, ids: set[str]) -> dict[str, Row]:
-        if not ids:
-            return {}
-        where = (experiences.c.buffer_id == self.info.id) & keys.one_of(experiences.c.id, ids)
-        return {row.id: tuple(row)[1:] for row in connection.execute(statements.rows(where))}
+    def _forget_connections(self) -> None:
+        """When one connection was lost, those idle in the pool are dead as well."""
+        self.engine.dispose()
 
     def delete(self, node: Node) -> int:
         """Delete the rows that match; return how many."""
@@ -246,9 +246,15 @@ class BufferStore:
     ) -> int:
         return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
 
+    @_survives
+    def draw(self, node: Node, choose: Callable[[Population], T]) -> T:
+        """Return what is chosen of the rows that match."""
+        with self.population(node) as population:
+            return choose(population)
+
     @contextmanager
     def population(self, node: Node) -> Iterator[Population]:
-        """What a sampler chooses from."""
+        """What a sampler chooses from, while the connection lives."""
         with translated(self.url), self.engine.connect() as connection:
             window = self._window(connection)
             low = window.low
@@ -257,6 +263,7 @@ class BufferStore:
                 low = connection.execute(statements.before_oldest(self.info.id, low)).scalar_one()
             yield Population(connection, self.info.id, low, window.high, node)
 
+    @_survives
     def window(self) -> Window:
         """Return the window now."""
         with translated(self.url), self.engine.connect() as connection:
@@ -277,6 +284,7 @@ class BufferStore:
             row.high_seq,
         )
 
+    @_survives
     def count(self, node: Node) -> int:
         """Return how many rows match; without a condition nothing is scanned."""
         with translated(self.url):
@@ -310,23 +318,30 @@ class BufferStore:
 
     def _pages(self, node: Node, end: int) -> Iterator[Sequence[Row]]:
         cursor, limit = -1, FIRST_PAGE_ROWS
-        seq = statements.seq_for(node)
         while True:
-            with translated(self.url), self._dialect.snapshot(self.engine) as connection:
-                low = max(cursor, self._window(connection).low)
-                where = statements.in_window(self.info.id, low, node) & (seq <= end)
-                page = list(connection.execute(statements.rows(where).order_by(seq).limit(limit)))
+            page = self.after(node, cursor, end, limit)
             if page:
                 yield page
             if len(page) < limit:
                 return
             cursor, limit = page[-1][0], _next_limit(page)
 
+    @_survives
+    def after(self, node: Node, cursor: int, end: int, limit: int) -> list[Row]:
+        """Return the first `limit` rows that match with cursor < seq <= end, in insert order."""
+        seq = statements.seq_for(node)
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+            low = max(cursor, self._window(connection).low)
+            where = statements.in_window(self.info.id, low, node) & (seq <= end)
+            return list(connection.execute(statements.rows(where).order_by(seq).limit(limit)))
+
+    @_survives
     def page(self, node: Node, offset: int, limit: int) -> list[Row]:
         """Return up to `limit` rows that match, in insert order, after the first `offset`."""
         with self.population(node) as population:
             return population.rows(population.page(offset, limit))
 
+    @_survives
     def tasks(self, task_ids: Sequence[str]) -> dict[str, list[Row]]:
         """Return every live row of the tasks, each task's in the order of (episode, step,
         execute_time).
@@ -356,6 +371,7 @@ class BufferStore:
         # A driver with %s placeholders has every other % doubled.
         return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
 
+    @_survives
     def explain(self, node: Node) -> str:
         """Return the database's plan of that select."""
         statement = explain(self.statement(node))

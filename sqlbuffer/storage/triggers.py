@@ -2,6 +2,7 @@
 released.
 """
 
+import re
 from importlib import resources
 
 from sqlalchemy import Connection, text
@@ -11,6 +12,8 @@ _TRIGGER_TABLES = {
     "trg_new_": "new_experiences",
     "trg_experiences_": "experiences",
 }
+# A colon that `text` would take for the beginning of a parameter.
+_WORD_AFTER_COLON = re.compile(r"(?<![:\w\\]):(?=\w)")
 # sqlbuffer_number_v1 is for every reader; the others write with their owner's rights.
 _PUBLIC_FUNCTIONS = ("sqlbuffer_number_v1",)
 
@@ -33,18 +36,14 @@ def create_objects(connection: Connection, names: tuple[str, ...]) -> None:
             )
         )
     for name in names:
-        # psycopg would take %ROWTYPE for a placeholder.
-        connection.exec_driver_sql(
-            body(dialect, name).replace("%", "%%")
-            if dialect == "postgresql"
-            else body(dialect, name)
-        )
+        # `text`, since it is all that Alembic's connection takes when it prints the SQL instead.
+        connection.execute(text(_WORD_AFTER_COLON.sub(r"\:", body(dialect, name))))
         if (
             dialect == "postgresql"
             and name.startswith("sqlbuffer_")
             and name not in _PUBLIC_FUNCTIONS
         ):
-            connection.exec_driver_sql(f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC")
+            connection.execute(text(f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC"))
 
 
 def drop_objects(connection: Connection, names: tuple[str, ...]) -> None:

@@ -23,8 +23,10 @@ def end_connections(url: str) -> int:
     return len(ended)
 
 
-def test_a_dropped_connection_is_a_named_error_and_the_next_call_works(postgres_url: str) -> None:
-    with ReplayBuffer(postgres_url, create=True) as buffer:
+def test_without_retries_a_dropped_connection_is_a_named_error_and_the_next_call_works(
+    postgres_url: str,
+) -> None:
+    with ReplayBuffer(postgres_url, create=True, retry_s=0) as buffer:
         buffer.add(state=1)
         assert end_connections(postgres_url) >= 1
         with pytest.raises(StorageUnreachableError, match="check that the server runs"):
@@ -34,6 +36,15 @@ def test_a_dropped_connection_is_a_named_error_and_the_next_call_works(postgres_
         with pytest.raises(StorageUnreachableError):
             buffer.sample(8)
         assert [row.exp_data.state for row in buffer.get_all()] == [1, 3]
+
+
+def test_a_dropped_connection_is_replaced_unseen(postgres_url: str) -> None:
+    with ReplayBuffer(postgres_url, create=True) as buffer:
+        buffer.add(state=1)
+        assert end_connections(postgres_url) >= 1
+        assert buffer.add(state=2).inserted == 1
+        assert end_connections(postgres_url) >= 1
+        assert len(buffer.sample(8)) == 2
 
 
 def test_a_connection_that_died_while_idle_is_replaced_unseen(

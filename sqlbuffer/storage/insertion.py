@@ -1,0 +1,146 @@
+"""One batch on its way into a buffer: over ids that are there, races of writers and lost
+connections.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.engine import URL
+
+from sqlbuffer.storage import keys, statements
+from sqlbuffer.storage.dialects import Dialect
+from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
+from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.records import Record
+
+Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
+
+WRITE_ATTEMPTS = 10
+
+
+@dataclass
+class Outcome:
+    """What a transaction did, or would have done had its connection lived.
+
+    Attributes:
+        numbers: The number of each id that it inserted.
+        stored: The rows that the buffer held of the others, by id.
+        transaction: The server's name of the transaction.
+        deletions: How often rows had been deleted inside the window.
+    """
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    stored: dict[str, Row] = field(default_factory=dict)
+    transaction: int | None = None
+    deletions: int = 0
+
+
+class Insertion:
+    """Inserts records of distinct ids; may be tried again after a lost connection.
+
+    Args:
+        dialect: The database's operations.
+        url: The database, as errors name it.
+        buffer_id: The buffer.
+        records: The batch.
+    """
+
+    def __init__(
+        self, dialect: Dialect, url: URL, buffer_id: int, records: Sequence[Record]
+    ) -> None:
+        self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
+        self._records = records
+        self._lost: list[Outcome] = []
+
+    def run(self, engine: Engine, durability: str | None) -> Outcome:
+        """Insert what the buffer does not hold, in one transaction, unless an earlier run did.
+
+        Raises:
+            ConnectionLost: Whether the batch is stored is not known; run again.
+        """
+        for _ in range(WRITE_ATTEMPTS - 1):
+            # Two writers of the same ids blocked each other.
+            with suppress(Deadlock):
+                return self._run_once(engine, durability)
+        with translated(self._url):
+            return self._run_once(engine, durability)
+
+    def _run_once(self, engine: Engine, durability: str | None) -> Outcome:
+        outcome = Outcome()
+        try:
+            with (
+                translated(self._url, but=Deadlock),
+                self._dialect.writing(engine, durability) as connection,
+            ):
+                for earlier in self._lost:
+                    if self._committed(connection, earlier):
+                        return earlier
+                self._insert_new(connection, outcome)
+        except ConnectionLost:
+            if outcome.numbers:
+                self._lost.append(outcome)
+            raise
+        return outcome
+
+    def _committed(self, connection: Connection, earlier: Outcome) -> bool:
+        """Tell whether a transaction whose connection was lost was committed.
+
+        Its rows prove it, and so does their absence where they would still be held. Otherwise the
+        server says; alone it would not do, since after a crash it may give the name of a
+        transaction that it has forgotten to another.
+        """
+        where = (experiences.c.buffer_id == self._buffer_id) & keys.one_of(
+            experiences.c.id, earlier.numbers
+        )
+        found = connection.execute(select(experiences.c.id, experiences.c.seq).where(where)).all()
+        if any(earlier.numbers[id_] == seq for id_, seq in found):
+            return True
+        window = connection.execute(statements.window(self._buffer_id)).one()
+        would_be_held = (
+            window.evict_unit == "row"
+            and max(earlier.numbers.values()) > window.low_seq
+            and window.deletions == earlier.deletions
+        )
+        return not would_be_held and self._dialect.committed(connection, earlier.transaction)
+
+    def _insert_new(self, connection: Connection, outcome: Outcome) -> None:
+        drawn = self._dialect.draw(
+            connection, self._buffer_id, [record.id for record in self._records]
+        )
+        held = drawn.held
+        # Read before the insert, which may evict them.
+        outcome.stored = self._rows_of_ids(connection, held)
+        outcome.transaction, outcome.deletions = drawn.transaction, drawn.deletions
+        while True:
+            new = [record for record in self._records if record.id not in held]
+            seqs = drawn.seqs[: len(new)]
+            outcome.numbers = {record.id: seq for record, seq in zip(new, seqs, strict=True)}
+            if not new:
+                return
+            try:
+                with connection.begin_nested():
+                    self._dialect.insert(
+                        connection,
+                        self._buffer_id,
+                        seqs,
+                        new,
+                        keys.episode_ids(connection, self._buffer_id, new),
+                        keys.session_ids(connection, self._buffer_id, new),
+                    )
+                return
+            except UniqueViolation:
+                # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.
+                found = self._rows_of_ids(connection, {record.id for record in new})
+                if not found:
+                    raise
+                outcome.stored |= found
+                held |= found.keys()
+
+    def _rows_of_ids(self, connection: Connection, ids: set[str]) -> dict[str, Row]:
+        if not ids:
+            return {}
+        where = (experiences.c.buffer_id == self._buffer_id) & keys.one_of(experiences.c.id, ids)
+        return {row.id: tuple(row)[1:] for row in connection.execute(statements.rows(where))}

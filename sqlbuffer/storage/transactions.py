@@ -1,0 +1,123 @@
+"""How a transaction begins: what it may see, how long it may wait, how durable it is.
+
+The library begins transactions itself, through an event of the engine, since everything a
+transaction needs then travels in one message to the server and holds for it alone: behind pgbouncer
+in transaction mode a `SET` of the session would reach other clients.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, event
+
+# The execution option of a connection that holds its `Begin`.
+BEGIN = "sqlbuffer_begin"
+
+# No statement waits for another's lock longer than a writer of SQLite does for the file.
+LOCK_TIMEOUT_S = 30
+# Only a filter that no index serves on a very large table comes near.
+STATEMENT_TIMEOUT_S = 600
+# No transaction of the library stays open between two calls: whoever is idle in one has hung.
+IDLE_TIMEOUT_S = 60
+
+DURABILITIES = ("relaxed", "full")
+# A server may wait for more than its own disk: `full` does not lower that.
+_SYNCHRONOUS_COMMIT = {
+    "relaxed": "SET LOCAL synchronous_commit = off",
+    "full": "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
+    "WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)",
+}
+
+
+@dataclass(frozen=True)
+class Begin:
+    """How a transaction begins.
+
+    Attributes:
+        writes: SQLite takes its write lock at once.
+        snapshot: Every statement sees the same state.
+        durability: `relaxed`, `full`, or None for what the server or the file is set to.
+        patient: No limit on how long a statement may run.
+    """
+
+    writes: bool = False
+    snapshot: bool = False
+    durability: str | None = None
+    patient: bool = False
+
+
+READ = Begin()
+
+
+def listen_sqlite(engine: Engine) -> None:
+    """Have transactions of an engine begin as their `Begin` says."""
+    if not event.contains(engine, "begin", _begin_sqlite):
+        event.listen(engine, "begin", _begin_sqlite)
+
+
+def listen_postgresql(engine: Engine) -> None:
+    """Have transactions of an engine begin as their `Begin` says."""
+    if not event.contains(engine, "begin", _begin_postgresql):
+        event.listen(engine, "begin", _begin_postgresql)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    begin: Begin = connection.get_execution_options().get(BEGIN, READ)
+    if begin.writes:
+        # Ignored inside a transaction, and kept by the connection for its next user.
+        level = "FULL" if begin.durability == "full" else "NORMAL"
+        if connection.info.get("synchronous", "NORMAL") != level:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+            connection.info["synchronous"] = level
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if begin.writes else "BEGIN")
+
+
+def _begin_postgresql(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    driver: Any = connection.connection.driver_connection
+    statement = postgresql_statement(
+        options.get(BEGIN, READ),
+        inside=not driver.autocommit,
+        read_only=bool(options.get("postgresql_readonly")),
+    )
+    with invalidated_when_lost(connection):
+        # Several statements in one message need a cursor that asks for text.
+        psycopg.Cursor(driver).execute(statement)
+
+
+@contextmanager
+def invalidated_when_lost(connection: Connection) -> Iterator[None]:
+    """Drop a connection that is lost while the driver is used directly; the pool would try to roll
+    it back, and log that it cannot.
+    """
+    try:
+        yield
+    except psycopg.Error:
+        driver: Any = connection.connection.driver_connection
+        if driver.closed:
+            connection.invalidate()
+        raise
+
+
+def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool = False) -> Any:
+    """Return the SQL that begins a transaction.
+
+    Args:
+        begin: What it is like.
+        inside: The driver begins it by itself.
+        read_only: It cannot write.
+    """
+    level = "REPEATABLE READ" if begin.snapshot else "READ COMMITTED"
+    mode = f"ISOLATION LEVEL {level}{', READ ONLY' if read_only else ''}"
+    commands = [
+        f"SET TRANSACTION {mode}" if inside else f"BEGIN {mode}",
+        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'",
+        f"SET LOCAL statement_timeout = '{0 if begin.patient else STATEMENT_TIMEOUT_S}s'",
+        f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'",
+    ]
+    if begin.durability is not None:
+        commands.append(_SYNCHRONOUS_COMMIT[begin.durability])
+    return "; ".join(commands)

@@ -1,0 +1,232 @@
+"""Connections to PostgreSQL that are cut, at the commit above all: nothing lost, nothing twice."""
+
+import logging
+
+import pytest
+
+from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.errors import StorageUnreachableError
+from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.postgresql import PostgreSQL
+from tests.support.proxy import proxied
+from tests.support.sql import run, scalar
+from tests.support.stepped_rows import make_row, make_rows, steps_of
+
+CUTS = ["before", "after"]
+LOG_INSERTS = [
+    "CREATE TABLE inserted (seq bigint, id text)",
+    "CREATE FUNCTION log_inserted() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN INSERT INTO inserted VALUES (NEW.seq, NEW.id); RETURN NULL; END $$",
+    "CREATE TRIGGER log_inserted AFTER INSERT ON experiences FOR EACH ROW "
+    "EXECUTE FUNCTION log_inserted()",
+]
+
+
+@pytest.fixture
+def url(make_database_url):
+    return make_database_url("postgresql", schema=True)
+
+
+@pytest.fixture
+def proxy(url):
+    with proxied(url) as proxy:
+        yield proxy
+        engine_for(resolve_url(proxy.url)).dispose()
+
+
+def log_inserts(url):
+    for statement in LOG_INSERTS:
+        run(url, statement)
+
+
+def times_inserted(url, id_):
+    return scalar(url, "SELECT count(*) FROM inserted WHERE id = :id", id=id_)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_batch_whose_connection_is_cut_at_the_commit_is_stored_once(url, proxy, cut):
+    log_inserts(url)
+    buffer = ReplayBuffer(proxy.url)
+    buffer.store_batch(make_rows(range(3)))
+    proxy.cuts = [cut]
+    result = buffer.store_batch(make_rows(range(3, 10)))
+    assert proxy.n_cut == 1
+    assert (result.inserted, result.duplicates, result.conflicts) == (7, 0, 0)
+    assert steps_of(buffer) == list(range(10))
+    assert scalar(url, "SELECT count(*) FROM inserted") == 10
+
+
+def test_a_batch_is_stored_once_however_often_its_commit_is_cut(url, proxy):
+    log_inserts(url)
+    buffer = ReplayBuffer(proxy.url)
+    proxy.cuts = ["before", "before", "before", "after", "after"]
+    assert buffer.store_batch(make_rows(range(20))).inserted == 20
+    assert proxy.n_cut == 5  # the second `after`: when it was asked what became of the first
+    assert steps_of(buffer) == list(range(20))
+    assert scalar(url, "SELECT count(*) FROM inserted") == 20
+
+
+def test_every_batch_of_many_is_stored_once_when_each_loses_its_connection(url, proxy):
+    log_inserts(url)
+    buffer = ReplayBuffer(proxy.url, max_capacity=50)
+    for batch in range(20):
+        proxy.cuts = [CUTS[batch % 2], None, CUTS[batch // 2 % 2]]
+        rows = make_rows(range(batch * 7, batch * 7 + 7))
+        assert buffer.store_batch(rows).inserted == 7
+    assert proxy.n_cut >= 20
+    held = steps_of(buffer)  # numbers burnt by a cut count against the capacity
+    assert 0 < len(held) <= 50
+    assert held == list(range(140 - len(held), 140))
+    ids = run(url, "SELECT id, count(*) FROM inserted GROUP BY id")
+    assert len(ids) == 140
+    assert {n for _, n in ids} == {1}
+
+
+def test_a_row_without_an_id_is_stored_once(url, proxy):
+    buffer = ReplayBuffer(proxy.url)
+    proxy.cuts = ["after"]
+    assert buffer.add(state={"x": 1}).inserted == 1
+    assert scalar(url, "SELECT count(*) FROM experiences") == 1
+
+
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_a_batch_that_was_stored_and_evicted_meanwhile_is_not_stored_again(url, proxy, evict_by):
+    log_inserts(url)
+    buffer = ReplayBuffer(proxy.url, max_capacity=10, evict_by=evict_by)
+    others = ReplayBuffer(url)
+    proxy.cuts = ["after"]
+    proxy.on_cut = lambda: others.store_batch(make_rows(range(100, 110), task="other"))
+    assert buffer.store_batch(make_rows(range(5), task="mine")).inserted == 5
+    assert steps_of(buffer) == list(range(100, 110))
+    assert scalar(url, "SELECT count(*) FROM inserted") == 15
+
+
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_a_batch_that_was_not_stored_is_stored_though_others_went_past(url, proxy, evict_by):
+    buffer = ReplayBuffer(proxy.url, max_capacity=10, evict_by=evict_by)
+    others = ReplayBuffer(url)
+    proxy.cuts = ["before"]
+    proxy.on_cut = lambda: others.store_batch(make_rows(range(100, 120), task="other"))
+    assert buffer.store_batch(make_rows(range(5), task="mine")).inserted == 5
+    assert steps_of(buffer)[-5:] == list(range(5))
+
+
+def test_a_batch_that_was_stored_and_deleted_meanwhile_is_not_stored_again(url, proxy):
+    buffer = ReplayBuffer(proxy.url)
+    proxy.cuts = ["after"]
+    proxy.on_cut = lambda: ReplayBuffer(url).clear()
+    assert buffer.store_batch(make_rows(range(5))).inserted == 5
+    assert len(buffer) == 0
+
+
+def test_rows_that_are_there_before_are_duplicates_also_after_a_cut(url, proxy):
+    buffer = ReplayBuffer(proxy.url)
+    rows = make_rows(range(6))
+    buffer.store_batch(rows[:2])
+    for cut in CUTS:
+        proxy.cuts = [cut]
+        ReplayBuffer(url).delete(QueryBuilder().gte("exp_meta.step", 2).build())
+        result = buffer.store_batch([*rows, make_row(9, id=rows[1].id)])
+        assert (result.inserted, result.duplicates, result.conflicts) == (4, 2, 1)
+        assert steps_of(buffer) == list(range(6))
+
+
+def test_rows_that_another_writer_stored_meanwhile_are_duplicates(url, proxy):
+    buffer = ReplayBuffer(proxy.url)
+    rows = make_rows(range(6))
+    proxy.cuts = ["before"]
+    proxy.on_cut = lambda: ReplayBuffer(url).store_batch(rows[:3])
+    result = buffer.store_batch(rows)
+    assert (result.inserted, result.duplicates) == (3, 3)
+    assert steps_of(buffer) == list(range(6))
+
+
+def test_a_transaction_that_the_server_does_not_know_was_not_committed(url):
+    buffer = ReplayBuffer(url)
+    with buffer._store.engine.connect() as connection:
+        now = connection.exec_driver_sql("SELECT pg_current_xact_id()::text::bigint").scalar_one()
+        assert not PostgreSQL().committed(connection, now)  # under way
+        assert not PostgreSQL().committed(connection, now + 1_000)  # not begun
+        assert PostgreSQL().committed(connection, now - 1)
+
+
+def test_reads_go_on_over_a_lost_connection(proxy):
+    buffer = ReplayBuffer(proxy.url)
+    buffer.store_batch(make_rows(range(1_000)))
+    rows = buffer.get_all()
+    seen = [next(rows)]
+    reads = [
+        lambda: len(buffer),
+        lambda: buffer.size(QueryBuilder().gte("exp_meta.step", 10).build()),
+        lambda: len(buffer.sample(8, sampler=RandomSampler(seed=1))),
+        lambda: len(buffer.sample_tasks(1)),
+        lambda: len(buffer.get_by_task_id(seen[0].exp_meta.task_id)),
+        lambda: len(buffer.get_paginated(1, 5)),
+        lambda: "experiences" in buffer.explain(),
+        lambda: buffer.max_capacity,
+    ]
+    expected = [read() for read in reads]
+    found = []
+    for read in reads:
+        proxy.cut_all()
+        found.append(read())
+    assert found == expected
+    for row in rows:
+        if row.seq % 250 == 0:
+            proxy.cut_all()
+        seen.append(row)
+    assert steps_of(seen) == list(range(1_000))
+
+
+def test_after_retry_s_the_error_says_what_cannot_be_reached(proxy, caplog):
+    buffer = ReplayBuffer(proxy.url, retry_s=0.5)
+    buffer.store(make_row(0))
+    proxy.closed = True
+    proxy.cut_all()
+    with (
+        caplog.at_level(logging.WARNING, "sqlbuffer"),
+        pytest.raises(StorageUnreachableError, match=r"cannot reach .*; tried again for 0.5 s"),
+    ):
+        buffer.store(make_row(1))
+    assert "trying again" in caplog.text
+    with pytest.raises(StorageUnreachableError):
+        len(buffer)
+    proxy.closed = False
+    assert buffer.store(make_row(1)).inserted == 1
+    assert steps_of(buffer) == [0, 1]
+
+
+def test_a_server_that_comes_back_in_time_is_waited_for(proxy):
+    buffer = ReplayBuffer(proxy.url)
+    proxy.cuts, proxy.refusals = ["after"], 3
+    assert buffer.store(make_row(1)).inserted == 1
+    assert proxy.refusals == 0
+    assert steps_of(buffer) == [1]
+
+
+def test_without_retries_the_first_loss_is_raised(proxy):
+    buffer = ReplayBuffer(proxy.url, retry_s=0)
+    row = make_row(1)
+    proxy.cuts = ["after"]
+    with pytest.raises(StorageUnreachableError) as caught:
+        buffer.store(row)
+    assert "tried again" not in str(caught.value)
+    assert buffer.store(row).duplicates == 1
+
+
+def test_a_wrong_server_is_an_error_at_once_when_a_buffer_is_opened(proxy):
+    proxy.closed = True
+    with pytest.raises(StorageUnreachableError) as caught:
+        ReplayBuffer(proxy.url)
+    assert "tried again" not in str(caught.value)
+
+
+def test_an_entry_too_large_for_an_index_is_not_taken_for_a_lost_connection(url):
+    """54000 is an OperationalError like those of a connection."""
+    from psycopg.errors import ProgramLimitExceeded
+
+    from sqlbuffer.storage.errors import ConnectionLost, translate
+
+    error = translate(ProgramLimitExceeded("index row size exceeds maximum"), resolve_url(url))
+    assert not isinstance(error, ConnectionLost)
+    assert "index row size" in str(error)

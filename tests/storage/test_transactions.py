@@ -1,0 +1,138 @@
+"""What the library's transactions are like: durability, limits on waiting, isolation."""
+
+import pytest
+from sqlalchemy import create_engine, make_url
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import BufferConfigError, StorageBusyError
+from sqlbuffer.storage import transactions
+from tests.support.sql import connected, run
+from tests.support.stepped_rows import make_row, steps_of
+
+SETTINGS = (
+    "synchronous_commit",
+    "lock_timeout",
+    "statement_timeout",
+    "idle_in_transaction_session_timeout",
+    "transaction_isolation",
+)
+
+
+@pytest.fixture
+def postgres_buffer_url(make_database_url):
+    """Return a database that notes the settings under which each row was inserted."""
+    url = make_database_url("postgresql", schema=True)
+    values = ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+    columns = ", ".join(f"{name} text" for name in SETTINGS)
+    run(url, f"CREATE TABLE noted ({columns})")
+    run(
+        url,
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN INSERT INTO noted VALUES ({values}); RETURN NULL; END $$",
+    )
+    run(
+        url,
+        "CREATE TRIGGER note AFTER INSERT ON experiences FOR EACH ROW EXECUTE FUNCTION note()",
+    )
+    return url
+
+
+def noted(url):
+    ((*values,),) = run(url, "SELECT * FROM noted")
+    return dict(zip(SETTINGS, values, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("durability", "server", "expected"),
+    [
+        (None, "on", "on"),
+        (None, "off", "off"),
+        (None, "local", "local"),
+        ("relaxed", "on", "off"),
+        ("full", "off", "on"),
+        ("full", "local", "on"),
+        ("full", "remote_apply", "remote_apply"),
+    ],
+)
+def test_a_write_on_postgresql_is_as_durable_as_asked(
+    postgres_buffer_url, durability, server, expected
+):
+    database = make_url(postgres_buffer_url).database
+    run(postgres_buffer_url, f'ALTER DATABASE "{database}" SET synchronous_commit = {server}')
+    with ReplayBuffer(postgres_buffer_url, durability=durability) as buffer:
+        buffer.store(make_row(1))
+    assert noted(postgres_buffer_url)["synchronous_commit"] == expected
+
+
+def test_durability_does_not_outlive_its_transaction(postgres_buffer_url):
+    for durability in ("relaxed", None):
+        buffer = ReplayBuffer(postgres_buffer_url, durability=durability)
+        run(postgres_buffer_url, "DELETE FROM noted")
+        buffer.store(make_row(1))
+        expected = "off" if durability else "on"
+        assert noted(postgres_buffer_url)["synchronous_commit"] == expected
+
+
+def test_no_statement_on_postgresql_waits_for_ever(postgres_buffer_url):
+    ReplayBuffer(postgres_buffer_url).store(make_row(1))
+    found = noted(postgres_buffer_url)
+    assert found["lock_timeout"] == "30s"
+    assert found["statement_timeout"] == "10min"
+    assert found["idle_in_transaction_session_timeout"] == "1min"
+    assert found["transaction_isolation"] == "read committed"
+
+
+def test_a_lock_that_another_holds_is_a_busy_database(postgres_buffer_url, monkeypatch):
+    monkeypatch.setattr(transactions, "LOCK_TIMEOUT_S", 1)
+    buffer = ReplayBuffer(postgres_buffer_url)
+    with connected(postgres_buffer_url) as connection:
+        connection.exec_driver_sql("LOCK TABLE experiences IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(StorageBusyError, match="lock timeout; try again"):
+            buffer.store(make_row(1))
+        with pytest.raises(StorageBusyError, match="lock timeout"):
+            buffer.sample(1)
+    assert buffer.store(make_row(1)).inserted == 1
+
+
+@pytest.mark.parametrize("isolation_level", [None, "AUTOCOMMIT", "SERIALIZABLE"])
+def test_an_engine_of_the_user_keeps_its_own_transactions(postgres_buffer_url, isolation_level):
+    given = {} if isolation_level is None else {"isolation_level": isolation_level}
+    engine = create_engine(
+        make_url(postgres_buffer_url).set(drivername="postgresql+psycopg"), **given
+    )
+    settings = ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+    with engine.connect() as connection:
+        before = connection.exec_driver_sql(f"SELECT {settings}").one()
+    buffer = ReplayBuffer(engine)
+    buffer.store(make_row(1))
+    assert steps_of(buffer.sample(3)) == [1]
+    assert noted(postgres_buffer_url)["lock_timeout"] == "30s"
+    assert noted(postgres_buffer_url)["transaction_isolation"] == "read committed"
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql(f"SELECT {settings}").one() == before
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("durability", "level"), [(None, 1), ("relaxed", 1), ("full", 2)])
+def test_a_write_on_sqlite_is_as_durable_as_asked(sqlite_url, durability, level):
+    with ReplayBuffer(sqlite_url, durability="full") as earlier:
+        earlier.store(make_row(0))  # its connection is used again
+    ReplayBuffer(sqlite_url).store(make_row(0))
+    buffer = ReplayBuffer(sqlite_url, durability=durability)
+    buffer.store(make_row(1))
+    store = buffer._store
+    with store._dialect.writing(store.engine, durability) as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == level
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+
+
+@pytest.mark.parametrize("durability", ["FULL", "", 1])
+def test_an_unknown_durability_is_refused(sqlite_url, durability):
+    with pytest.raises(BufferConfigError, match="durability is one of relaxed, full, or omitted"):
+        ReplayBuffer(sqlite_url, durability=durability)
+
+
+@pytest.mark.parametrize("retry_s", [-1, float("nan"), float("inf"), "30", True, None])
+def test_a_time_to_retry_that_is_none_is_refused(sqlite_url, retry_s):
+    with pytest.raises(BufferConfigError, match="retry_s is a number of seconds"):
+        ReplayBuffer(sqlite_url, retry_s=retry_s)
