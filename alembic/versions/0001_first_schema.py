@@ -37,6 +37,8 @@ OBJECTS = {
         "v_windows_v1",
         "sqlbuffer_remove_v1",
         "sqlbuffer_evict_tasks_v1",
+        "sqlbuffer_sweep_v1",
+        "sqlbuffer_lease_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",
         "sqlbuffer_number_row_v1",
@@ -68,6 +70,8 @@ TABLES = (
     "queue_items",
     "labels",
     "payload_parts",
+    "schema_info",
+    "maintenance",
 )
 
 
@@ -83,6 +87,14 @@ def upgrade() -> None:
         # Arrays do not compress; EXTERNAL also lets a part of them be read.
         op.execute("ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL")
         op.execute("ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL")
+        # Where no writer may VACUUM; see storage/vacuum.py.
+        op.execute(
+            "ALTER TABLE experiences SET (autovacuum_vacuum_scale_factor = 0.05, "
+            "autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0, "
+            "vacuum_truncate = off)"
+        )
+    op.execute("INSERT INTO schema_info (min_client) VALUES ('0001')")
+    op.execute("INSERT INTO maintenance (task) VALUES ('vacuum')")
     create_objects(connection, OBJECTS[connection.dialect.name])
 
 
@@ -401,4 +413,21 @@ def create_tables() -> None:
         ),
         sa.Column("bytes", sa.LargeBinary(), nullable=False, comment="content of the part"),
         sa.PrimaryKeyConstraint("buffer_id", "seq", "part", name="pk_payload_parts"),
+    )
+    op.create_table(
+        "schema_info",
+        sa.Column(
+            "min_client",
+            sa.Text(),
+            nullable=False,
+            comment="the oldest revision whose package may use this schema",
+        ),
+        sa.PrimaryKeyConstraint("min_client", name="pk_schema_info"),
+    )
+    op.create_table(
+        "maintenance",
+        sa.Column("task", sa.Text(), nullable=False, comment="what one process at a time does"),
+        sa.Column("holder", sa.Text(), comment="the process that did it last"),
+        sa.Column("leased_until", TIME, comment="nobody else begins it before"),
+        sa.PrimaryKeyConstraint("task", name="pk_maintenance"),
     )

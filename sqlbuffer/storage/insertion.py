@@ -121,15 +121,14 @@ class Insertion:
             if not new:
                 return
             try:
-                with connection.begin_nested():
-                    self._dialect.insert(
-                        connection,
-                        self._buffer_id,
-                        seqs,
-                        new,
-                        keys.episode_ids(connection, self._buffer_id, new),
-                        keys.session_ids(connection, self._buffer_id, new),
-                    )
+                self._dialect.insert(
+                    connection,
+                    self._buffer_id,
+                    seqs,
+                    new,
+                    keys.episode_ids(connection, self._buffer_id, new),
+                    keys.session_ids(connection, self._buffer_id, new),
+                )
                 return
             except UniqueViolation:
                 # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.

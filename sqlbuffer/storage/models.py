@@ -305,3 +305,23 @@ payload_parts = Table(
     Column("part", Integer, primary_key=True, autoincrement=False, comment="order of the part"),
     Column("bytes", BYTES, nullable=False, comment="content of the part"),
 )
+
+# One row: what a package that is older than the schema goes by.
+schema_info = Table(
+    "schema_info",
+    metadata,
+    Column(
+        "min_client",
+        Text,
+        primary_key=True,
+        comment="the oldest revision whose package may use this schema",
+    ),
+)
+
+maintenance = Table(
+    "maintenance",
+    metadata,
+    Column("task", Text, primary_key=True, comment="what one process at a time does"),
+    Column("holder", Text, comment="the process that did it last"),
+    Column("leased_until", TIME, comment="nobody else begins it before"),
+)

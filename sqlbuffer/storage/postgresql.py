@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
+from sqlbuffer.storage.vacuum import cleaner_for
 
 _NULL = b"\xff\xff\xff\xff"
 
@@ -133,14 +134,22 @@ class PostgreSQL:
         episode_ids: Sequence[int | None],
         session_ids: Sequence[int | None],
     ) -> None:
-        """Write the records under their numbers."""
+        """Write the records under their numbers.
+
+        Raises:
+            UniqueViolation: Another writer has committed one of the ids; the transaction goes on.
+        """
         rows = [
             _copy_row(buffer_id, seq, episode_id, session_id, copy_body(record))
             for seq, record, episode_id, session_id in zip(
                 seqs, records, episode_ids, session_ids, strict=True
             )
         ]
-        with _driver(connection).cursor() as cursor, cursor.copy(_COPY) as copy:
+        with (
+            connection.begin_nested(),
+            _driver(connection).cursor() as cursor,
+            cursor.copy(_COPY) as copy,
+        ):
             copy.write(b"".join([_HEADER, *rows, _TRAILER]))
 
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
@@ -152,6 +161,10 @@ class PostgreSQL:
     def evict_tasks(self, connection: Connection, buffer_id: int) -> None:
         """Evict whole tasks, oldest last write first, until the buffer fits."""
         connection.execute(text("SELECT sqlbuffer_evict_tasks_v1(:id)"), {"id": buffer_id})
+
+    def wrote(self, engine: Engine, n_rows: int) -> None:
+        """Look after what eviction leaves behind; called after a write."""
+        cleaner_for(engine).wrote(engine, n_rows)
 
     def settled(self, engine: Engine, buffer_id: int) -> int | None:
         """Return a seq up to which no row can appear any more.

@@ -174,6 +174,7 @@ class BufferStore:
             first.setdefault(record.id, record)
         insertion = Insertion(self._dialect, self.url, self.info.id, list(first.values()))
         outcome = self._surviving(lambda: insertion.run(self.engine, self.options.durability))
+        self._dialect.wrote(self.engine, len(outcome.numbers))
         written = Written(list(outcome.numbers), [], [])
         fresh = set(outcome.numbers)
         for record in records:

@@ -50,6 +50,7 @@ class Begin:
 
 
 READ = Begin()
+AT_ONCE = None  # each statement is its own transaction, as VACUUM wants it
 
 
 def listen_sqlite(engine: Engine) -> None:
@@ -77,9 +78,12 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _begin_postgresql(connection: Connection) -> None:
     options = connection.get_execution_options()
+    begin: Begin | None = options.get(BEGIN, READ)
+    if begin is AT_ONCE:
+        return
     driver: Any = connection.connection.driver_connection
     statement = postgresql_statement(
-        options.get(BEGIN, READ),
+        begin,
         inside=not driver.autocommit,
         read_only=bool(options.get("postgresql_readonly")),
     )

@@ -29,12 +29,22 @@ $$;
 GRANT SELECT ON
     v_experiences, v_tasks, v_agents, v_groups, v_buffers, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, uses, queue_items, labels, payload_parts,
-    sqlbuffer_alembic_version
+    schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1 TO sqlbuffer_writer, sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1
+TO sqlbuffer_writer, sqlbuffer_learner;
+-- So that writers clean up behind evicted rows; before PostgreSQL 17 only the owner may.
+DO $$
+BEGIN
+    IF current_setting('server_version_num')::integer >= 170000 THEN
+        GRANT MAINTAIN ON experiences, priorities, uses, queue_items, labels, payload_parts
+        TO sqlbuffer_writer, sqlbuffer_learner;
+    END IF;
+END
+$$;
 
 GRANT DELETE ON experiences TO sqlbuffer_learner;
 GRANT UPDATE (max_capacity, low_seq, deletions) ON buffers TO sqlbuffer_learner;

@@ -1,0 +1,176 @@
+"""Cleaning up behind eviction on PostgreSQL.
+
+A row that is evicted stays in the table as a dead one until a VACUUM. The server's own comes once a
+minute: a fast writer fills the table with nine times its live size meanwhile. So whoever writes
+also looks after the dead rows, one process at a time, in a thread that ends when the work is done.
+"""
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqlbuffer.storage.transactions import AT_ONCE, BEGIN
+
+logger = logging.getLogger("sqlbuffer")
+
+# Looking costs a millisecond: after so many rows, or so long after the last look.
+ROWS_BETWEEN_LOOKS = 10_000
+SECONDS_BETWEEN_LOOKS = 5.0
+# Clean when there are more dead rows than both of these.
+MIN_DEAD_ROWS = 50_000
+MAX_DEAD_PER_LIVE = 0.2
+# While an old snapshot holds the dead rows a VACUUM reads the table for nothing.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+# A process that died in a VACUUM is replaced then. One that takes longer goes on undisturbed: the
+# next one skips tables that are being cleaned.
+LEASE_S = 120.0
+TASK = "vacuum"
+
+_STATE = text(
+    """
+SELECT s.relname, s.n_dead_tup, s.n_live_tup,
+    extract(epoch FROM greatest(s.last_vacuum, s.last_autovacuum))::double precision AS cleaned_at,
+    pg_has_role(c.relowner, 'USAGE') AS is_owner
+FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
+WHERE s.relid IN (to_regclass('experiences'), to_regclass('priorities'), to_regclass('uses'),
+    to_regclass('queue_items'), to_regclass('labels'), to_regclass('payload_parts'))
+"""
+)
+
+
+@dataclass
+class Table:
+    """What the server knows of a table: rows dead and live, when it was cleaned, who may."""
+
+    name: str
+    dead: int
+    live: int
+    cleaned_at: float | None
+    may_clean: bool
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether it is worth a VACUUM."""
+        return self.dead > max(MIN_DEAD_ROWS, MAX_DEAD_PER_LIVE * self.live)
+
+
+class Cleaner:
+    """Looks after the dead rows of one database, for one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._rows = 0
+        self._looked_at = time.monotonic()
+        self._pause_s = FIRST_PAUSE_S
+        self._swept_at = 0.0
+        self._may_not_said = False
+        self.thread: threading.Thread | None = None
+
+    def wrote(self, engine: Engine, n_rows: int) -> None:
+        """Note that rows were written; look after the dead ones when it is time."""
+        with self._mutex:
+            self._rows += n_rows
+            now = time.monotonic()
+            due = self._rows >= ROWS_BETWEEN_LOOKS or now - self._looked_at >= SECONDS_BETWEEN_LOOKS
+            if not due or (self.thread is not None and self.thread.is_alive()):
+                return
+            self._rows, self._looked_at = 0, now
+            self.thread = threading.Thread(
+                target=self._run, args=(engine,), name="sqlbuffer-vacuum", daemon=True
+            )
+        self.thread.start()
+
+    def _run(self, engine: Engine) -> None:
+        try:
+            with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
+                self._clean(connection)
+        except SQLAlchemyError as error:
+            # The writers go on; whoever writes next looks again.
+            logger.info("could not clean up behind evicted rows: %s", error)
+
+    def _clean(self, connection: Connection) -> None:
+        tables = _tables(connection)
+        dirty = [table for table in tables if table.is_dirty]
+        if not all(table.may_clean for table in dirty) and not self._may_not_said:
+            self._may_not_said = True
+            logger.warning(
+                "this role may not VACUUM %s: evicted rows wait for the server's autovacuum and "
+                "the table grows meanwhile; let its owner write, or on PostgreSQL 17 and later "
+                "GRANT MAINTAIN (see `sqlbuffer db roles`)",
+                ", ".join(table.name for table in dirty),
+            )
+        dirty = [table for table in dirty if table.may_clean]
+        if dirty and _lease(connection, LEASE_S):
+            self._vacuum(connection, dirty)
+            tables = _tables(connection)
+        self._sweep(connection, tables)
+
+    def _vacuum(self, connection: Connection, dirty: list[Table]) -> None:
+        """Clean the tables, and keep away for a while where that was no use."""
+        for table in dirty:
+            # Without TRUNCATE, which would lock writers out; another VACUUM under way is enough.
+            connection.exec_driver_sql(f"VACUUM (TRUNCATE OFF, SKIP_LOCKED) {table.name}")
+        before = sum(table.dead for table in dirty)
+        names = {table.name for table in dirty}
+        after = sum(table.dead for table in _tables(connection) if table.name in names)
+        logger.debug("cleaned %s: %d dead rows, were %d", ", ".join(names), after, before)
+        if after > before / 2:
+            _lease(connection, self._pause_s, renew=True)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        else:
+            _lease(connection, 0.0, renew=True)
+            self._pause_s = FIRST_PAUSE_S
+
+    def _sweep(self, connection: Connection, tables: list[Table]) -> None:
+        """Remove rows that the trigger's narrow look missed, once the index is clean."""
+        cleaned_at = max((table.cleaned_at or 0.0 for table in tables), default=0.0)
+        if cleaned_at <= self._swept_at:
+            return
+        self._swept_at = cleaned_at
+        while connection.exec_driver_sql("SELECT sqlbuffer_sweep_v1()").scalar_one():
+            pass
+
+
+_cleaners: "WeakKeyDictionary[Engine, Cleaner]" = WeakKeyDictionary()
+
+
+def cleaner_for(engine: Engine) -> Cleaner:
+    """Return this process's cleaner of the engine's database."""
+    found = _cleaners.get(engine)
+    if found is None or found.pid != os.getpid():
+        found = _cleaners[engine] = Cleaner()
+    return found
+
+
+def _tables(connection: Connection) -> list[Table]:
+    return [
+        Table(name, dead, live, cleaned_at, is_owner or _is_granted(connection, name))
+        for name, dead, live, cleaned_at, is_owner in connection.execute(_STATE)
+    ]
+
+
+def _is_granted(connection: Connection, table: str) -> bool:
+    version: Any = connection.dialect.server_version_info
+    if version < (17,):
+        return False
+    statement = text("SELECT has_table_privilege(:table, 'MAINTAIN')")
+    return bool(connection.execute(statement, {"table": table}).scalar_one())
+
+
+def _lease(connection: Connection, lease_s: float, *, renew: bool = False) -> bool:
+    """Take the task, or as its holder say for how long it stays taken."""
+    statement = text("SELECT sqlbuffer_lease_v1(:task, :holder, :lease_s, :renew)")
+    values = {"task": TASK, "holder": _holder(), "lease_s": lease_s, "renew": renew}
+    return bool(connection.execute(statement, values).scalar_one())
+
+
+def _holder() -> str:
+    return f"{os.uname().nodename} {os.getpid()}"

@@ -1,0 +1,200 @@
+"""What eviction leaves behind on PostgreSQL is cleaned up by those who write."""
+
+import logging
+
+import pytest
+from sqlalchemy import make_url
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.storage import triggers, vacuum
+from sqlbuffer.storage.engine import engine_for, resolve_url
+from tests.support.processes import run_at_once, wait_until
+from tests.support.sql import connected, run, scalar, stored_rows
+from tests.support.stepped_rows import make_rows, steps_of
+
+CAPACITY = 2_000
+
+
+@pytest.fixture
+def url(make_database_url, monkeypatch):
+    """Return a database whose server does not clean by itself and whose writers look often."""
+    url = make_database_url("postgresql", schema=True)
+    run(url, "ALTER TABLE experiences SET (autovacuum_enabled = off)")
+    monkeypatch.setattr(vacuum, "MIN_DEAD_ROWS", 500)
+    monkeypatch.setattr(vacuum, "ROWS_BETWEEN_LOOKS", 500)
+    return url
+
+
+@pytest.fixture
+def buffer(url):
+    with ReplayBuffer(url, max_capacity=CAPACITY) as buffer:
+        yield buffer
+
+
+def cleaner_of(buffer):
+    return vacuum.cleaner_for(buffer._store.engine)
+
+
+def wait_for_cleaner(buffer):
+    thread = cleaner_of(buffer).thread
+    assert thread is not None
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def vacuums(url):
+    return scalar(url, "SELECT vacuum_count FROM pg_stat_user_tables WHERE relname = 'experiences'")
+
+
+def turn_over(buffer, times, start=0):
+    for first in range(start, start + times * CAPACITY, 500):
+        buffer.store_batch(make_rows(range(first, first + 500)))
+        report_statistics(buffer)
+        wait_for_cleaner(buffer)
+
+
+def report_statistics(buffer):
+    """Have the server count what the connection just did; it would in a second."""
+    with buffer._store.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+
+
+def size_of(url):
+    return scalar(url, "SELECT pg_total_relation_size('experiences')")
+
+
+def test_the_table_does_not_grow_while_the_capacity_is_turned_over(url, buffer):
+    turn_over(buffer, 2)
+    early = size_of(url)
+    turn_over(buffer, 20, start=2 * CAPACITY)
+    assert vacuums(url) >= 5
+    assert size_of(url) < 1.6 * early
+    assert len(buffer) == buffer.size() == CAPACITY
+
+
+def test_without_cleaning_it_would_grow(url, buffer, monkeypatch):
+    turn_over(buffer, 2)
+    early = size_of(url)
+    monkeypatch.setattr(vacuum, "MIN_DEAD_ROWS", 10**9)
+    turn_over(buffer, 20, start=2 * CAPACITY)
+    assert size_of(url) > 3 * early
+
+
+def test_nothing_is_cleaned_where_nothing_is_evicted(url):
+    with ReplayBuffer(url) as buffer:
+        turn_over(buffer, 3)
+    assert vacuums(url) == 0
+
+
+def test_one_process_at_a_time_cleans(buffer):
+    with buffer._store.engine.connect() as connection, connection.begin():
+        assert vacuum._lease(connection, 60.0)
+    ((leased),) = run_at_once([(lease, buffer)])
+    assert leased is False
+    with buffer._store.engine.connect() as connection, connection.begin():
+        assert not vacuum._lease(connection, 60.0)
+        assert vacuum._lease(connection, 0.0, renew=True)
+    ((leased),) = run_at_once([(lease, buffer)])
+    assert leased is True
+
+
+def lease(buffer):
+    with buffer._store.engine.connect() as connection, connection.begin():
+        return vacuum._lease(connection, 60.0)
+
+
+def test_a_lease_of_another_process_is_respected(url, buffer):
+    run(url, "UPDATE maintenance SET holder = 'x 1', leased_until = now() + interval '1 hour'")
+    turn_over(buffer, 4)
+    assert vacuums(url) == 0
+    run(url, "UPDATE maintenance SET leased_until = now() - interval '1 second'")
+    turn_over(buffer, 1, start=4 * CAPACITY)
+    assert vacuums(url) >= 1
+
+
+def test_while_a_snapshot_holds_dead_rows_cleaning_pauses_for_longer_and_longer(url, buffer):
+    turn_over(buffer, 1)
+    with connected(url) as analyst:
+        analyst.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert analyst.exec_driver_sql("SELECT count(*) FROM experiences").scalar_one() == CAPACITY
+        turn_over(buffer, 3, start=CAPACITY)
+        assert vacuums(url) == 1
+        pause = "SELECT extract(epoch FROM leased_until - now()) FROM maintenance"
+        assert 0 < scalar(url, pause) <= vacuum.FIRST_PAUSE_S
+        run(url, "UPDATE maintenance SET leased_until = NULL")
+        turn_over(buffer, 1, start=4 * CAPACITY)
+        assert vacuums(url) == 2
+        assert vacuum.FIRST_PAUSE_S < scalar(url, pause) <= 2 * vacuum.FIRST_PAUSE_S
+    run(url, "UPDATE maintenance SET leased_until = NULL")
+    turn_over(buffer, 1, start=5 * CAPACITY)
+    assert vacuums(url) > 2
+    assert cleaner_of(buffer)._pause_s == vacuum.FIRST_PAUSE_S
+
+
+@pytest.fixture
+def writer_url(url):
+    with connected(url) as connection:
+        script = triggers.body("postgresql", "roles").replace("BEGIN;\n", "", 1)
+        connection.exec_driver_sql(script.replace("COMMIT;", "").replace("%", "%%"))
+        name = make_url(url).database
+        connection.exec_driver_sql(f'CREATE ROLE "{name}_w" LOGIN IN ROLE sqlbuffer_writer')
+    yield make_url(url).set(username=f"{name}_w").render_as_string(hide_password=False)
+    engine_for(resolve_url(url)).dispose()
+
+
+def test_a_writer_that_was_granted_it_may_clean(url, writer_url):
+    version = scalar(url, "SELECT current_setting('server_version_num')::integer")
+    if version < 170_000:
+        pytest.skip("allowed: before PostgreSQL 17 only the owner of a table may clean it")
+    with ReplayBuffer(writer_url, max_capacity=CAPACITY) as buffer:
+        turn_over(buffer, 4)
+    assert vacuums(url) >= 1
+
+
+def test_a_writer_that_may_not_clean_says_so_once_and_goes_on(url, writer_url, caplog):
+    run(url, "DO $$ BEGIN IF current_setting('server_version_num')::integer >= 170000 THEN "
+        "REVOKE MAINTAIN ON experiences FROM sqlbuffer_writer; END IF; END $$")  # fmt: skip
+    with (
+        caplog.at_level(logging.WARNING, "sqlbuffer"),
+        ReplayBuffer(writer_url, max_capacity=CAPACITY) as buffer,
+    ):
+        turn_over(buffer, 4)
+        assert len(buffer) == CAPACITY
+    said = [record for record in caplog.records if "may not VACUUM experiences" in record.message]
+    assert len(said) == 1
+    assert vacuums(url) == 0
+
+
+def test_rows_far_below_the_window_are_swept_after_a_vacuum(url, buffer):
+    buffer.store_batch(make_rows(range(100)))
+    number = scalar(url, "SELECT id FROM buffers")
+    # As a writer would leave them that drew its numbers long before it committed.
+    run(url, f"SELECT setval('sqlbuffer_seq_{number}', 100000)")
+    buffer.store_batch(make_rows(range(1_000, 1_000 + CAPACITY)))
+    wait_for_cleaner(buffer)
+    assert len(buffer) == CAPACITY
+    assert stored_rows(url) == CAPACITY + 100
+    turn_over(buffer, 3, start=10_000)
+    assert vacuums(url) >= 1
+    assert stored_rows(url) == len(buffer) == CAPACITY
+    assert min(steps_of(buffer)) >= 10_000
+
+
+def test_a_child_cleans_for_itself(url, buffer):
+    turn_over(buffer, 1)
+    before = vacuums(url)
+    ((cleaned),) = run_at_once([(turn_over_in_child, buffer)])
+    assert cleaned
+    wait_until(lambda: vacuums(url) > before, "a vacuum by the child")
+
+
+def turn_over_in_child(buffer):
+    turn_over(buffer, 4, start=CAPACITY)
+    return True
+
+
+def test_a_cleaner_that_loses_its_connection_leaves_the_writers_alone(url, buffer):
+    turn_over(buffer, 2)
+    run(url, "ALTER FUNCTION sqlbuffer_sweep_v1 RENAME TO sqlbuffer_sweep_gone")
+    turn_over(buffer, 2, start=2 * CAPACITY)
+    assert len(buffer) == CAPACITY
