@@ -6,12 +6,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooNewError
 from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, resolve_url
 from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.models import schema_info
 from sqlbuffer.storage.sqlite import lock_path
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.urls import shown_url
@@ -37,12 +38,13 @@ def current(connection: Connection) -> str | None:
 
 
 def check(connection: Connection, url: URL) -> None:
-    """Raise unless the database is at the revision of this package.
+    """Raise unless this package can use the schema: its own revision, or a later one that only
+    added to it.
 
     Raises:
         SchemaMissingError: No schema; the message has the command that makes one.
         SchemaOutdatedError: An older schema; the message has the command that upgrades it.
-        SchemaTooNewError: A schema of a later release.
+        SchemaTooNewError: A schema of a later release that changed what this package uses.
     """
     revision, shown = current(connection), shown_url(url)
     if revision == HEAD:
@@ -57,10 +59,24 @@ def check(connection: Connection, url: URL) -> None:
             f"the schema of {shown} is at revision {revision}, this package needs {HEAD}; run "
             f"`sqlbuffer db upgrade '{shown}'`"
         )
+    if _min_client(connection) in REVISIONS:
+        return
     raise SchemaTooNewError(
         f"the schema of {shown} is at revision {revision}, later than this package knows ({HEAD}); "
         "run `pip install --upgrade sqlbuffer`"
     )
+
+
+def is_older(revision: str) -> bool:
+    """Tell whether a revision comes before that of this package."""
+    return revision in REVISIONS[:-1]
+
+
+def _min_client(connection: Connection) -> str | None:
+    """Return the oldest revision whose package may use the schema."""
+    if not inspect(connection).has_table(schema_info.name):
+        return None
+    return connection.execute(select(schema_info.c.min_client)).scalar_one_or_none()
 
 
 def is_empty(connection: Connection) -> bool:
@@ -95,6 +111,7 @@ def upgrade(url: str | URL | Engine, revision: str = "head") -> None:
                 )
             if current(connection) not in (None, *REVISIONS):
                 check(connection, resolved)
+                return
             _run_alembic(connection, "upgrade", revision)
 
 
