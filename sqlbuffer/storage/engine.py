@@ -14,6 +14,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from sqlbuffer.errors import URLError
 from sqlbuffer.settings import Settings
+from sqlbuffer.storage.filesystems import warn_of_network
 from sqlbuffer.storage.transactions import listen_postgresql, listen_sqlite
 from sqlbuffer.storage.urls import shown_url
 
@@ -101,6 +102,11 @@ def is_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and (url.database in (None, "", ":memory:"))
 
 
+def sqlite_path(url: URL) -> Path:
+    """Return the file that a resolved SQLite URL names."""
+    return Path((url.database or "").removeprefix("file:").partition("?")[0])
+
+
 def engine_for(url: URL) -> Engine:
     """Return this process's engine of a resolved URL; the same one each time."""
     key = url.render_as_string(hide_password=False)
@@ -149,6 +155,8 @@ def _adopt(engine: Engine) -> Engine:
 
 def _create(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
+        if not is_memory(url):
+            warn_of_network(sqlite_path(url))
         # One connection is the whole database when it lives in memory.
         sizes = (
             {"pool_size": 1, "max_overflow": 0}
@@ -162,6 +170,7 @@ def _create(url: URL) -> Engine:
             **sizes,
         )
         _listen_sqlite(engine)
+        _close_what_returns_late(engine)
         return engine
     engine = create_engine(
         url,
@@ -178,6 +187,7 @@ def _create(url: URL) -> Engine:
         },
     )
     listen_postgresql(engine)
+    _close_what_returns_late(engine)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)
     return engine
@@ -194,6 +204,26 @@ def _settings() -> dict[str, Any]:
         "keepalives_count": 3,
         "tcp_user_timeout": 60_000,
     }
+
+
+def _close_what_returns_late(engine: Engine) -> None:
+    """Close connections that come back to a pool that was closed while they were in use."""
+    n_closings = 0
+
+    def count_closing(_engine: Engine) -> None:
+        nonlocal n_closings
+        n_closings += 1
+
+    def note(_connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info["n_closings"] = n_closings
+
+    def close_if_late(_connection: Any, record: ConnectionPoolEntry) -> None:
+        if record.info.get("n_closings", n_closings) != n_closings:
+            record.invalidate()
+
+    event.listen(engine, "engine_disposed", count_closing)
+    event.listen(engine, "connect", note)
+    event.listen(engine, "checkin", close_if_late)
 
 
 def _note_use(_connection: Any, record: ConnectionPoolEntry) -> None:

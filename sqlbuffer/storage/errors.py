@@ -25,8 +25,6 @@ from sqlbuffer.storage.urls import shown_url
 NO_BUFFER = "sqlbuffer: no buffer"
 # What the drivers raise when another writer holds an id.
 UniqueViolation = psycopg.errors.UniqueViolation
-# Two writers waited for each other, and the server ended this one's transaction.
-Deadlock = psycopg.errors.DeadlockDetected
 
 
 class ConnectionLost(StorageUnreachableError):
@@ -35,13 +33,15 @@ class ConnectionLost(StorageUnreachableError):
     """
 
 
+class Deadlock(StorageBusyError):
+    """Two transactions waited for each other, and the server ended this one: nothing happened."""
+
+
 @contextmanager
-def translated(url: URL, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Raise database errors of the block as this library's errors, all but the named one."""
+def translated(url: URL) -> Iterator[None]:
+    """Raise database errors of the block as this library's errors."""
     try:
         yield
-    except but:
-        raise
     except DBAPIError as error:
         raise translate(error.orig, url) from error
     except (sqlite3.Error, psycopg.Error) as error:
@@ -65,7 +65,9 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it anew")
     if isinstance(error, sqlite3.Error):
         return _translate_sqlite(error, shown, reason)
-    if state in ("55P03", "57014", "40001", "40P01"):
+    if state in ("40001", "40P01"):
+        return Deadlock(f"{shown}: {reason}; try again")
+    if state in ("55P03", "57014"):
         return StorageBusyError(f"{shown}: {reason}; try again")
     if state in ("25006", "42501"):
         return StorageReadOnlyError(

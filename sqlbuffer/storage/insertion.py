@@ -3,7 +3,6 @@ connections.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +11,11 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.dialects import Dialect
-from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
+from sqlbuffer.storage.errors import ConnectionLost, UniqueViolation, translated
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.records import Record
 
 Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
-
-WRITE_ATTEMPTS = 10
 
 
 @dataclass
@@ -60,19 +57,12 @@ class Insertion:
 
         Raises:
             ConnectionLost: Whether the batch is stored is not known; run again.
+            Deadlock: Another writer of the same ids waited for this one; run again.
         """
-        for _ in range(WRITE_ATTEMPTS - 1):
-            # Two writers of the same ids blocked each other.
-            with suppress(Deadlock):
-                return self._run_once(engine, durability)
-        with translated(self._url):
-            return self._run_once(engine, durability)
-
-    def _run_once(self, engine: Engine, durability: str | None) -> Outcome:
         outcome = Outcome()
         try:
             with (
-                translated(self._url, but=Deadlock),
+                translated(self._url),
                 self._dialect.writing(engine, durability) as connection,
             ):
                 for earlier in self._lost:

@@ -1,9 +1,8 @@
 """How many rows a buffer holds, exactly, without scanning it."""
 
-import threading
-
 from sqlalchemy import Connection, Select, func, select, union_all
 
+from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.models import experiences
 
 BLOCK = 4096
@@ -17,7 +16,7 @@ class LiveCount:
     """
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = ForkLock()
         self._deletions = -1
         self._blocks: dict[int, int] = {}
 

@@ -1,15 +1,16 @@
 """Whole operations as PostgreSQL does them."""
 
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer.storage.drawn import Drawn
+from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.vacuum import cleaner_for
@@ -76,12 +77,27 @@ def _copy_row(
     return head + episode + session + body
 
 
+@dataclass
+class Watermark:
+    """What is known of the numbers of a buffer.
+
+    Attributes:
+        settled: No row up to this number can appear any more.
+        pending: Nor up to this one, once no transaction below `later_id` runs.
+        later_id: The id of a transaction that began after `pending` was drawn.
+    """
+
+    settled: int = 0
+    pending: int = 0
+    later_id: int | None = None
+
+
 class PostgreSQL:
     """The operations that SQLite does otherwise; `sqlite.SQLite` has the same ones."""
 
     def __init__(self) -> None:
-        self._watermarks: dict[int, tuple[int, int, int]] = {}
-        self._mutex = threading.Lock()
+        self._watermarks: dict[int, Watermark] = {}
+        self._mutex = ForkLock()
 
     @contextmanager
     def writing(self, engine: Engine, durability: str | None = None) -> Iterator[Connection]:
@@ -169,24 +185,33 @@ class PostgreSQL:
     def settled(self, engine: Engine, buffer_id: int) -> int | None:
         """Return a seq up to which no row can appear any more.
 
-        Numbers drawn up to `last_value` belong to transactions below the xmax of a later snapshot;
-        once the xmin of one still later has reached that, all of them have ended.
+        A writer has its transaction's id before it draws numbers. So the numbers up to `last_value`
+        belong to transactions below an id that is assigned later, and once no transaction below
+        that id runs they have all ended. (A snapshot's xmax will not do for that id: it is next to
+        the latest that has ended, and transactions above it may be running.)
         """
-        with engine.connect() as connection:
+        with self._mutex, engine.connect() as connection:
+            known = self._watermarks.setdefault(buffer_id, Watermark())
             last_value = connection.exec_driver_sql(
-                f"SELECT last_value FROM sqlbuffer_seq_{int(buffer_id)}"
+                # Before its first use a sequence shows the number that it will give.
+                "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END "
+                f"FROM sqlbuffer_seq_{int(buffer_id)}"
             ).scalar_one()
-            # A statement of its own: its snapshot must be later than the reading of last_value.
-            xmin, xmax = connection.exec_driver_sql(
-                "SELECT pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint FROM "
-                "pg_current_snapshot() s"
-            ).one()
-        with self._mutex:
-            settled, pending, pending_xmax = self._watermarks.get(buffer_id, (0, last_value, xmax))
-            if xmin >= pending_xmax:
-                settled, pending, pending_xmax = max(settled, pending), last_value, xmax
-            self._watermarks[buffer_id] = (settled, pending, pending_xmax)
-        return int(settled)
+            if last_value == known.settled:
+                return known.settled
+            if known.later_id is None:
+                known.pending = last_value
+                known.later_id = connection.exec_driver_sql(
+                    "SELECT CASE WHEN NOT pg_is_in_recovery() "
+                    "THEN pg_current_xact_id()::text::bigint END"
+                ).scalar_one()
+            # A statement of its own: its snapshot must be later than the id.
+            oldest_running = connection.exec_driver_sql(
+                "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+            ).scalar_one()
+            if known.later_id is not None and oldest_running >= known.later_id:
+                known.settled, known.later_id = known.pending, None
+            return known.settled
 
 
 def _driver(connection: Connection) -> psycopg.Connection[Any]:

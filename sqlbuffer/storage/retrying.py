@@ -1,4 +1,4 @@
-"""Going on after a lost connection."""
+"""Going on after a lost connection or a deadlock."""
 
 import logging
 import random
@@ -7,18 +7,20 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sqlbuffer.errors import StorageUnreachableError
-from sqlbuffer.storage.errors import ConnectionLost
+from sqlbuffer.storage.errors import ConnectionLost, Deadlock
 
 logger = logging.getLogger("sqlbuffer")
 
 FIRST_PAUSE_S = 0.01  # a connection that died in the pool: the next one is good
 LONGEST_PAUSE_S = 1.0
+DEADLOCKS = 10
 
 T = TypeVar("T")
 
 
 def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) -> T:
-    """Return what `work` returns, called again while the server cannot be reached.
+    """Return what `work` returns, called again after a deadlock and while the server cannot be
+    reached.
 
     Args:
         work: May be called several times.
@@ -27,12 +29,19 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
 
     Raises:
         StorageUnreachableError: The server could not be reached in that time.
+        StorageBusyError: Every one of many attempts ended in a deadlock.
     """
     deadline: float | None = None
+    deadlocks = 0
     pause_s = FIRST_PAUSE_S
     while True:
         try:
             return work()
+        except Deadlock:
+            deadlocks += 1
+            if deadlocks == DEADLOCKS:
+                raise
+            continue
         except ConnectionLost as error:
             on_loss()
             now = time.monotonic()

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.drawn import Drawn
-from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
+from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory, sqlite_path
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.records import Record
@@ -34,10 +34,7 @@ def lock_path(url: URL) -> Path | None:
     """Return the file that writers of a database queue on; None where there is no file."""
     if url.get_backend_name() != "sqlite" or is_memory(url):
         return None
-    name = url.database or ""
-    if name.startswith("file:"):
-        name = name.removeprefix("file:").partition("?")[0]
-    return Path(f"{name}.lock")
+    return Path(f"{sqlite_path(url)}.lock")
 
 
 class SQLite:

@@ -74,10 +74,22 @@ class Written:
     conflicts: list[str]
 
 
+def _repeats(
+    method: Callable[Concatenate["BufferStore", P], T],
+) -> Callable[Concatenate["BufferStore", P], T]:
+    """Have a method that writes start anew after a deadlock, which undid what it did."""
+
+    @wraps(method)
+    def repeating(self: "BufferStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return retried(lambda: method(self, *args, **kwargs), 0.0, self._forget_connections)
+
+    return repeating
+
+
 def _survives(
     method: Callable[Concatenate["BufferStore", P], T],
 ) -> Callable[Concatenate["BufferStore", P], T]:
-    """Have a method that reads start anew after a lost connection."""
+    """Have a method that reads start anew after a lost connection or a deadlock."""
 
     @wraps(method)
     def surviving(self: "BufferStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -193,6 +205,7 @@ class BufferStore:
         """When one connection was lost, those idle in the pool are dead as well."""
         self.engine.dispose()
 
+    @_repeats
     def delete(self, node: Node) -> int:
         """Delete the rows that match; return how many."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
@@ -203,6 +216,7 @@ class BufferStore:
             seq = statements.seq_for(node)
             return self._remove(connection, matching, seq <= window.high, seq=seq)
 
+    @_repeats
     def clear(self) -> int:
         """Delete all rows, those behind the window too; return how many were live."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
@@ -211,6 +225,7 @@ class BufferStore:
             self._remove(connection, experiences.c.seq <= window.low)
             return self._remove(connection, experiences.c.seq <= window.high)
 
+    @_repeats
     def resize(self, max_capacity: int | None) -> None:
         """Set the capacity and evict at once what no longer fits."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
@@ -302,6 +317,13 @@ class BufferStore:
                         select(func.count()).select_from(experiences).where(where)
                     ).scalar_one()
                 )
+
+    @_survives
+    def settled(self) -> int:
+        """Return a seq up to which no row can appear any more."""
+        with translated(self.url):
+            settled = self._dialect.settled(self.engine, self.info.id)
+            return self.window().high if settled is None else settled
 
     def _count_all(self, connection: Connection, window: Window, settled: int | None) -> int:
         if window.evict_by == "task":

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.transactions import AT_ONCE, BEGIN
 
 logger = logging.getLogger("sqlbuffer")
@@ -66,7 +67,7 @@ class Cleaner:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._mutex = threading.Lock()
+        self._mutex = ForkLock()
         self._rows = 0
         self._looked_at = time.monotonic()
         self._pause_s = FIRST_PAUSE_S

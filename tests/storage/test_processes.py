@@ -4,14 +4,17 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer
+from sqlbuffer.storage import fork_lock
 from sqlbuffer.storage.engine import POOL_SIZE, engine_for, resolve_url
 from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
@@ -82,6 +85,20 @@ def test_a_child_forked_in_the_middle_of_a_stream_does_not_disturb_it(buffer):
     assert steps_of([*first, *rows]) == list(range(1_000))
 
 
+def test_a_child_forked_while_a_thread_held_a_lock_does_not_wait_for_it(buffer):
+    buffer.store_batch(make_rows(range(10)))
+    assert len(buffer) == 10
+    locks = list(fork_lock._locks)
+    assert locks
+    with ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
+        calls = [(store_and_sample, buffer, 0)]
+        with running(calls) as workers:
+            ((stored, *_),) = workers.results()
+    assert stored == 20
+
+
 def test_a_child_may_fork_again(buffer):
     assert run_at_once([(in_a_grandchild, buffer)]) == [20]
     assert len(buffer) == 20
@@ -138,6 +155,18 @@ def test_8_threads_store_and_sample(buffer_url):
     assert seqs_of(buffer) == list(range(901, 1_201))
     checked_out = buffer._store.engine.pool.checkedout()
     assert checked_out == 0
+
+
+def test_a_connection_in_use_when_the_buffer_is_closed_is_closed_after_it(buffer):
+    buffer.store(make_row(1))
+    engine = buffer._store.engine
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        buffer.close()
+        assert connection.exec_driver_sql("SELECT count(*) FROM experiences").scalar_one() == 1
+    with pytest.raises((sqlite3.ProgrammingError, psycopg.OperationalError), match="closed"):
+        driver.execute("SELECT 1")
+    assert len(buffer) == 1
 
 
 def test_threads_share_a_database_in_memory():
