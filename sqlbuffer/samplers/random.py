@@ -53,7 +53,8 @@ class RandomSampler(Sampler):
     ) -> Sequence[int] | None:
         """Return a batch by rejection, or None where too few numbers are hits."""
         found: list[int] = []
-        drawn, size = 0, batch_size + batch_size // 8 + 16
+        # A few more than wanted: some are drawn twice.
+        drawn, size = 0, batch_size + batch_size**2 // population.span + 8
         for _ in range(PROBE_ROUNDS):
             # One double a number: how many are drawn at once does not change what they are.
             numbers = population.low + 1 + (rng.random(size) * population.span).astype(np.int64)

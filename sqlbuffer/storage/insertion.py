@@ -15,7 +15,7 @@ from sqlbuffer.storage.errors import ConnectionLost, UniqueViolation, translated
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.records import Record
 
-Row = Sequence[Any]  # the columns of statements.ROW_COLUMNS
+Row = tuple[Any, ...]  # the columns of statements.ROW_COLUMNS
 
 
 @dataclass

@@ -37,7 +37,7 @@ class Population:
         self._seq = statements.seq_for(node)
         self._matching = statements.matching(buffer_id, node)
         self._condition = compile_condition(node)
-        self._payloads: dict[int, Sequence[Any]] = {}
+        self._payloads: dict[int, tuple[Any, ...]] = {}
 
     @property
     def span(self) -> int:
@@ -65,7 +65,9 @@ class Population:
         """
         # Without the lower bound, which SQLite would search by instead; the numbers are of the
         # window anyway.
-        found = self._connection.execute(statements.rows(self._condition & self._among(seqs))).all()
+        found = statements.fetch(
+            self._connection, statements.rows(self._condition & self._among(seqs))
+        )
         self._payloads.update((row[0], row) for row in found)
         return {row[0] for row in found}
 
@@ -122,7 +124,7 @@ class Population:
         statement = statements.matching_tasks(self._in_window).order_by(func.random()).limit(n)
         return list(self._connection.execute(statement).scalars())
 
-    def rows(self, seqs: Sequence[int] | Select[Any]) -> list[Sequence[Any]]:
+    def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
         """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left
         out.
         """

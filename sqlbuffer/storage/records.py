@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
+from orjson import loads
 
 from sqlbuffer.codec import (
     INT64_MAX,
@@ -188,6 +188,7 @@ def _extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | None:
 
 
 Rebuild = Callable[[Any], Any]
+new: Callable[[Any], Any] = object.__new__  # nothing is validated again
 
 
 class Decoder:
@@ -200,6 +201,7 @@ class Decoder:
 
     def __init__(self, state: Rebuild | None = None, action: Rebuild | None = None) -> None:
         self._state, self._action = state, action
+        self._rebuilds = state is not None or action is not None
 
     def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
         """Return the rows of tuples (seq, *Record)."""
@@ -212,30 +214,37 @@ class Decoder:
             session_key, state, actions, messages, extra, reward_t, adv_t, v_t, terminated,
             truncated, model_version, arrays,
         ) = values  # fmt: skip
-        reals = {"reward_t": reward_t, "adv_t": adv_t, "v_t": v_t, "execute_time": execute_time}
-        plain_extra = decode_extra(extra, arrays, reals)
-        data, meta, row = (
-            object.__new__(Experience),
-            object.__new__(ExpMeta),
-            object.__new__(DataRow),
-        )
+        # Written out: at nine in ten rows nothing is tagged, and the calls would cost more than the
+        # work.
+        if extra is not None and '"$' in extra:
+            reals = {"reward_t": reward_t, "adv_t": adv_t, "v_t": v_t, "execute_time": execute_time}
+            extra = decode_extra(extra, arrays, reals)
+            reward_t, adv_t, v_t, execute_time = reals.values()
+        elif extra is not None:
+            extra = loads(extra)
+        state = None if state is None else decode(state, arrays)
+        actions = None if actions is None else decode(actions, arrays)
+        if self._rebuilds:
+            state, actions = self._rebuilt_state(state, id_), self._rebuilt_actions(actions, id_)
+        data, meta, row = new(Experience), new(ExpMeta), new(DataRow)
         data.__dict__ = {
-            "state": self._rebuilt_state(decode(state, arrays), id_),
-            "actions": self._rebuilt_actions(decode(actions, arrays), id_),
-            "reward_t": reals["reward_t"],
-            "adv_t": reals["adv_t"],
-            "v_t": reals["v_t"],
-            "messages": decode(messages, arrays),
-            "terminated": None if terminated is None else bool(terminated),
-            "truncated": None if truncated is None else bool(truncated),
-            "extra": plain_extra,
+            "state": state,
+            "actions": actions,
+            "reward_t": reward_t,
+            "adv_t": adv_t,
+            "v_t": v_t,
+            "messages": None if messages is None else decode(messages, arrays),
+            # SQLite has 0 and 1.
+            "terminated": None if terminated is None else terminated == 1,
+            "truncated": None if truncated is None else truncated == 1,
+            "extra": extra,
         }
         meta.__dict__ = {
             "task_id": task_id,
             "task_name": task_name,
             "agent_id": agent_id,
             "step": step,
-            "execute_time": reals["execute_time"],
+            "execute_time": execute_time,
             "pre_agent": pre_agent,
             "episode_id": episode_key,
             "model_version": model_version,
@@ -272,7 +281,7 @@ def decode_extra(text: str | None, arrays: bytes | None, reals: dict[str, Any]) 
     """Return the user's `extra` and put tagged numbers into `reals`."""
     if text is None or '"$reals"' not in text:
         return decode(text, arrays)
-    tree = orjson.loads(text)
+    tree = loads(text)
     reals.update(untag(tree.pop("$reals"), b""))
     return None if tree.pop("$none", False) else untag(tree, arrays or b"")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, Table, Text, and_, cast, column, func, select, table
+from sqlalchemy import Connection, Select, Table, Text, and_, cast, column, func, select, table
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import Group, Node
@@ -107,6 +107,16 @@ def seqs(where: ColumnElement[bool]) -> Select[Any]:
 def rows(where: ColumnElement[bool]) -> Select[Any]:
     """Select whole rows in the order of `Record`, `seq` first."""
     return select(*ROW_COLUMNS).where(where)
+
+
+def fetch(connection: Connection, statement: Select[Any]) -> list[tuple[Any, ...]]:
+    """Return what a select of whole rows finds, as the driver gives it: SQLAlchemy's rows would
+    take a third of the time that a sample does.
+    """
+    result = connection.execute(statement)
+    found: Any = result.cursor.fetchall()
+    result.close()
+    return list(found)
 
 
 def first_rows_of_tasks(

@@ -33,6 +33,11 @@ MAX_PAGE_ROWS = 5_000
 PAGE_BYTES = 8 * 2**20
 RETRY_S = 30.0
 
+# Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
+TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
+    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -356,7 +361,7 @@ class BufferStore:
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
             low = max(cursor, self._window(connection).low)
             where = statements.in_window(self.info.id, low, node) & (seq <= end)
-            return list(connection.execute(statements.rows(where).order_by(seq).limit(limit)))
+            return statements.fetch(connection, statements.rows(where).order_by(seq).limit(limit))
 
     @_survives
     def page(self, node: Node, offset: int, limit: int) -> list[Row]:
@@ -377,8 +382,8 @@ class BufferStore:
                 where = statements.of_tasks(
                     self.info.id, low, wanted[start : start + TASKS_AT_ONCE]
                 )
-                for row in connection.execute(statements.rows(where)):
-                    found[row.task_id].append(row)
+                for row in statements.fetch(connection, statements.rows(where)):
+                    found[row[TASK_ID]].append(row)
         for rows in found.values():
             rows.sort(key=_task_order)
         return found
@@ -402,14 +407,15 @@ class BufferStore:
             return "\n".join(str(row[-1]) for row in connection.execute(statement))
 
 
-def _task_order(row: Any) -> tuple[Any, ...]:
-    time = row.execute_time
+def _task_order(row: Row) -> tuple[Any, ...]:
+    """Order by episode, step and time, then by insert; what is missing comes first."""
+    seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
     return (
-        row.episode_key is not None,
-        row.episode_key or "",
-        row.step,
+        episode is not None,
+        episode or "",
+        step,
         float("-inf") if time is None else time,
-        row.seq,
+        seq,
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.follower import Follower
+from sqlbuffer.storage.store import STEP
 from tests.support.processes import running
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
@@ -32,7 +33,7 @@ def test_an_empty_buffer_has_nothing_to_see_and_its_first_row_is_not_missed(buff
     assert read_all(follower) == []
     assert follower.seen == 0
     buffer.store(make_row(7))
-    assert [row.step for row in read_all(follower)] == [7]
+    assert [row[STEP] for row in read_all(follower)] == [7]
     assert read_all(follower) == []
 
 
@@ -42,7 +43,7 @@ def test_rows_are_seen_once_in_the_order_of_their_numbers(buffer, limit):
     steps = []
     for first in range(0, 60, 20):
         buffer.store_batch(make_rows(range(first, first + 20)))
-        steps += [row.step for row in read_all(follower, limit)]
+        steps += [row[STEP] for row in read_all(follower, limit)]
     assert steps == list(range(60))
 
 
@@ -51,16 +52,16 @@ def test_a_follower_goes_on_where_another_ended(buffer):
     first = Follower(buffer._store)
     while not (seen := first.read(4)):
         pass
-    assert [row.step for row in seen] == [0, 1, 2, 3]
+    assert [row[STEP] for row in seen] == [0, 1, 2, 3]
     rest = read_all(Follower(buffer._store, after=first.seen))
-    assert [row.step for row in rest] == [4, 5, 6, 7, 8, 9]
+    assert [row[STEP] for row in rest] == [4, 5, 6, 7, 8, 9]
 
 
 def test_rows_that_were_evicted_are_passed_over(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=5)
     follower = Follower(buffer._store)
     buffer.store_batch(make_rows(range(12)))
-    assert [row.step for row in read_all(follower)] == [7, 8, 9, 10, 11]
+    assert [row[STEP] for row in read_all(follower)] == [7, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -80,7 +81,7 @@ def test_a_row_that_is_committed_late_is_not_missed(make_database_url, others):
         if others:
             buffer.store_batch(make_rows(range(2, 5)))
         assert read_all(follower) == []
-    assert [row.step for row in read_all(follower)] == ([1, 2, 3, 4] if others else [1])
+    assert [row[STEP] for row in read_all(follower)] == ([1, 2, 3, 4] if others else [1])
 
 
 def write(url, name, batches):
