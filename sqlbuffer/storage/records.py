@@ -226,7 +226,8 @@ class Decoder:
         actions = None if actions is None else decode(actions, arrays)
         if self._rebuilds:
             state, actions = self._rebuilt_state(state, id_), self._rebuilt_actions(actions, id_)
-        data, meta, row = new(Experience), new(ExpMeta), new(DataRow)
+        data, meta = new(Experience), new(ExpMeta)
+        row: DataRow = new(DataRow)
         data.__dict__ = {
             "state": state,
             "actions": actions,
