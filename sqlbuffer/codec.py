@@ -26,6 +26,7 @@ import struct
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
 
@@ -48,6 +49,8 @@ _PASSTHROUGH = (
     | orjson.OPT_PASSTHROUGH_DATETIME
 )
 # Sorted, so that equal values have equal text: SQLite compares containers as text.
+_FLOATS = {float}
+_LONG_KEY = 256  # not worth remembering: the tagger decides
 _DUMP_OPTIONS = _PASSTHROUGH | orjson.OPT_SORT_KEYS
 _HOSTILE_KEY = re.compile('[\x00-\x1f"\\\\\ud800-\udfff]')
 _KEY_ESCAPE = re.compile('[\x00-\x1f"\\\\%\ud800-\udfff]')
@@ -382,12 +385,34 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if depth == MAX_DEPTH:
         return False
     if kind is dict:
-        return all(
-            type(k) is str and k[:1] != "$" and _HOSTILE_KEY.search(k) is None for k in value
-        ) and all(map(_is_plain, value.values(), repeat(depth + 1)))
+        return all(map(_is_plain_key, value)) and all(
+            map(_is_plain, value.values(), repeat(depth + 1))
+        )
     if kind is list:
-        return set(map(type, value)) <= _TEXT_LIKE or all(map(_is_plain, value, repeat(depth + 1)))
+        kinds = set(map(type, value))
+        if kinds == _FLOATS:
+            return _are_plain_floats(value)
+        return kinds <= _TEXT_LIKE or all(map(_is_plain, value, repeat(depth + 1)))
     return False
+
+
+@lru_cache(maxsize=4096)  # rows have the same few keys again and again
+def _is_plain_text_key(key: str) -> bool:
+    return key[:1] != "$" and _HOSTILE_KEY.search(key) is None
+
+
+def _is_plain_key(key: Any) -> bool:
+    return type(key) is str and len(key) < _LONG_KEY and _is_plain_text_key(key)
+
+
+def _are_plain_floats(numbers: list[float]) -> bool:
+    """Tell what `_is_plain_float` tells, of all; without a call for each in the common case."""
+    return (
+        all(map(math.isfinite, numbers))
+        and min(numbers) > -WHOLE_FLOAT_LIMIT
+        and max(numbers) < WHOLE_FLOAT_LIMIT
+        and (0.0 not in numbers or all(map(_is_plain_float, numbers)))
+    )
 
 
 def _is_plain_float(number: float) -> bool:

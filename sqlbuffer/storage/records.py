@@ -24,7 +24,6 @@ from sqlbuffer.rows import DataRow, Experience, ExpMeta
 
 MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
 MAX_NAME_BYTES = 8192
-_REALS = ("reward_t", "adv_t", "v_t")
 
 
 class Record(NamedTuple):
@@ -87,37 +86,39 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         )
     meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
     tags: dict[str, Any] = {}
-    reals = [_real(getattr(data, name), f"exp_data.{name}", tags) for name in _REALS]
-    execute_time = _real(meta.execute_time, "exp_meta.execute_time", tags)
+    execute_time = _real(meta.execute_time, "execute_time", "exp_meta.execute_time", tags)
+    reward_t = _real(data.reward_t, "reward_t", "exp_data.reward_t", tags)
+    adv_t = _real(data.adv_t, "adv_t", "exp_data.adv_t", tags)
+    v_t = _real(data.v_t, "v_t", "exp_data.v_t", tags)
+    episode, session = meta.episode_id, meta.session_id
+    # In the order of the columns: by position costs a third of what it costs by name.
     return Record(
-        id=_key(row.id, "id"),
-        task_id=_key(meta.task_id, "exp_meta.task_id"),
-        task_name=_name(meta.task_name, "exp_meta.task_name"),
-        agent_id=_key(meta.agent_id, "exp_meta.agent_id"),
-        pre_agent=_name(meta.pre_agent, "exp_meta.pre_agent"),
-        step=_integer(meta.step, "exp_meta.step"),
-        execute_time=execute_time,
-        episode_key=None
-        if meta.episode_id is None
-        else _key(meta.episode_id, "exp_meta.episode_id"),
-        session_key=None
-        if meta.session_id is None
-        else _key(meta.session_id, "exp_meta.session_id"),
-        state=encoder.json(data.state, "exp_data.state"),
-        actions=encoder.json(data.actions, "exp_data.actions"),
-        messages=encoder.json(data.messages, "exp_data.messages"),
-        extra=_extra(data.extra, tags, encoder),
-        reward_t=reals[0],
-        adv_t=reals[1],
-        v_t=reals[2],
-        terminated=_flag(data.terminated, "exp_data.terminated"),
-        truncated=_flag(data.truncated, "exp_data.truncated"),
-        model_version=_version(meta.model_version, model_version),
-        arrays=bytes(encoder.blob) or None,
+        _key(row.id, "id"),
+        _key(meta.task_id, "exp_meta.task_id"),
+        _name(meta.task_name, "exp_meta.task_name"),
+        _key(meta.agent_id, "exp_meta.agent_id"),
+        _name(meta.pre_agent, "exp_meta.pre_agent"),
+        _integer(meta.step, "exp_meta.step"),
+        execute_time,
+        None if episode is None else _key(episode, "exp_meta.episode_id"),
+        None if session is None else _key(session, "exp_meta.session_id"),
+        encoder.json(data.state, "exp_data.state"),
+        encoder.json(data.actions, "exp_data.actions"),
+        encoder.json(data.messages, "exp_data.messages"),
+        _extra(data.extra, tags, encoder),
+        reward_t,
+        adv_t,
+        v_t,
+        _flag(data.terminated, "exp_data.terminated"),
+        _flag(data.truncated, "exp_data.truncated"),
+        _version(meta.model_version, model_version),
+        bytes(encoder.blob) or None,
     )
 
 
 def _key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
+    if type(value) is str and len(value) <= limit and value.isascii() and "\0" not in value:
+        return value
     if not isinstance(value, str):
         raise FieldError(f"{name}: expected text, got {value!r}")
     if not is_storable_text(value):
@@ -134,6 +135,8 @@ def _name(value: Any, name: str) -> str | None:
 
 
 def _integer(value: Any, name: str) -> int:
+    if type(value) is int and INT64_MIN <= value <= INT64_MAX:
+        return value
     try:
         integer = operator.index(value)
     except TypeError:
@@ -158,17 +161,18 @@ def _version(own: int | None, default: int | None) -> int | None:
     return None if version is None else _integer(version, "exp_meta.model_version")
 
 
-def _real(value: Any, path: str, tags: dict[str, Any]) -> float | None:
+def _real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | None:
     """Return what the real column holds; NaN and -0.0, which columns may lose, go into the tags."""
     if value is None:
         return None
+    if type(value) is float and (value < 0.0 or value > 0.0):
+        return value
     if not isinstance(value, (float, int, np.floating, np.integer)):
         raise FieldError(f"{path}: expected a number, got {value!r}")
     try:
         real = float(value)
     except OverflowError:
         raise FieldError(f"{path}: an integer is too large for a float") from None
-    name = path.rpartition(".")[2]
     if real != real:
         tags[name] = tag_float(real)
         return None
