@@ -28,7 +28,7 @@ from sqlbuffer.fields import Field
 from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number, real_bound
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.models import KEY, episodes, experiences, sessions
-from sqlbuffer.storage.types import KeyList, Number, NumberList, Real, SeqList
+from sqlbuffer.storage.types import IntegerList, KeyList, Number, NumberList, Real
 
 Table = Any  # experiences or an alias of it
 MAX_CHAIN = 100
@@ -205,7 +205,7 @@ def _is_one_of(
         text = column if field.kind == "text" else fn.json_text(column, field.path)
         return fn.is_one_of(text, bindparam(None, members, KeyList(), unique=True))
     if field.kind == "int":
-        return fn.is_one_of(column, bindparam(None, members, SeqList(), unique=True))
+        return fn.is_one_of(column, bindparam(None, members, IntegerList(), unique=True))
     number = fn.json_number(column, field.path)
     return fn.is_one_of(number, bindparam(None, members, NumberList(), unique=True))
 

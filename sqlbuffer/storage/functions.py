@@ -101,7 +101,8 @@ def _pg_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     its_place = (
         f"SELECT ctid FROM experiences WHERE buffer_id = {buffer_id} AND seq = k.seq LIMIT 1"
     )
-    places = f"SELECT e.ctid FROM unnest({seqs}) AS k(seq) CROSS JOIN LATERAL ({its_place}) AS e"
+    numbers = f"CAST({seqs} AS bigint[])"
+    places = f"SELECT e.ctid FROM unnest({numbers}) AS k(seq) CROSS JOIN LATERAL ({its_place}) AS e"
     return f"experiences.ctid = ANY (ARRAY({places}))"
 
 

@@ -28,8 +28,22 @@ class _List(TypeDecorator[Any]):
         return orjson.dumps(list(value)).decode()
 
 
-class SeqList(_List):
-    """A list of seq."""
+class SeqList(TypeDecorator[Any]):
+    """A list of seq as text: an array's on PostgreSQL, JSON on SQLite.
+
+    psycopg would look at each number by itself, which takes a tenth of the time that a sample does.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        numbers = ",".join(map(str, value))
+        return f"{{{numbers}}}" if dialect.name == "postgresql" else f"[{numbers}]"
+
+
+class IntegerList(_List):
+    """A list of integers of 64 bits."""
 
     item = BigInteger()
     cache_ok = True
