@@ -468,9 +468,8 @@ class ReplayBuffer:
         if batch_size == 0:
             return []
         n = min(int(batch_size), MAX_LIMIT)
-        chosen = self._store.draw(node, lambda found: sampler.choose_tasks(found, n))
-        # A task that was evicted meanwhile has no rows left.
-        return [self._decoder.rows(rows) for rows in self._store.tasks(chosen).values() if rows]
+        drawn = self._store.draw_tasks(node, lambda found: sampler.choose_tasks(found, n))
+        return [self._decoder.rows(rows) for rows in drawn if rows]
 
 
 def _row_of(fields: Mapping[str, Any]) -> DataRow:

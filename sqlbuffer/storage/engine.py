@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from sqlalchemy import Engine, create_engine, event
@@ -40,6 +41,7 @@ SQLITE_CONNECTION_PRAGMAS = (
 _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
 _inherited: list[Engine] = []
+_opened: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 
 
 class _BinaryCursor(psycopg.Cursor[Any]):
@@ -116,6 +118,20 @@ def engine_for(url: URL) -> Engine:
         return _engines[key]
 
 
+def connections_opened(engine: Engine) -> int:
+    """Return how many connections an engine has opened: where it is the same as before, the server
+    has not crashed meanwhile.
+    """
+    return _opened.get(engine, 0)
+
+
+def _count_connections(engine: Engine) -> None:
+    def count(_connection: Any, _record: ConnectionPoolEntry) -> None:
+        _opened[engine] = connections_opened(engine) + 1
+
+    event.listen(engine, "connect", count)
+
+
 def close_idle(url: URL) -> None:
     """Forget this process's engine of a URL and close its idle connections."""
     with _lock:
@@ -142,6 +158,7 @@ def _adopt(engine: Engine) -> Engine:
         # An engine of its own over the same pool: the user's transactions begin as before.
         adopted = engine.execution_options()
         listen_postgresql(adopted)
+        _count_connections(adopted)
         return adopted
     if is_memory(engine.url) and not isinstance(engine.pool, (StaticPool, QueuePool)):
         raise URLError(
@@ -187,6 +204,7 @@ def _create(url: URL) -> Engine:
         },
     )
     listen_postgresql(engine)
+    _count_connections(engine)
     _close_what_returns_late(engine)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)

@@ -85,6 +85,11 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
     return StorageError(f"{shown}: {reason}")
 
 
+# What SQLite calls a full disk, a quota or a limit on the size of a file beside SQLITE_FULL: at the
+# shared memory of a file that it opens, and at a write. (Python 3.10 does not tell.)
+_FULL = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_WRITE")
+
+
 def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> StorageError:
     if "locked" in reason or "busy" in reason:
         return StorageBusyError(
@@ -92,8 +97,10 @@ def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> StorageE
         )
     if "readonly" in reason or "read-only" in reason:
         return StorageReadOnlyError(f"{shown}: {reason}; the file or its folder is not writable")
-    if "full" in reason:
-        return StorageFullError(f"{shown}: {reason}; free space on the disk and write again")
+    if "full" in reason or getattr(error, "sqlite_errorname", "") in _FULL:
+        return StorageFullError(
+            f"{shown}: {reason}; free space on the disk, or raise the quota, and write again"
+        )
     if "unable to open" in reason:
         return StorageUnreachableError(
             f"cannot open {shown}: {reason}; check that the folder exists and may be written"

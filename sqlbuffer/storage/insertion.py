@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.errors import ConnectionLost, UniqueViolation, translated
-from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.models import experiences, tasks
 from sqlbuffer.storage.records import Record
 
 Row = tuple[Any, ...]  # the columns of statements.ROW_COLUMNS
@@ -88,13 +88,20 @@ class Insertion:
         found = connection.execute(select(experiences.c.id, experiences.c.seq).where(where)).all()
         if any(earlier.numbers[id_] == seq for id_, seq in found):
             return True
+        held = self._would_be_held(connection, earlier)
+        return not held and self._dialect.committed(connection, earlier.transaction)
+
+    def _would_be_held(self, connection: Connection, earlier: Outcome) -> bool:
         window = connection.execute(statements.window(self._buffer_id)).one()
-        would_be_held = (
-            window.evict_unit == "row"
-            and max(earlier.numbers.values()) > window.low_seq
-            and window.deletions == earlier.deletions
-        )
-        return not would_be_held and self._dialect.committed(connection, earlier.transaction)
+        if window.deletions != earlier.deletions:
+            return False
+        last = max(earlier.numbers.values())
+        if window.evict_unit == "row":
+            return bool(last > window.low_seq)
+        # Tasks leave in the order of their last writes.
+        oldest = select(func.min(tasks.c.last_seq)).where(tasks.c.buffer_id == self._buffer_id)
+        left = connection.execute(oldest).scalar_one()
+        return left is None or left < last
 
     def _insert_new(self, connection: Connection, outcome: Outcome) -> None:
         drawn = self._dialect.draw(

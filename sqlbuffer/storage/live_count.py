@@ -12,12 +12,12 @@ class LiveCount:
     """Remembers how many rows each block of 4,096 numbers holds, once no writer can add to it.
 
     Only the block that the window's lower end cuts and the newest rows are counted each time. A
-    delete inside the window makes all blocks unknown again.
+    delete inside the window, or a crash of the server, makes all blocks unknown again.
     """
 
     def __init__(self) -> None:
         self._mutex = ForkLock()
-        self._deletions = -1
+        self._state: tuple[int, ...] = ()
         self._blocks: dict[int, int] = {}
 
     def count(
@@ -27,7 +27,7 @@ class LiveCount:
         low: int,
         high: int,
         settled: int,
-        deletions: int,
+        state: tuple[int, ...],
     ) -> int:
         """Return the number of rows with low < seq <= high.
 
@@ -37,12 +37,13 @@ class LiveCount:
             low: Lower end of the window.
             high: Upper end of the window.
             settled: No row up to this number can appear any more.
-            deletions: The buffer's count of deletes, read before the rows are counted.
+            state: While it is the same, blocks only lose rows at the window's lower end; read
+                before the rows are counted.
         """
         first_whole, end_whole = low // BLOCK + 1, (settled + 1) // BLOCK
         with self._mutex:
-            if deletions != self._deletions:
-                self._deletions, self._blocks = deletions, {}
+            if state != self._state:
+                self._state, self._blocks = state, {}
             known = {
                 block: n for block, n in self._blocks.items() if first_whole <= block < end_whole
             }
@@ -50,7 +51,7 @@ class LiveCount:
             connection, buffer_id, low, high, first_whole, end_whole, known
         )
         with self._mutex:
-            if deletions == self._deletions:
+            if state == self._state:
                 whole = range(first_whole, end_whole)
                 self._blocks = {
                     **known,

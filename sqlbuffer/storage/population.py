@@ -25,6 +25,7 @@ class Population:
         low: Rows have `low < seq`.
         high: and `seq <= high`; where nothing was deleted and nothing filtered, every number
             between is a row.
+        connection: The transaction that it is read in.
         selective: The condition names ids or tasks: few rows match, and an index finds them.
     """
 
@@ -33,7 +34,7 @@ class Population:
     ) -> None:
         self.low, self.high = low, high
         self.selective = statements.names_few_rows(node)
-        self._connection, self._buffer_id, self._node = connection, buffer_id, node
+        self.connection, self._buffer_id, self._node = connection, buffer_id, node
         self._seq = statements.seq_for(node)
         self._matching = statements.matching(buffer_id, node)
         self._condition = compile_condition(node)
@@ -56,7 +57,7 @@ class Population:
 
     def keys(self) -> NDArray[np.int64]:
         """Return every matching seq in ascending order; reads all keys."""
-        found = self._connection.execute(self.select().order_by(self._seq)).scalars()
+        found = self.connection.execute(self.select().order_by(self._seq)).scalars()
         return np.fromiter(found, np.int64)
 
     def probe(self, seqs: Sequence[int]) -> set[int]:
@@ -66,7 +67,7 @@ class Population:
         # Without the lower bound, which SQLite would search by instead; the numbers are of the
         # window anyway.
         found = statements.fetch(
-            self._connection, statements.rows(self._condition & self._among(seqs))
+            self.connection, statements.rows(self._condition & self._among(seqs))
         )
         self._payloads.update((row[0], row) for row in found)
         return {row[0] for row in found}
@@ -110,19 +111,19 @@ class Population:
         statement = statements.first_rows_of_tasks(
             self._buffer_id, self.low, self._node, self._condition & self._among(seqs)
         )
-        return dict(self._connection.execute(statement).all())
+        return dict(self.connection.execute(statement).all())
 
     def tasks(self) -> list[str]:
         """Return every task with a matching row, in the order of their first matching rows; reads
         all keys.
         """
         statement = statements.matching_tasks(self._in_window).order_by(func.min(experiences.c.seq))
-        return list(self._connection.execute(statement).scalars())
+        return list(self.connection.execute(statement).scalars())
 
     def random_tasks(self, n: int) -> list[str]:
         """Return up to n tasks with a matching row in uniform random order; reads all keys."""
         statement = statements.matching_tasks(self._in_window).order_by(func.random()).limit(n)
-        return list(self._connection.execute(statement).scalars())
+        return list(self.connection.execute(statement).scalars())
 
     def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
         """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left
@@ -139,4 +140,4 @@ class Population:
         return fn.has_key(literal(self._buffer_id, Integer()), wanted)
 
     def _scalars(self, statement: Select[Any]) -> list[int]:
-        return list(self._connection.execute(statement).scalars())
+        return list(self.connection.execute(statement).scalars())

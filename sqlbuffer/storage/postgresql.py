@@ -1,6 +1,7 @@
 """Whole operations as PostgreSQL does them."""
 
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer.storage.drawn import Drawn
+from sqlbuffer.storage.engine import connections_opened
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
@@ -59,6 +61,10 @@ _FIELDS = [(Record._fields.index(name), encode) for name, encode in _ENCODE.item
 _COPY_COLUMNS = ", ".join(["buffer_id", "seq", "episode_id", "session_id", *_ENCODE])
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+# None on a standby, which gives no ids.
+_NEXT_ID = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_xact_id()::text::bigint END"
+_OLDEST_RUNNING = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+SETTLING_PAUSE_S = 0.001
 _TRAILER = struct.pack(">h", -1)
 _ROW_HEAD = struct.Struct(">hiiiq")
 
@@ -82,11 +88,13 @@ class Watermark:
     """What is known of the numbers of a buffer.
 
     Attributes:
+        generation: How many connections had been opened when it was begun.
         settled: No row up to this number can appear any more.
         pending: Nor up to this one, once no transaction below `later_id` runs.
         later_id: The id of a transaction that began after `pending` was drawn.
     """
 
+    generation: int
     settled: int = 0
     pending: int = 0
     later_id: int | None = None
@@ -182,36 +190,50 @@ class PostgreSQL:
         """Look after what eviction leaves behind; called after a write."""
         cleaner_for(engine).wrote(engine, n_rows)
 
-    def settled(self, engine: Engine, buffer_id: int) -> int | None:
+    def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:
         """Return a seq up to which no row can appear any more.
 
         A writer has its transaction's id before it draws numbers. So the numbers up to `last_value`
         belong to transactions below an id that is assigned later, and once no transaction below
         that id runs they have all ended. (A snapshot's xmax will not do for that id: it is next to
         the latest that has ended, and transactions above it may be running.)
+
+        Args:
+            engine: The engine.
+            buffer_id: The buffer.
+            wait_s: How long to wait for running transactions, so that what is there now is settled.
         """
+        deadline = time.monotonic() + wait_s
         with self._mutex, engine.connect() as connection:
-            known = self._watermarks.setdefault(buffer_id, Watermark())
+            known = self._watermark(engine, buffer_id)
             last_value = connection.exec_driver_sql(
                 # Before its first use a sequence shows the number that it will give.
                 "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END "
                 f"FROM sqlbuffer_seq_{int(buffer_id)}"
             ).scalar_one()
-            if last_value == known.settled:
-                return known.settled
-            if known.later_id is None:
-                known.pending = last_value
-                known.later_id = connection.exec_driver_sql(
-                    "SELECT CASE WHEN NOT pg_is_in_recovery() "
-                    "THEN pg_current_xact_id()::text::bigint END"
-                ).scalar_one()
-            # A statement of its own: its snapshot must be later than the id.
-            oldest_running = connection.exec_driver_sql(
-                "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-            ).scalar_one()
-            if known.later_id is not None and oldest_running >= known.later_id:
-                known.settled, known.later_id = known.pending, None
+            while known.settled < last_value:
+                if known.later_id is None:
+                    known.pending = last_value
+                    known.later_id = connection.exec_driver_sql(_NEXT_ID).scalar_one()
+                # A statement of its own: its snapshot must be later than the id.
+                oldest_running = connection.exec_driver_sql(_OLDEST_RUNNING).scalar_one()
+                if known.later_id is not None and oldest_running >= known.later_id:
+                    known.settled, known.later_id = known.pending, None
+                elif time.monotonic() >= deadline:
+                    break
+                else:
+                    time.sleep(SETTLING_PAUSE_S)
+                if not wait_s:
+                    break
             return known.settled
+
+    def _watermark(self, engine: Engine, buffer_id: int) -> Watermark:
+        known = self._watermarks.get(buffer_id)
+        generation = connections_opened(engine)
+        if known is None or known.generation != generation:
+            # After a crash a server may give numbers and ids anew that it gave before.
+            known = self._watermarks[buffer_id] = Watermark(generation)
+        return known
 
 
 def _driver(connection: Connection) -> psycopg.Connection[Any]:

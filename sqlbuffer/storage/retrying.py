@@ -13,6 +13,7 @@ logger = logging.getLogger("sqlbuffer")
 
 FIRST_PAUSE_S = 0.01  # a connection that died in the pool: the next one is good
 LONGEST_PAUSE_S = 1.0
+ONCE_MORE_S = 0.05
 DEADLOCKS = 10
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
             elif pause_s > FIRST_PAUSE_S * 4:
                 logger.warning("%s; trying again for %.0f s", error, max(0.0, deadline - now))
             if now + pause_s > deadline:
-                tried = f"; tried again for {retry_s:g} s" if retry_s else ""
+                tried = "" if retry_s <= ONCE_MORE_S else f"; tried again for {retry_s:g} s"
                 raise StorageUnreachableError(f"{error}{tried}") from error
         # Not all writers at once, when the server is back.
         time.sleep(pause_s * random.uniform(0.5, 1))

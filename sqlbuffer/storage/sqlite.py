@@ -144,7 +144,7 @@ class SQLite:
     def wrote(self, engine: Engine, n_rows: int) -> None:
         """Look after what eviction leaves behind: nothing, the file uses its pages again."""
 
-    def settled(self, engine: Engine, buffer_id: int) -> int | None:
+    def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:
         """Return a seq up to which no row can appear any more; None: writers come one at a time and
         leave none behind.
         """

