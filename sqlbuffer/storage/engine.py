@@ -1,5 +1,6 @@
 """One small pool of connections per URL and process, and what a connection is told at opening."""
 
+import itertools
 import os
 import threading
 import time
@@ -41,6 +42,7 @@ SQLITE_CONNECTION_PRAGMAS = (
 _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
 _inherited: list[Engine] = []
+_numbers = itertools.count(1)
 _opened: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 
 
@@ -118,18 +120,18 @@ def engine_for(url: URL) -> Engine:
         return _engines[key]
 
 
-def connections_opened(engine: Engine) -> int:
-    """Return how many connections an engine has opened: where it is the same as before, the server
-    has not crashed meanwhile.
+def latest_connection(engine: Engine) -> int:
+    """Return the number of the latest connection that an engine opened: where it is the same as
+    before, the server has not crashed meanwhile.
     """
     return _opened.get(engine, 0)
 
 
-def _count_connections(engine: Engine) -> None:
-    def count(_connection: Any, _record: ConnectionPoolEntry) -> None:
-        _opened[engine] = connections_opened(engine) + 1
+def _number_connections(engine: Engine) -> None:
+    def number(_connection: Any, _record: ConnectionPoolEntry) -> None:
+        _opened[engine] = next(_numbers)
 
-    event.listen(engine, "connect", count)
+    event.listen(engine, "connect", number)
 
 
 def close_idle(url: URL) -> None:
@@ -158,7 +160,7 @@ def _adopt(engine: Engine) -> Engine:
         # An engine of its own over the same pool: the user's transactions begin as before.
         adopted = engine.execution_options()
         listen_postgresql(adopted)
-        _count_connections(adopted)
+        _number_connections(adopted)
         return adopted
     if is_memory(engine.url) and not isinstance(engine.pool, (StaticPool, QueuePool)):
         raise URLError(
@@ -204,7 +206,7 @@ def _create(url: URL) -> Engine:
         },
     )
     listen_postgresql(engine)
-    _count_connections(engine)
+    _number_connections(engine)
     _close_what_returns_late(engine)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer.storage.drawn import Drawn
-from sqlbuffer.storage.engine import connections_opened
+from sqlbuffer.storage.engine import latest_connection
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
@@ -88,13 +88,13 @@ class Watermark:
     """What is known of the numbers of a buffer.
 
     Attributes:
-        generation: How many connections had been opened when it was begun.
+        connection: The latest connection when it was begun.
         settled: No row up to this number can appear any more.
         pending: Nor up to this one, once no transaction below `later_id` runs.
         later_id: The id of a transaction that began after `pending` was drawn.
     """
 
-    generation: int
+    connection: int
     settled: int = 0
     pending: int = 0
     later_id: int | None = None
@@ -229,10 +229,10 @@ class PostgreSQL:
 
     def _watermark(self, engine: Engine, buffer_id: int) -> Watermark:
         known = self._watermarks.get(buffer_id)
-        generation = connections_opened(engine)
-        if known is None or known.generation != generation:
+        connection = latest_connection(engine)
+        if known is None or known.connection != connection:
             # After a crash a server may give numbers and ids anew that it gave before.
-            known = self._watermarks[buffer_id] = Watermark(generation)
+            known = self._watermarks[buffer_id] = Watermark(connection)
         return known
 
 

@@ -17,9 +17,9 @@ from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import (
     close_idle,
-    connections_opened,
     engine_for,
     is_memory,
+    latest_connection,
     own_engine,
     resolve_url,
 )
@@ -359,7 +359,7 @@ class BufferStore:
         if window.evict_by == "task":
             return window.live_rows
         end = window.high if settled is None else min(settled, window.high)
-        state = (window.deletions, connections_opened(self.engine))
+        state = (window.deletions, latest_connection(self.engine))
         return self._live_count.count(connection, self.info.id, window.low, window.high, end, state)
 
     def pages(self, node: Node) -> Iterator[Sequence[Row]]:
