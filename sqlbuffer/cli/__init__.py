@@ -2,15 +2,16 @@
 
 import typer
 
-from sqlbuffer.cli import database, demo, info
+from sqlbuffer.cli import database, delete, demo, doctor, info, listing, resize, sample, show, sql
 from sqlbuffer.cli.errors import ErrorsAsLines
+from sqlbuffer.cli.options import WordLast
 
 app = typer.Typer(
     cls=ErrorsAsLines,
     help="A replay buffer for reinforcement learning that lives in a SQL database.",
-    epilog="URL is sqlite:///FILE or postgresql://USER@HOST/DATABASE; without one SQLBUFFER_URL, "
-    "else sqlite:///sqlbuffer.db. Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable or not "
-    "there, 4 needs `db init` or `db upgrade`, 5 busy.",
+    epilog="URL is sqlite:///FILE, the path of a SQLite file, or postgresql://USER@HOST/DATABASE; "
+    "without one SQLBUFFER_URL, else sqlite:///sqlbuffer.db. Exit codes: 0 ok, 1 failed, 2 usage, "
+    "3 unreachable or not there, 4 needs `db init` or `db upgrade`, 5 busy.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -20,6 +21,13 @@ app = typer.Typer(
 )
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.command("info", epilog=info.EPILOG)(info.info)
+app.command("ls", epilog=listing.EPILOG)(listing.ls)
+app.command("show", cls=WordLast, epilog=show.EPILOG)(show.show)
+app.command("sql", cls=WordLast, epilog=sql.EPILOG)(sql.sql)
+app.command("sample", epilog=sample.EPILOG)(sample.sample)
+app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
+app.command("delete", epilog=delete.EPILOG)(delete.delete)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(database.app, name="db")
 
 

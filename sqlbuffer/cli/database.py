@@ -1,8 +1,13 @@
 """`sqlbuffer db`: the schema of a database."""
 
+from enum import Enum
+from typing import Annotated
+
 import typer
 
-from sqlbuffer.cli.options import Url, example
+from sqlbuffer.cli.errors import UsageError
+from sqlbuffer.cli.formats import note
+from sqlbuffer.cli.options import Url, database, example
 
 app = typer.Typer(
     help="Create, check and upgrade the schema of a database.",
@@ -11,11 +16,19 @@ app = typer.Typer(
 )
 
 
+class Dialect(str, Enum):
+    """A kind of database."""
+
+    sqlite = "sqlite"
+    postgresql = "postgresql"
+
+
 @app.command(epilog=example("sqlbuffer db init postgresql://me@db.internal/replay"))
 def init(url: Url = None) -> None:
     """Create the schema; a schema that is there already is left alone."""
     from sqlbuffer.storage import schema_status
 
+    url = database(url, may_be_new=True)
     created = schema_status.create(url)
     _say(url, "created the schema" if created else "the schema is there already")
 
@@ -25,18 +38,19 @@ def current(url: Url = None) -> None:
     """Print the revision of the schema."""
     from sqlbuffer.storage import schema_status
 
-    found = schema_status.status(url)
+    found = schema_status.status(database(url))
     suffix = " (head)" if found.revision == found.head else f" (head is {found.head})"
     typer.echo((found.revision or "no schema") + suffix)
 
 
 @app.command(epilog=example("sqlbuffer db check sqlite:///replay.db"))
 def check(url: Url = None) -> None:
-    """Exit with 0 where the schema is the one this package needs, with 4 where it is not."""
+    """Exit with 0 if the schema serves this package, with 4 if not."""
     from sqlbuffer.storage import schema_status
 
-    found = schema_status.check(url)
-    typer.echo(f"{found.url}: the schema is the one this package needs, revision {found.revision}")
+    found = schema_status.check(database(url))
+    later = "" if found.revision == found.head else f" and later than its own, {found.head}"
+    typer.echo(f"{found.url}: the schema serves this package{later}, revision {found.revision}")
 
 
 @app.command(epilog=example("sqlbuffer db upgrade postgresql://me@db.internal/replay"))
@@ -44,14 +58,48 @@ def upgrade(url: Url = None) -> None:
     """Upgrade a schema of an earlier release; rows stay as they are."""
     from sqlbuffer.storage import schema_status
 
+    url = database(url)
     upgraded = schema_status.upgrade(url)
     _say(url, "upgraded the schema" if upgraded else "the schema is at head already")
 
 
+@app.command(
+    epilog=example(
+        "sqlbuffer db sql postgresql://me@db.internal/replay > upgrade.sql",
+        "sqlbuffer db sql --dialect postgresql | psql postgresql://me@db.internal/replay",
+    )
+)
+def sql(
+    url: Url = None,
+    dialect: Annotated[
+        Dialect | None,
+        typer.Option(help="For an empty database of this kind; none is opened."),
+    ] = None,
+) -> None:
+    """Print the SQL that `db init` or `db upgrade` would run.
+
+    For whoever has the right to run it. It is one transaction, and nothing where the schema is at
+    head.
+    """
+    from sqlbuffer.storage import schema_status
+
+    if dialect is not None and url is not None:
+        raise UsageError("--dialect is for an empty database; give it or a URL, not both")
+    if dialect is not None:
+        typer.echo(schema_status.script(dialect.value), nl=False)
+        return
+    url = database(url)
+    statements = schema_status.script_for(url)
+    if not statements:
+        note("the schema is at head already: there is nothing to run")
+    typer.echo(statements, nl=False)
+
+
 @app.command(epilog=example("sqlbuffer db roles | psql postgresql://postgres@db.internal/replay"))
 def roles() -> None:
-    """Print the SQL that makes the writer, learner and analyst roles of a PostgreSQL database.
+    """Print the SQL that makes PostgreSQL roles of least rights.
 
+    They are writer, learner and analyst.
     Whoever runs it may create roles and owns the schema. Run it again after each upgrade.
     """
     from sqlbuffer.storage import triggers

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from sqlbuffer.cli.options import example
+from sqlbuffer.cli.errors import INTERRUPTED
+from sqlbuffer.cli.options import database, example
 
 EPILOG = example("sqlbuffer demo", "sqlbuffer demo --url postgresql://me@db.internal/replay")
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
 def demo(
@@ -29,14 +29,14 @@ def demo(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a sampled batch.")] = 256,
     seed: Annotated[int, typer.Option(min=0, help="The same seed plays the same episodes.")] = 0,
 ) -> None:
-    """Play CartPole in several processes into one buffer while this one samples from it."""
+    """See it work: processes play CartPole into a buffer, one samples."""
     from sqlbuffer.cli.demo_progress import DemoProgress
     from sqlbuffer.cli.demo_report import print_report
     from sqlbuffer.cli.output import console
     from sqlbuffer.demo import Plan, run
 
     plan = Plan(
-        url or _new_file(),
+        database(url, may_be_new=True) or _new_file(),
         writers=writers,
         episodes=episodes,
         capacity=capacity,

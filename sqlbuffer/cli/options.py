@@ -1,20 +1,161 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands take, and which of the words is the database."""
 
-from typing import Annotated
+import re
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from sqlbuffer.cli.errors import UsageError
+from sqlbuffer.errors import StorageUnreachableError, URLError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|sqlite:")
+_SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
+_FOLDERS = ("/", "./", "../", "~")
 
 Url = Annotated[
     str | None,
     typer.Argument(
         metavar="URL",
-        help="The database; without it SQLBUFFER_URL, else sqlite:///sqlbuffer.db.",
+        help="The database, as a URL or the path of a SQLite file; without it SQLBUFFER_URL, else "
+        "sqlite:///sqlbuffer.db.",
         show_default=False,
     ),
 ]
+BufferName = Annotated[
+    str | None,
+    typer.Option(
+        "--buffer",
+        "-b",
+        metavar="NAME",
+        help="The buffer; without it the only one there is, else `default`.",
+        show_default=False,
+    ),
+]
+Condition = Annotated[
+    str | None,
+    typer.Option(
+        "--condition",
+        metavar="JSON",
+        help="Rows that match, as QueryBuilder().build() says it: "
+        '\'{"field": "exp_meta.step", "op": "gt", "value": 3}\'.',
+        show_default=False,
+    ),
+]
+Equal = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--eq",
+        metavar="FIELD=VALUE",
+        help="Rows whose field has this value: agent_id=a1, state.level=3. Given again, all hold.",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON array of objects. NaN and infinities are null, bytes base64."
+    ),
+]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV with a header; None is empty.")]
+Ndjson = Annotated[
+    bool,
+    typer.Option("--ndjson", help="Print one JSON object a line, as rows arrive."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class WordLast(TyperCommand):
+    """A command `[URL] WORD`: the last word is wanted, though the parser does not know it."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what stands in the usage line."""
+        *pieces, last = super().collect_usage_pieces(ctx)
+        return [*pieces, last.strip("[]")]
 
 
 def example(*commands: str) -> str:
     """Return the end of a help text: the commands a user would type."""
     # \b keeps the lines from being joined.
     return "\b\n" + "\n".join(["Example:", *(f"  {command}" for command in commands)])
+
+
+def is_database(word: str) -> bool:
+    """Tell whether a word names a database: `scheme://...`, an existing file, or a path that looks
+    like one.
+    """
+    return _SCHEME.match(word) is not None or _is_path(word)
+
+
+def database(url: str | None, *, may_be_new: bool = False) -> str | None:
+    """Return the URL that a command's word stands for.
+
+    Args:
+        url: A URL or the path of a SQLite file; None for the one of the environment.
+        may_be_new: The command makes a file that is missing.
+
+    Raises:
+        StorageUnreachableError: None is named, and the file of last resort is not there.
+    """
+    if url is None:
+        if not may_be_new:
+            _check_default()
+        return None
+    if _SCHEME.match(url) or not _is_path(url):
+        return url
+    if "?" in url:
+        raise URLError(f"a URL cannot hold the question mark of {url}; rename the file")
+    return f"sqlite:///{Path(url).expanduser()}"
+
+
+def database_and_word(
+    first: str | None, second: str | None, question: str
+) -> tuple[str | None, str]:
+    """Return the URL and the word of `[URL] WORD`.
+
+    Args:
+        first: The first word given.
+        second: The second one.
+        question: What to say where the word is missing.
+
+    Raises:
+        UsageError: The word is missing.
+    """
+    if second is not None:
+        return database(first), second
+    if first is None or is_database(first):
+        raise UsageError(question)
+    return database(None), first
+
+
+def database_and_optional_word(
+    first: str | None, second: str | None
+) -> tuple[str | None, str | None]:
+    """Return the URL and the word of `[URL] [WORD]`: a lone word is the URL if it can be one."""
+    if second is None and first is not None and not is_database(first):
+        return database(None), first
+    return database(first), second
+
+
+def _is_path(word: str) -> bool:
+    if "\0" in word or len(word) > 4096:
+        return False
+    if word.startswith(_FOLDERS) or (word.endswith(_SUFFIXES) and "@" not in word):
+        return True
+    try:
+        return Path(word).is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _check_default() -> None:
+    from sqlbuffer.settings import Settings
+
+    default = Settings.model_fields["url"].default
+    path = Path(default.removeprefix("sqlite:///"))
+    if Settings().url == default and not path.exists():
+        raise StorageUnreachableError(
+            f"no database is named, and there is no file {path} to fall back on; put the URL "
+            "behind the command, such as sqlite:///replay.db, or into SQLBUFFER_URL"
+        )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage import migrate
@@ -27,6 +27,40 @@ class SchemaStatus:
     head: str
 
 
+def script(dialect: str) -> str:
+    """Return the SQL that makes the schema in an empty database of a kind."""
+    return migrate.sql(dialect)
+
+
+def script_for(url: str | None) -> str:
+    """Return the SQL that brings a database to this package's schema; empty at head.
+
+    Raises:
+        SchemaTooNewError: The schema is of a later release.
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        revision = migrate.current(connection)
+        if revision is not None and not migrate.is_older(revision):
+            migrate.check(connection, resolved)
+            return ""
+    return migrate.sql(engine.dialect.name, revision)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What holds a database.
+
+    Attributes:
+        version: Its name and version.
+        size_bytes: What the database takes on its disk.
+    """
+
+    version: str
+    size_bytes: int
+
+
 def status(url: str | None) -> SchemaStatus:
     """Return where the schema stands; nothing is created.
 
@@ -40,7 +74,7 @@ def status(url: str | None) -> SchemaStatus:
 
 
 def check(url: str | None) -> SchemaStatus:
-    """Return where the schema stands, or raise unless it is the package's; nothing is created.
+    """Return where the schema stands, or raise unless the package can use it; nothing is created.
 
     Raises:
         SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
@@ -49,7 +83,8 @@ def check(url: str | None) -> SchemaStatus:
     resolved, engine = _open_existing(url)
     with translated(resolved), engine.connect() as connection:
         migrate.check(connection, resolved)
-    return SchemaStatus(shown_url(resolved), migrate.HEAD, migrate.HEAD)
+        revision = migrate.current(connection)
+    return SchemaStatus(shown_url(resolved), revision, migrate.HEAD)
 
 
 def create(url: str | None) -> bool:
@@ -81,11 +116,30 @@ def upgrade(url: str | None) -> bool:
     resolved, engine = _open_existing(url)
     with translated(resolved), engine.connect() as connection:
         revision = migrate.current(connection)
-        if revision in (None, migrate.HEAD):
+        if revision is None or not migrate.is_older(revision):
             migrate.check(connection, resolved)
             return False
     migrate.upgrade(engine)
     return True
+
+
+def server(url: str | None) -> Server:
+    """Return what holds the database.
+
+    Raises:
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        version = ".".join(map(str, connection.dialect.server_version_info or ()))
+        if connection.dialect.name == "sqlite":
+            path = existing_file(resolved)
+            files = [path, path.with_name(f"{path.name}-wal")]
+            return Server(
+                f"SQLite {version}", sum(file.stat().st_size for file in files if file.exists())
+            )
+        size = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
+        return Server(f"PostgreSQL {version}", size)
 
 
 def _open_existing(url: str | None) -> tuple[URL, Engine]:

@@ -1,9 +1,27 @@
+import os
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import psycopg
 import pytest
+from psycopg import sql
+from sqlalchemy import make_url
 from typer.testing import CliRunner
 
+from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.cli import app
+from sqlbuffer.storage import migrate, triggers
+from tests.conftest import close_pool
+from tests.support import sql as plain_sql
+from tests.support.array_rows import make_array_row
+
+GROUPS = ("sqlbuffer_writer", "sqlbuffer_learner", "sqlbuffer_analyst")
+ODD_TASK = "[red]task 'q' \"数\n学\""
+COMMAND = [sys.executable, "-c", "from sqlbuffer.cli import app; app(prog_name='sqlbuffer')"]
 
 
 @pytest.fixture
@@ -13,10 +31,125 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SQLBUFFER_URL", raising=False)
     runner = CliRunner()
 
-    def invoke(*arguments: str):
-        result = runner.invoke(app, list(arguments))
+    def invoke(*arguments: str, input: str | None = None):
+        result = runner.invoke(app, list(arguments), input=input)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
 
     return invoke
+
+
+def start(*arguments, **options):
+    """Start the command line as a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "SQLBUFFER_URL"}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        [*COMMAND, *arguments], text=True, **{"env": environment, **pipes, **options}
+    )
+
+
+@pytest.fixture
+def filled(schema_url):
+    """Return a database with the buffers `arrays` (4 tasks of 5 steps), `talks` and `empty`."""
+    with ReplayBuffer(schema_url, name="arrays", max_capacity=100) as buffer:
+        buffer.store_batch([make_array_row(task=n // 5, step=n % 5) for n in range(20)])
+    with ReplayBuffer(schema_url, name="talks") as buffer:
+        buffer.store_batch(talk())
+    ReplayBuffer(schema_url, name="empty", max_capacity=7).close()
+    return schema_url
+
+
+def make_newer(url, min_client):
+    """Give a schema the revision of a later release, and the oldest that may use it."""
+    plain_sql.run(url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '9999'")
+    plain_sql.run(url, "UPDATE schema_info SET min_client = :oldest", oldest=min_client)
+
+
+def talk():
+    """Return a task of two steps whose second repeats the conversation of the first."""
+    said = [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": [{"type": "text", "text": "2+2? [bold]数学[/bold]"}]},
+    ]
+    call = {"function": {"name": "add", "arguments": '{"a": 2}'}}
+    said_then = [*said, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    said_last = [*said_then, {"role": "tool", "content": "4"}, {"role": "assistant", "content": ""}]
+    state = {"nan": float("nan"), "frame": np.zeros((8, 8), np.uint8), "raw": b"ab", "none": None}
+    return [
+        DataRow(
+            ExpMeta(ODD_TASK, "数学", "solver", step, 1_700_000_000.5 + step),
+            Experience(state, ["add"], reward, messages=messages, terminated=step == 1),
+        )
+        for step, reward, messages in [(0, 0.0, said_then), (1, None, said_last)]
+    ]
+
+
+def execute(url, statement, *names):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@contextmanager
+def existing_logins(url):
+    """Yield a function that makes logins; they and the groups that were new leave with the test."""
+    names = []
+
+    def create(*groups, owns_database=False):
+        name, password = f"sqlbuffer_test_{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+        execute(url, f"CREATE ROLE {{}} LOGIN NOSUPERUSER PASSWORD '{password}'", name)
+        names.append(name)
+        for group in groups:
+            execute(url, "GRANT {} TO {}", group, name)
+        if owns_database:
+            execute(url, "ALTER DATABASE {} OWNER TO {}", make_url(url).database, name)
+        return make_url(url).set(username=name, password=password).render_as_string(False)
+
+    with psycopg.connect(url) as connection:
+        query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
+        known = {name for (name,) in connection.execute(query, (list(GROUPS),))}
+    try:
+        yield create
+    finally:
+        with psycopg.connect(url) as connection:
+            query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
+            made = {name for (name,) in connection.execute(query, (list(GROUPS),))} - known
+        for name in [*names, *made]:
+            execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
+            execute(url, "DROP OWNED BY {}", name)
+            execute(url, "DROP ROLE {}", name)
+
+
+@pytest.fixture
+def login(postgres_url):
+    """Make logins in an empty PostgreSQL database."""
+    with psycopg.connect(postgres_url) as connection:
+        query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
+        if connection.execute(query).fetchone() != (True,):
+            pytest.skip("allowed: the role that the tests connect as may not make others")
+    urls = []
+    with existing_logins(postgres_url) as create:
+
+        def create_and_note(*groups, owns_database=False):
+            urls.append(create(*groups, owns_database=owns_database))
+            return urls[-1]
+
+        yield create_and_note
+        for url in urls:
+            close_pool(url)
+
+
+@pytest.fixture
+def with_roles(postgres_url, login):
+    """Return the URL of a database whose owner, no superuser, made the schema and a buffer."""
+    owner = login(owns_database=True)
+    with ReplayBuffer(owner, name="older", max_capacity=10, create=True) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(4)])
+    for _ in range(2):
+        execute_script(postgres_url)
+    return owner
+
+
+def execute_script(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(triggers.body("postgresql", "roles"))

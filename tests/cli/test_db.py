@@ -2,7 +2,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage import migrate
-from tests.support import sql
+from tests.cli.conftest import make_newer
 
 
 def test_init_creates_the_schema_once(run, database_url):
@@ -34,10 +34,19 @@ def test_a_database_without_the_schema_needs_init(run, postgres_url, command):
 
 @pytest.mark.parametrize("command", [("db", "check"), ("db", "upgrade"), ("db", "init"), ("info",)])
 def test_a_newer_schema_asks_for_a_newer_package(run, schema_url, command):
-    sql.run(schema_url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '9999'")
+    make_newer(schema_url, "9999")
     result = run(*command, schema_url)
     assert result.exit_code == 4
     assert "pip install --upgrade sqlbuffer" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("db", "check"), ("db", "upgrade"), ("db", "init"), ("ls",)])
+def test_a_newer_schema_that_only_added_is_used(run, schema_url, command):
+    make_newer(schema_url, "0001")
+    assert run(*command, schema_url).exit_code == 0
+    assert run("db", "current", schema_url).output == "9999 (head is 0001)\n"
+    assert "later than its own" in run("db", "check", schema_url).output
+    assert run("db", "sql", schema_url).stdout == ""
 
 
 @pytest.mark.parametrize("command", [("db", "check"), ("db", "init"), ("info",)])

@@ -1,91 +1,16 @@
 """The roles that `sqlbuffer db roles` makes, used by logins that are no superusers."""
 
-import uuid
-from contextlib import contextmanager
-
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage import triggers
-from tests.conftest import close_pool
+from tests.cli.conftest import execute_script
 from tests.support.array_rows import make_array_row
 
-GROUPS = ("sqlbuffer_writer", "sqlbuffer_learner", "sqlbuffer_analyst")
 TASK_0 = QueryBuilder().eq("exp_meta.task_id", "task_0")
-
-
-def execute(url, statement, *names):
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
-@contextmanager
-def existing_logins(url):
-    """Yield a function that makes logins; they and the groups that were new leave with the test."""
-    names = []
-
-    def create(*groups, owns_database=False):
-        name, password = f"sqlbuffer_test_{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
-        execute(url, f"CREATE ROLE {{}} LOGIN NOSUPERUSER PASSWORD '{password}'", name)
-        names.append(name)
-        for group in groups:
-            execute(url, "GRANT {} TO {}", group, name)
-        if owns_database:
-            execute(url, "ALTER DATABASE {} OWNER TO {}", make_url(url).database, name)
-        return make_url(url).set(username=name, password=password).render_as_string(False)
-
-    with psycopg.connect(url) as connection:
-        query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
-        known = {name for (name,) in connection.execute(query, (list(GROUPS),))}
-    try:
-        yield create
-    finally:
-        with psycopg.connect(url) as connection:
-            query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
-            made = {name for (name,) in connection.execute(query, (list(GROUPS),))} - known
-        for name in [*names, *made]:
-            execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
-            execute(url, "DROP OWNED BY {}", name)
-            execute(url, "DROP ROLE {}", name)
-
-
-@pytest.fixture
-def login(postgres_url):
-    """Make logins in an empty PostgreSQL database."""
-    with psycopg.connect(postgres_url) as connection:
-        query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
-        if connection.execute(query).fetchone() != (True,):
-            pytest.skip("allowed: the role that the tests connect as may not make others")
-    urls = []
-    with existing_logins(postgres_url) as create:
-
-        def create_and_note(*groups, owns_database=False):
-            urls.append(create(*groups, owns_database=owns_database))
-            return urls[-1]
-
-        yield create_and_note
-        for url in urls:
-            close_pool(url)
-
-
-@pytest.fixture
-def with_roles(postgres_url, login):
-    """Return the URL of a database whose owner, no superuser, made the schema and a buffer."""
-    owner = login(owns_database=True)
-    with ReplayBuffer(owner, name="older", max_capacity=10, create=True) as buffer:
-        buffer.store_batch([make_array_row(step=step) for step in range(4)])
-    for _ in range(2):
-        execute_script(postgres_url)
-    return owner
-
-
-def execute_script(url):
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(triggers.body("postgresql", "roles"))
 
 
 def refused(url, statement):

@@ -1,14 +1,21 @@
+import sqlite3
 import subprocess
 import sys
+import warnings
 
+import psycopg
 import pytest
+import sqlalchemy
 from typer.main import get_command
 
 from sqlbuffer import errors
 from sqlbuffer.cli import app
-from sqlbuffer.cli.errors import exit_code
+from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
+from sqlbuffer.storage import schema_status
 
 CONTRACT = {
+    UsageError: 2,
+    TaskNotFoundError: 3,
     errors.URLError: 2,
     errors.BufferConfigError: 2,
     errors.ConditionError: 2,
@@ -89,3 +96,48 @@ def test_a_file_that_is_no_database_is_named(run, tmp_path):
     result = run("info", "sqlite:///notes.txt")
     assert result.exit_code == 3
     assert "notes.txt" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (sqlite3.OperationalError("disk I/O error\nmore"), "the database refused: disk I/O error"),
+        (psycopg.errors.UndefinedColumn("no column"), "the database refused: no column"),
+        (sqlalchemy.exc.ArgumentError("odd"), "the database refused: odd"),
+        (PermissionError(13, "Permission denied", "replay.db"), "Permission denied: replay.db"),
+    ],
+)
+def test_an_error_that_nobody_foresaw_is_one_line(run, monkeypatch, error, line):
+    def fail(url):
+        raise error
+
+    monkeypatch.setattr(schema_status, "status", fail)
+    result = run("db", "current", "sqlite:///replay.db")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"sqlbuffer: {line}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_defect_of_the_package_keeps_its_traceback(run, monkeypatch):
+    def fail(url):
+        raise TypeError("a defect")
+
+    monkeypatch.setattr(schema_status, "status", fail)
+    with pytest.raises(TypeError, match="a defect"):
+        run("db", "current", "sqlite:///replay.db")
+
+
+def test_a_warning_is_one_line(run, monkeypatch):
+    def warn(url):
+        # As outside of tests, where no filter makes it an error.
+        warnings.showwarning("mind the gap", UserWarning, "file.py", 1)
+        return schema_status.SchemaStatus("sqlite:///x.db", "0001", "0001")
+
+    monkeypatch.setattr(schema_status, "status", warn)
+    result = run("db", "current", "sqlite:///replay.db")
+    assert result.stderr == "sqlbuffer: warning: mind the gap\n"
+
+
+def test_a_usage_error_names_the_help_of_its_command(run):
+    result = run("db", "sql", "--nonsense")
+    assert result.stderr == "sqlbuffer: No such option: --nonsense; see `root db sql --help`\n"

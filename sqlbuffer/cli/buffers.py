@@ -1,0 +1,145 @@
+"""Which buffers a database has, which of them is meant, and what a command's words say of rows."""
+
+import difflib
+import json
+from typing import TYPE_CHECKING, Any
+
+from sqlbuffer.cli.errors import UsageError
+from sqlbuffer.errors import BufferNotFoundError, ConditionError
+
+if TYPE_CHECKING:
+    from sqlbuffer import ReplayBuffer
+    from sqlbuffer.query import Tree
+
+SHOWN_NAMES = 10
+SEARCHED_TASKS = 20_000
+_DEFAULT = "default"
+# Names that need no `exp_meta.` or `exp_data.` before them.
+_PARTS = ("exp_meta", "exp_data")
+
+
+def chosen_buffer(url: str | None, name: str | None) -> str:
+    """Return the name of the buffer that is meant: the only one there is, else `default`.
+
+    Raises:
+        BufferNotFoundError: No such buffer.
+        UsageError: Several and none named.
+    """
+    from sqlbuffer.cli.output import shown_url
+    from sqlbuffer.storage import readonly, schema_status
+
+    schema_status.check(url)
+    answer = readonly.query(url, "SELECT name FROM buffers ORDER BY name")
+    names = [found for (found,) in answer.rows]
+    if not names:
+        raise BufferNotFoundError(
+            f"{shown_url(url)} has no buffers yet; a program makes one with "
+            "ReplayBuffer(url, name=...)"
+        )
+    if name is None:
+        return _one_of(names)
+    if name not in names:
+        raise BufferNotFoundError(
+            f"no buffer {name!r} in {shown_url(url)}; there are {listed(names)}"
+        )
+    return name
+
+
+def buffer_of_task(url: str | None, task: str) -> str | None:
+    """Return the only buffer that has a task, or `default` if it is among several; None where no
+    buffer has it.
+
+    Raises:
+        UsageError: Several have it.
+    """
+    from sqlbuffer.storage import readonly
+
+    statement = "SELECT DISTINCT buffer FROM v_experiences WHERE task_id = :task ORDER BY buffer"
+    names = [name for (name,) in readonly.query(url, statement, {"task": task}).rows]
+    return _one_of(names) if names else None
+
+
+def _one_of(names: list[str]) -> str:
+    if len(names) > 1 and _DEFAULT not in names:
+        raise UsageError(f"which buffer? give --buffer NAME; there are {listed(names)}")
+    return names[0] if len(names) == 1 else _DEFAULT
+
+
+def opened(url: str | None, name: str | None) -> "ReplayBuffer":
+    """Open the buffer that is meant; see `chosen_buffer`."""
+    from sqlbuffer import ReplayBuffer
+
+    return ReplayBuffer(url, name=chosen_buffer(url, name), create=False)
+
+
+def similar_tasks(url: str | None, buffer: str | None, task: str) -> list[str]:
+    """Return the ids of tasks that resemble one, of a buffer or of all."""
+    from sqlbuffer.storage import readonly
+
+    condition = "" if buffer is None else "WHERE buffer = :buffer"
+    statement = f"SELECT task_id FROM v_tasks {condition} LIMIT :tasks"
+    found = readonly.query(url, statement, {"buffer": buffer, "tasks": SEARCHED_TASKS})
+    return difflib.get_close_matches(task, [task_id for (task_id,) in found.rows], n=5)
+
+
+def listed(names: list[str]) -> str:
+    """Return names for a message, not more than a few."""
+    more = len(names) - SHOWN_NAMES
+    shown = ", ".join(map(repr, names[:SHOWN_NAMES]))
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def condition_of(condition: str | None, equals: list[str] | None) -> "Tree | None":
+    """Return the condition that `--condition` and `--eq` say together; None where neither is given.
+
+    Args:
+        condition: A condition tree as JSON.
+        equals: Texts `field=value`.
+
+    Raises:
+        ConditionError: Malformed JSON, or no `=`.
+    """
+    from sqlbuffer.query import check
+
+    trees = [] if condition is None else [_tree(condition)]
+    trees += [_equal(text) for text in equals or ()]
+    if not trees:
+        return None
+    tree = trees[0] if len(trees) == 1 else {"and_": trees}
+    check(tree)
+    return tree
+
+
+def _tree(text: str) -> Any:
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise ConditionError(
+            f"--condition is no JSON: {error}; write what QueryBuilder().build() returns, such as "
+            """'{"field": "exp_meta.step", "op": "gt", "value": 3}'"""
+        ) from None
+    if not tree:
+        raise ConditionError("--condition is empty; leave it out to mean every row")
+    return tree
+
+
+def _equal(text: str) -> dict[str, Any]:
+    from sqlbuffer.fields import FIELDS, parse_field
+
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ConditionError(f"--eq takes field=value, such as --eq task_id=t1, got {text!r}")
+    field = name.strip()
+    root = field.partition(".")[0].partition("[")[0]
+    for part in _PARTS:
+        if field not in FIELDS and f"{part}.{root}" in FIELDS:
+            field = f"{part}.{field}"
+    kind = parse_field(field).kind
+    return {"field": field, "op": "eq", "value": value if kind == "text" else _value(value)}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,95 @@
+"""`sqlbuffer sample`: a batch, as a learner would draw it."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sqlbuffer.cli.buffers import condition_of, opened
+from sqlbuffer.cli.formats import Format, chosen, note, write
+from sqlbuffer.cli.options import (
+    BufferName,
+    Condition,
+    Csv,
+    Equal,
+    Json,
+    Ndjson,
+    Url,
+    database,
+    example,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlbuffer import DataRow
+
+EPILOG = example(
+    "sqlbuffer sample sqlite:///replay.db",
+    "sqlbuffer sample replay.db -n 2 --tasks --seed 7",
+    "sqlbuffer sample replay.db --eq agent_id=a1 --json",
+)
+_TASK_COLUMNS = (
+    "task_id",
+    "task_name",
+    "steps",
+    "agents",
+    "total_reward",
+    "first_step",
+    "last_step",
+)
+
+
+def sample(
+    url: Url = None,
+    n: Annotated[int, typer.Option("-n", min=0, help="Rows, or tasks with --tasks.")] = 5,
+    tasks: Annotated[bool, typer.Option("--tasks", "-t", help="Draw whole tasks.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Draw the same again while the rows are the same.", show_default=False
+        ),
+    ] = None,
+    condition: Condition = None,
+    eq: Equal = None,
+    buffer: BufferName = None,
+    json: Json = False,
+    csv: Csv = False,
+    ndjson: Ndjson = False,
+) -> None:
+    """Draw rows, or whole tasks, uniformly at random and show them.
+
+    Tables show payloads in short, and of tasks a line each. --json, --csv and --ndjson print every
+    row in full.
+    """
+    from sqlbuffer import RandomSampler, RandomTaskSample
+    from sqlbuffer.cli.rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
+
+    format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
+    tree = condition_of(condition, eq)
+    with opened(url, buffer) as found:
+        if tasks:
+            drawn = found.sample_tasks(n, sampler=RandomTaskSample(seed=seed), condition=tree)
+            rows = [row for task in drawn for row in task]
+        else:
+            drawn = rows = found.sample(n, sampler=RandomSampler(seed=seed), condition=tree)
+        name = found.name
+    if format_ is not Format.TABLE:
+        write(COLUMNS, map(in_full, rows), format_)
+    elif tasks:
+        write(_TASK_COLUMNS, map(_summary, drawn), format_)
+    else:
+        write(BRIEF_COLUMNS, map(in_brief, rows), format_)
+    if len(drawn) < n:
+        what, which = ("tasks" if tasks else "rows"), ("held" if tree is None else "that match")
+        note(f"all {len(drawn)} {what} {which} in buffer {name!r}, of {n} asked for")
+
+
+def _summary(task: "Sequence[DataRow]") -> list[Any]:
+    from sqlbuffer.cli.rows import total_reward
+
+    first, last = task[0].exp_meta, task[-1].exp_meta
+    agents = {row.exp_meta.agent_id for row in task}
+    reward = total_reward(task)
+    return [
+        first.task_id, first.task_name, len(task), len(agents), reward, first.step, last.step
+    ]  # fmt: skip

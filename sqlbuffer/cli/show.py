@@ -1,0 +1,79 @@
+"""`sqlbuffer show`: one trajectory."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlbuffer.cli.buffers import buffer_of_task, listed, opened, similar_tasks
+from sqlbuffer.cli.errors import TaskNotFoundError
+from sqlbuffer.cli.formats import Format, chosen, write
+from sqlbuffer.cli.options import (
+    BufferName,
+    Csv,
+    Json,
+    Ndjson,
+    Url,
+    database_and_word,
+    example,
+)
+
+if TYPE_CHECKING:
+    from sqlbuffer import DataRow
+
+EPILOG = example(
+    "sqlbuffer show sqlite:///replay.db task-1",
+    "sqlbuffer show replay.db task-1 --buffer cartpole --ndjson",
+)
+
+
+def show(
+    url: Url = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(metavar="TASK", help="Its task_id, as `ls` lists it.", show_default=False),
+    ] = None,
+    buffer: BufferName = None,
+    json: Json = False,
+    csv: Csv = False,
+    ndjson: Ndjson = False,
+) -> None:
+    """Show one trajectory, messages as a conversation.
+
+    Arrays and long texts of states and actions are shortened, messages are not, and those that a
+    step repeats from the one before are left out. --json, --csv and --ndjson print every row in
+    full, under the names of the arguments of ReplayBuffer.add.
+    """
+    from sqlbuffer.cli.output import console
+    from sqlbuffer.cli.rows import COLUMNS, in_full
+    from sqlbuffer.cli.trajectory import print_trajectory
+    from sqlbuffer.storage import schema_status
+
+    format_ = chosen(json=json, csv=csv, ndjson=ndjson)
+    url, task_id = database_and_word(
+        url,
+        task,
+        "which task? type `sqlbuffer show URL TASK`; `sqlbuffer ls URL --tasks` lists them",
+    )
+    if buffer is None:
+        schema_status.check(url)
+        buffer = buffer_of_task(url, task_id)
+        if buffer is None:
+            raise unknown_task(url, None, task_id)
+    with opened(url, buffer) as found:
+        rows: list[DataRow] = found.get_by_task_id(task_id)
+        if not rows:
+            raise unknown_task(url, found.name, task_id)
+        if format_ is Format.TABLE:
+            print_trajectory(console(), found.name, rows)
+        else:
+            write(COLUMNS, map(in_full, rows), format_)
+
+
+def unknown_task(url: str | None, buffer: str | None, task: str) -> TaskNotFoundError:
+    """Return the error for a task that a buffer, or None for all of them, does not have."""
+    similar = similar_tasks(url, buffer, task)
+    hint = (
+        f"did you mean {listed(similar)}?" if similar else "`sqlbuffer ls URL --tasks` lists tasks"
+    )
+    where = "any buffer" if buffer is None else f"buffer {buffer!r}"
+    return TaskNotFoundError(f"no task {task!r} in {where}; {hint}")

@@ -1,0 +1,316 @@
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.storage import doctor, filesystems, sqlite
+from sqlbuffer.storage.writer_lock import writer_lock
+from tests.support import sql
+from tests.support.array_rows import make_array_row
+
+COMMON = ["reachable", "schema", "can read", "can write", "triggers, views, indexes"]
+OF_SQLITE = ["lock file", "journal mode", "WAL size", "file system", "disk space"]
+OF_POSTGRESQL = [
+    "autovacuum",
+    "may VACUUM",
+    "dead rows",
+    "size of experiences",
+    "oldest transaction",
+    "connections",
+    "durability",
+    "encoding",
+    "clock",
+]
+
+
+def findings(url, **options):
+    return {finding.name: finding for finding in doctor.examine(url, **options)}
+
+
+def path_of(url):
+    return Path(url.removeprefix("sqlite:///"))
+
+
+def test_a_healthy_database_is_all_ok(run, filled):
+    result = run("doctor", filled, "--full")
+    lines = result.stdout.splitlines()
+    names = [line[5:].partition(": ")[0] for line in lines]
+    own = [*OF_SQLITE, "integrity"] if sql.is_sqlite(filled) else OF_POSTGRESQL
+    buffers = [f"buffer {name!r}" for name in ("arrays", "empty", "talks")]
+    assert result.exit_code == 0
+    assert sorted(names) == sorted([*COMMON, *own, *buffers])
+    # The disk of the machine may be full, and its server busy.
+    assert {line[:4] for line in lines} <= {"OK  ", "WARN"}
+    assert "OK   buffer 'arrays': 20 rows, capacity 100" in lines
+
+
+def test_json_has_a_finding_an_object(run, filled):
+    rows = json.loads(run("doctor", filled, "--json").stdout)
+    assert list(rows[0]) == ["status", "check", "detail", "remedy"]
+    assert rows[0]["status"] == "OK"
+    assert rows[0]["detail"].startswith(("SQLite 3.", "PostgreSQL 1"))
+    lines = run("doctor", filled, "--ndjson").stdout.splitlines()
+    assert [json.loads(line)["check"] for line in lines] == [row["check"] for row in rows]
+
+
+def test_nothing_is_changed(filled):
+    if sql.is_sqlite(filled):
+        before = path_of(filled).read_bytes()
+    list(doctor.examine(filled, full=True))
+    if sql.is_sqlite(filled):
+        assert path_of(filled).read_bytes() == before
+    with ReplayBuffer(filled, name="arrays") as buffer:
+        assert buffer.store(make_array_row(step=99)).inserted == 1
+
+
+def test_a_database_without_the_schema_fails_with_4(run, database_url):
+    with sql.connected(database_url):
+        pass
+    result = run("doctor", database_url)
+    assert result.exit_code == 4
+    assert "FAIL schema: " in result.stdout
+    assert "sqlbuffer db init" in result.stdout
+    assert "OK   reachable: " in result.stdout
+
+
+def test_a_file_that_is_no_database_fails_with_3(run, tmp_path):
+    (tmp_path / "notes.db").write_text("no database, but long enough to be mistaken for one\n" * 9)
+    result = run("doctor", "notes.db")
+    assert result.exit_code == 3
+    assert result.stdout.startswith("FAIL reachable: ")
+
+
+def test_a_database_in_memory_is_a_usage_error(run):
+    assert run("doctor", "sqlite://").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "statement", "missing"),
+    [
+        ("sqlite", "DROP TRIGGER trg_experiences_delete_v1", "trigger trg_experiences_delete_v1"),
+        ("sqlite", "DROP INDEX uq_experiences_buffer_id_id", "index uq_experiences_buffer_id_id"),
+        (
+            "postgresql",
+            "ALTER TABLE experiences DISABLE TRIGGER trg_experiences_insert_v1",
+            "trigger trg_experiences_insert_v1",
+        ),
+        (
+            "postgresql",
+            "DROP TRIGGER trg_experiences_number_v1 ON experiences",
+            "trigger trg_experiences_number_v1",
+        ),
+        ("postgresql", "DROP VIEW v_groups", "view v_groups"),
+    ],
+)
+def test_what_the_migrations_made_and_is_gone_fails(
+    run, make_database_url, kind, statement, missing
+):
+    url = make_database_url(kind, schema=True)
+    sql.run(url, statement)
+    result = run("doctor", url)
+    assert result.exit_code == 1
+    assert f"missing or switched off: {missing}; create" in result.stdout
+    assert f"sqlbuffer db sql --dialect {kind}" in result.stdout
+
+
+def test_rows_behind_the_window_are_counted_and_resize_removes_them(run, schema_url, monkeypatch):
+    monkeypatch.setattr(doctor, "MANY_STRAGGLERS", 10)
+    with ReplayBuffer(schema_url, name="b", max_capacity=100) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(50)])
+        # By hand, so that nothing is evicted.
+        sql.run(schema_url, "UPDATE buffers SET max_capacity = 5")
+        found = findings(schema_url)["buffer 'b'"]
+        assert found.status == "WARN"
+        assert found.detail == "5 rows, capacity 5, and 45 evicted rows that are not removed yet"
+        assert found.remedy == "`sqlbuffer resize URL 5 --buffer b` removes them"
+        assert run("resize", schema_url, "5", "--buffer", "b").exit_code == 0
+        found = findings(schema_url)["buffer 'b'"]
+    assert (found.status, found.detail) == ("OK", "5 rows, capacity 5")
+
+
+def test_a_count_that_went_wrong_fails(run, schema_url):
+    with ReplayBuffer(schema_url, max_capacity=100, evict_by="task") as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(9)])
+    assert findings(schema_url)["buffer 'default'"].status == "OK"
+    sql.run(schema_url, "UPDATE buffers SET live_rows = 4")
+    result = run("doctor", schema_url)
+    assert result.exit_code == 1
+    assert "9 rows, capacity 100; the count kept beside it says 4" in result.stdout
+
+
+def test_a_journal_without_a_log_is_a_warning(make_database_url):
+    url = make_database_url("sqlite", schema=True)
+    sql.run_outside_transaction(url, "PRAGMA journal_mode = DELETE")
+    found = findings(url)["journal mode"]
+    assert found.status == "WARN"
+    assert "PRAGMA journal_mode = WAL" in found.remedy
+
+
+def test_a_large_log_is_a_warning(make_database_url, monkeypatch):
+    url = make_database_url("sqlite", schema=True)
+    monkeypatch.setattr(doctor, "LARGE_WAL_BYTES", 1000)
+    with ReplayBuffer(url) as buffer:
+        buffer.store(make_array_row())
+        found = findings(url)["WAL size"]
+    assert found.status == "WARN"
+    assert "fuser" in found.remedy
+
+
+def test_the_lock_file_is_free_held_or_not_there(make_database_url):
+    url = make_database_url("sqlite", schema=True)
+    assert "first writer makes it" in findings(url)["lock file"].detail
+    path = Path(f"{path_of(url)}.lock")
+    assert not path.exists()
+    path.touch()
+    assert findings(url)["lock file"].detail.endswith("free")
+    with writer_lock(path, 1):
+        assert findings(url)["lock file"].detail.endswith("held by a writer right now")
+
+
+def test_a_writer_at_work_is_no_failure(make_database_url):
+    url = make_database_url("sqlite", schema=True)
+    with closing(sqlite.sqlite3.connect(path_of(url), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        found = findings(url)["can write"]
+        other.execute("ROLLBACK")
+    assert (found.status, found.detail) == ("OK", "another process is writing right now")
+
+
+def test_a_file_that_may_not_be_written_is_a_warning(make_database_url, monkeypatch):
+    url = make_database_url("sqlite", schema=True)
+    path = path_of(url)
+    for place in (path, path.parent):
+        # Not by the mode of the file: who runs as root may write it all the same.
+        monkeypatch.setattr(os, "access", lambda asked, mode, place=place: Path(asked) != place)
+        found = findings(url)["can write"]
+        assert found.status == "WARN"
+        assert found.detail.startswith(f"{place} is not writable")
+
+
+def test_a_damaged_file_fails_the_full_check_alone(run, make_database_url):
+    url = make_database_url("sqlite", schema=True)
+    sql.fill(url, 2000).close()
+    sql.run_outside_transaction(url, "PRAGMA wal_checkpoint(TRUNCATE)")
+    (page,) = sql.run(
+        url, "SELECT rootpage FROM sqlite_master WHERE name = 'ix_tasks_buffer_id_last_seq'"
+    )[0]
+    (size,) = sql.run(url, "PRAGMA page_size")[0]
+    with path_of(url).open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * 64)
+    assert "integrity" not in findings(url)
+    result = run("doctor", url, "--full")
+    assert result.exit_code == 1
+    assert "FAIL integrity: " in result.stdout
+    assert "backup" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs", "lustre"])
+def test_a_network_file_system_is_a_warning(make_database_url, monkeypatch, tmp_path, kind):
+    url = make_database_url("sqlite", schema=True)
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"36 35 98:0 / / rw - {kind} server:/export rw\n")
+    monkeypatch.setattr(filesystems, "MOUNTS", mounts)
+    found = findings(url)["file system"]
+    assert found.status == "WARN"
+    assert kind in found.detail
+    assert "PostgreSQL" in found.remedy
+
+
+def test_a_full_disk_is_a_warning(make_database_url, monkeypatch):
+    monkeypatch.setattr(doctor, "LITTLE_SPACE_BYTES", 10**18)
+    assert findings(make_database_url("sqlite", schema=True))["disk space"].status == "WARN"
+
+
+@pytest.fixture
+def server_url(make_database_url):
+    return make_database_url("postgresql", schema=True)
+
+
+def with_setting(url, name, value):
+    """Return the URL of sessions with a setting."""
+    options = f"-c {name}={value}"
+    return make_url(url).update_query_dict({"options": options}).render_as_string(False)
+
+
+def test_lost_durability_is_a_warning(server_url):
+    found = findings(with_setting(server_url, "synchronous_commit", "off"))
+    assert "durability" not in found
+    assert found["synchronous_commit"].status == "WARN"
+    assert "synchronous_commit = on" in found["synchronous_commit"].remedy
+
+
+def test_a_server_that_only_reads_is_a_warning(server_url):
+    found = findings(with_setting(server_url, "default_transaction_read_only", "on"))
+    assert found["can read"].status == "OK"
+    assert found["can write"].status == "WARN"
+
+
+def test_an_old_transaction_is_named_with_what_ends_it(server_url, monkeypatch):
+    monkeypatch.setattr(doctor, "LONG_TRANSACTION_S", 0)
+    with psycopg.connect(server_url, application_name="a notebook") as analyst:
+        analyst.execute("SELECT 1")
+        found = findings(server_url)["oldest transaction"]
+        process = analyst.info.backend_pid
+    assert found.status == "WARN"
+    assert f"process {process} 'a notebook', idle in transaction" in found.detail
+    assert f"pg_terminate_backend({process})" in found.remedy
+
+
+def test_many_connections_are_a_warning(server_url, monkeypatch):
+    monkeypatch.setattr(doctor, "MANY_CONNECTIONS", 0.0)
+    found = findings(server_url)["connections"]
+    assert found.status == "WARN"
+    assert "pgbouncer" in found.remedy
+
+
+def test_clocks_that_differ_are_a_warning(server_url, monkeypatch):
+    now = doctor.time.time
+    monkeypatch.setattr(doctor.time, "time", lambda: now() - 3600)
+    found = findings(server_url)["clock"]
+    assert found.status == "WARN"
+    assert "the server is 3,600.0 s ahead of this machine" in found.detail
+
+
+def test_many_dead_rows_are_a_warning(server_url, monkeypatch):
+    monkeypatch.setattr(doctor, "MANY_DEAD_ROWS", -1)
+    with ReplayBuffer(server_url) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(50)])
+        buffer.clear()
+    sql.run_outside_transaction(server_url, "ANALYZE experiences")  # or the counts may lag
+    found = findings(server_url)["dead rows"]
+    assert found.status == "WARN"
+    assert "VACUUM" in found.remedy
+
+
+def test_a_table_without_autovacuum_is_a_warning(server_url):
+    sql.run(server_url, "ALTER TABLE experiences SET (autovacuum_enabled = off)")
+    assert findings(server_url)["autovacuum of the table"].status == "WARN"
+
+
+def test_roles_are_told_what_they_may(run, with_roles, login):
+    owner, writer, analyst = (
+        findings(url) for url in (with_roles, login("sqlbuffer_writer"), login("sqlbuffer_analyst"))
+    )
+    assert "may store and delete" in owner["can write"].detail
+    assert owner["may VACUUM"].status == "OK"
+    assert "may store, not delete" in writer["can write"].detail
+    assert analyst["may VACUUM"].status == "WARN"
+    assert "owner" in analyst["may VACUUM"].remedy
+    assert analyst["can read"].status == "OK"
+    assert analyst["can write"].status == "WARN"
+    assert "GRANT sqlbuffer_writer" in analyst["can write"].remedy
+    assert "of this role's own" in analyst["oldest transaction"].detail
+    assert run("doctor", login("sqlbuffer_analyst")).exit_code == 0
+
+
+def test_a_role_without_any_right_fails(run, with_roles, login):
+    result = run("doctor", login())
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+    assert "permission denied" in result.stdout or "GRANT sqlbuffer_analyst" in result.stdout

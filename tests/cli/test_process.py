@@ -1,0 +1,218 @@
+"""The command as a shell runs it: pipes, terminals, signals, exit codes."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.storage import readonly, sqlite, transactions
+from tests.cli.conftest import start
+from tests.cli.terminal import run_on_terminal
+from tests.support import sql
+from tests.support.array_rows import make_array_row
+from tests.support.processes import wait_until
+
+ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT {} FROM n"
+
+
+def finish(process):
+    stdout, stderr = process.communicate(timeout=60)
+    return process.returncode, stdout, stderr
+
+
+def test_a_table_on_a_terminal_is_drawn_with_styles_and_elsewhere_without(filled):
+    shown = run_on_terminal("ls", filled)
+    assert shown.exit_code == 0
+    assert "┃ buffer" in shown.text
+    assert shown.styled != shown.text
+    code, stdout, stderr = finish(start("ls", filled))
+    assert (code, stderr) == (0, "")
+    assert "│ arrays" in stdout
+    assert "\x1b" not in stdout
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_table_fits_its_terminal_and_shows_every_value(filled, width):
+    shown = run_on_terminal("info", filled, width=width)
+    _, *lines = shown.text.splitlines()
+    assert max(map(len, lines)) <= width
+    for value in ("arrays", "talks", "empty", "20%", "created_at"):
+        assert value in shown.text
+
+
+def test_columns_without_room_become_a_block_a_row(filled):
+    text = run_on_terminal("sql", filled, "SELECT * FROM v_experiences WHERE step = 4").text
+    assert "-- 1 --\n" in text
+    assert "      task_id  task_0\n" in text
+    assert "-- 4 --\n" in text
+
+
+def test_a_terminal_gets_the_first_rows_and_is_told(schema_url):
+    sql.fill(schema_url, 1500).close()
+    text = run_on_terminal("sql", schema_url, "SELECT seq FROM v_experiences ORDER BY seq").text
+    assert "│ 1000 │" in text
+    assert "│ 1001 │" not in text
+    assert "these are the first 1,000 rows" in text
+
+
+def test_options_choose_the_format_on_a_terminal_too(filled):
+    text = run_on_terminal("ls", filled, "--ndjson").text
+    assert [json.loads(line)["buffer"] for line in text.splitlines()] == [
+        "arrays",
+        "empty",
+        "talks",
+    ]
+
+
+def test_doctor_colours_its_verdicts_on_a_terminal(filled):
+    shown = run_on_terminal("doctor", filled)
+    assert "\x1b[32mOK" in shown.styled
+    assert "OK   schema: revision" in shown.text
+
+
+@pytest.mark.parametrize("format_", ["--ndjson", "--csv", "--json"])
+def test_a_reader_that_leaves_ends_the_command_quietly(schema_url, format_):
+    sql.fill(schema_url, 20_000).close()
+    process = start("sql", schema_url, "SELECT * FROM v_experiences", format_)
+    assert process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    assert finish(process) == (141, None, "")
+
+
+def test_a_reader_that_leaves_a_table_ends_it_quietly(schema_url):
+    sql.fill(schema_url, 20_000).close()
+    process = start("sql", schema_url, "SELECT * FROM v_experiences")
+    process.stdout.close()
+    process.stdout = None
+    assert finish(process) == (141, None, "")
+
+
+def test_ctrl_c_ends_a_listing_with_130_and_no_traceback(schema_url):
+    process = start("sql", schema_url, ENDLESS.format("n"), "--ndjson")
+    assert process.stdout.readline() == '{"n":1}\n'
+    os.kill(process.pid, signal.SIGINT)
+    code, _, stderr = finish(process)
+    assert (code, stderr) == (130, "")
+
+
+def test_ctrl_c_ends_a_question_that_the_server_works_on(postgres_url):
+    process = start("sql", postgres_url, "SELECT pg_sleep(600)")
+    asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    wait_until(lambda: sql.run(postgres_url, asleep), "the query")
+    os.kill(process.pid, signal.SIGINT)
+    code, _, stderr = finish(process)
+    assert (code, stderr) == (130, "")
+    wait_until(lambda: not sql.run(postgres_url, asleep), "the end of the query")
+
+
+def test_ctrl_c_ends_a_question_that_sqlite_works_on(sqlite_url):
+    ReplayBuffer(sqlite_url).close()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            readonly.query(sqlite_url, ENDLESS.format("count(*)"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_text_that_the_terminal_cannot_write_is_escaped(sqlite_url):
+    with ReplayBuffer(sqlite_url) as buffer:
+        buffer.add(task_id="数学", state={"odd": "\ud800"})
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for options in ((), ("--json",), ("--csv",)):
+        process = start("show", sqlite_url, "数学", *options, env=environment)
+        code, stdout, stderr = finish(process)
+        assert (code, stderr) == (0, "")
+        assert "\\u6570\\u5b66" in stdout
+        if options == ("--json",):
+            assert json.loads(stdout)[0]["state"] == {"odd": "\ud800"}
+
+
+def test_a_lone_surrogate_is_valid_json_in_utf8(sqlite_url):
+    with ReplayBuffer(sqlite_url) as buffer:
+        buffer.add(task_id="数学", state={"odd": "\ud800"})
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    code, stdout, _ = finish(start("show", sqlite_url, "数学", "--json", env=environment))
+    assert code == 0
+    assert json.loads(stdout)[0]["state"] == {"odd": "\ud800"}
+    assert "数学" in stdout
+
+
+def test_a_full_disk_under_the_output_is_one_line(filled):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("allowed: no /dev/full on this machine")
+    with open("/dev/full", "w") as full:
+        process = start("ls", filled, stdout=full)
+        code, _, stderr = finish(process)
+    assert code == 1
+    assert stderr == "sqlbuffer: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--version",), 0),
+        (("ls", "missing.db"), 3),
+        (("ls", "--nonsense"), 2),
+        (("nonsense",), 2),
+        (("show", "missing.db"), 2),
+        (("db", "nonsense"), 2),
+    ],
+)
+def test_the_exit_code_reaches_the_shell(words, code):
+    found, stdout, stderr = finish(start(*words))
+    assert found == code
+    assert len((stdout + stderr).splitlines()) == 1
+
+
+UNREACHABLE = "postgresql://me:secret@localhost:1/replay"
+READING = [("info",), ("ls",), ("ls", "--tasks"), ("show", "t"), ("sql", "SELECT 1"), ("sample",)]
+WRITING = [("resize", "5"), ("delete", "--all-rows", "--yes")]
+OTHERS = [("doctor",), ("db", "check"), ("db", "sql"), ("db", "current"), ("db", "init")]
+
+
+@pytest.mark.parametrize("words", [*READING, *WRITING, *OTHERS], ids=" ".join)
+def test_a_server_that_does_not_answer_is_3_and_its_password_stays_hidden(run, words):
+    at = 2 if words[0] == "db" else 1
+    result = run(*words[:at], UNREACHABLE, *words[at:])
+    assert result.exit_code == 3
+    assert len(result.output.splitlines()) == 1
+    assert "check that the server runs" in result.output
+    assert "secret" not in result.output
+
+
+@pytest.mark.parametrize("words", [*READING[:4], READING[5], *WRITING], ids=" ".join)
+def test_a_database_without_the_schema_is_4(run, postgres_url, words):
+    result = run(words[0], postgres_url, *words[1:])
+    assert result.exit_code == 4
+    assert "sqlbuffer db init" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_sqlite_file_without_the_schema_is_4(run, tmp_path):
+    sql.run(f"sqlite:///{tmp_path}/other.db", "CREATE TABLE mine (n integer)")
+    for words in (("ls",), ("sample",), ("resize", "5")):
+        result = run(words[0], "other.db", *words[1:])
+        assert result.exit_code == 4
+        assert "sqlbuffer db init" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("resize", "5", "--yes"), ("delete", "--all-rows", "--yes")], ids=" ".join
+)
+def test_a_database_that_another_writer_holds_is_5(run, buffer_url, monkeypatch, words):
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(transactions, "LOCK_TIMEOUT_S", 1)
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(9)])
+        with buffer._store._dialect.writing(buffer._store.engine) as connection:
+            connection.exec_driver_sql("UPDATE buffers SET deletions = deletions + 1")
+            result = run(words[0], buffer_url, *words[1:])
+    assert result.exit_code == 5
+    assert "try again" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

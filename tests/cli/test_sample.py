@@ -1,0 +1,127 @@
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from tests.cli.conftest import ODD_TASK
+
+
+def drawn(result):
+    assert result.exit_code == 0
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_sample_draws_rows_and_shows_them_in_short(run, filled):
+    result = run("sample", filled, "--buffer", "arrays", "-n", "3")
+    assert result.exit_code == 0
+    assert result.stdout.count("float32(4,) [") == 3
+    assert result.stderr == ""
+
+
+def test_a_seed_draws_the_same_again(run, filled):
+    options = ("--buffer", "arrays", "-n", "4", "--ndjson")
+    first, again, other = (
+        [row["seq"] for row in drawn(run("sample", filled, *options, "--seed", seed))]
+        for seed in ("1", "1", "2")
+    )
+    assert first == again != other
+    assert len(set(first)) == 4
+
+
+def test_sample_prints_rows_in_full_in_every_format(run, filled):
+    options = ("--buffer", "talks", "-n", "2", "--seed", "3")
+    rows = json.loads(run("sample", filled, *options, "--json").stdout)
+    table = list(csv.DictReader(io.StringIO(run("sample", filled, *options, "--csv").stdout)))
+    assert {row["task_id"] for row in rows} == {ODD_TASK}
+    assert [row["seq"] for row in rows] == [int(row["seq"]) for row in table]
+    assert json.loads(table[0]["state"])["frame"] == [[0] * 8] * 8
+
+
+def test_whole_tasks_are_drawn_and_shown_a_line_each(run, filled):
+    result = run("sample", filled, "--buffer", "arrays", "--tasks", "-n", "2")
+    assert len(re.findall(r"│ task_\d  │ test      │     5 │", result.stdout)) == 2
+    rows = drawn(run("sample", filled, "--buffer", "arrays", "--tasks", "-n", "2", "--ndjson"))
+    assert len(rows) == 10
+    assert [row["step"] for row in rows] == [*range(5), *range(5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (("--eq", "step=3"), {3}),
+        (("--eq", "exp_meta.step=3", "--eq", "task_id=task_1"), {3}),
+        (("--condition", '{"field": "exp_meta.step", "op": "gt", "value": 2}'), {3, 4}),
+        (
+            ("--condition", '{"field": "exp_meta.step", "op": "gt", "value": 2}', "--eq", "step=4"),
+            {4},
+        ),
+        (("--eq", "actions[0]=1"), {1, 3}),
+        (("--eq", "terminated=false", "--eq", "reward_t=1"), {0, 1, 2, 3, 4}),
+        (("--eq", "task_name=other"), set()),
+    ],
+)
+def test_only_rows_that_match_are_drawn(run, filled, options, steps):
+    rows = drawn(run("sample", filled, "--buffer", "arrays", "-n", "20", "--ndjson", *options))
+    assert {row["step"] for row in rows} == steps
+
+
+def test_text_keys_compare_as_text(run, sqlite_url):
+    with ReplayBuffer(sqlite_url) as buffer:
+        for task in ("007", "1e3", "null"):
+            buffer.add(task_id=task)
+    for task in ("007", "1e3", "null"):
+        (row,) = drawn(run("sample", sqlite_url, "--eq", f"task_id={task}", "--ndjson"))
+        assert row["task_id"] == task
+
+
+def test_a_value_may_hold_an_equals_sign_and_be_text(run, sqlite_url):
+    with ReplayBuffer(sqlite_url) as buffer:
+        buffer.add(task_id="t", state={"name": "a=b"})
+    (row,) = drawn(run("sample", sqlite_url, "--eq", "state.name=a=b", "--ndjson"))
+    assert row["state"] == {"name": "a=b"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--condition", "{"),
+        ("--condition", "{}"),
+        ("--condition", "[]"),
+        ("--condition", "5"),
+        ("--condition", '{"field": "exp_meta.stepp", "op": "eq", "value": 1}'),
+        ("--eq", "step"),
+        ("--eq", "stepp=1"),
+        ("--eq", "=1"),
+        ("-n", "-1"),
+        ("-n", "many"),
+        ("--seed", "-1"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_usage_error_in_one_line(run, filled, options):
+    result = run("sample", filled, "--buffer", "arrays", *options)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--buffer", "empty"), "all 0 rows held in buffer 'empty', of 5 asked for\n"),
+        (("--buffer", "talks"), "all 2 rows held in buffer 'talks', of 5 asked for\n"),
+        (("--buffer", "talks", "--tasks"), "all 1 tasks held in buffer 'talks', of 5 asked for\n"),
+        (("--buffer", "talks", "-n", "2"), ""),
+        (("--buffer", "talks", "-n", "0"), ""),
+        (
+            ("--buffer", "talks", "--eq", "step=1"),
+            "all 1 rows that match in buffer 'talks', of 5 asked for\n",
+        ),
+    ],
+)
+def test_it_is_said_when_fewer_rows_match(run, filled, options, said):
+    result = run("sample", filled, *options)
+    assert result.exit_code == 0
+    assert result.stderr == said
