@@ -25,12 +25,11 @@ _ESCAPES = {
 
 
 def shown_url(url: str | None) -> str:
-    """Return a URL in full, with its password hidden, as other programs take it too."""
+    """Return a URL in full, without its password."""
     from sqlbuffer.storage.engine import resolve_url
     from sqlbuffer.storage.urls import shown_url as without_password
 
-    resolved = resolve_url(url)
-    return without_password(resolved.set(drivername=resolved.get_backend_name()))
+    return without_password(resolve_url(url))
 
 
 def console() -> "Console":

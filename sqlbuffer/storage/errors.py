@@ -96,7 +96,10 @@ def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> StorageE
             f"{shown}: {reason}; another program holds the file: close it or try again"
         )
     if "readonly" in reason or "read-only" in reason:
-        return StorageReadOnlyError(f"{shown}: {reason}; the file or its folder is not writable")
+        return StorageReadOnlyError(
+            f"{shown}: {reason}; the file or its folder is not writable. To read a file that "
+            f"nobody writes meanwhile, open sqlite:///file:PATH?immutable=1&uri=true"
+        )
     if "full" in reason or getattr(error, "sqlite_errorname", "") in _FULL:
         return StorageFullError(
             f"{shown}: {reason}; free space on the disk, or raise the quota, and write again"

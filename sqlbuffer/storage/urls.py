@@ -6,6 +6,6 @@ _SECRETS = ("password", "passfile", "sslpassword")
 
 
 def shown_url(url: URL) -> str:
-    """Return a URL without its password, wherever it stands in it."""
-    hidden = {name: "***" for name in _SECRETS if name in url.query}
-    return url.update_query_dict(hidden).render_as_string()
+    """Return a URL without its passwords and its driver: as other programs take it too."""
+    shown = url.set(drivername=url.get_backend_name()).difference_update_query(_SECRETS)
+    return shown._replace(password=None).render_as_string()

@@ -153,7 +153,7 @@ def test_a_journal_without_a_log_is_a_warning(make_database_url):
 
 def test_a_large_log_is_a_warning(make_database_url, monkeypatch):
     url = make_database_url("sqlite", schema=True)
-    monkeypatch.setattr(doctor, "LARGE_WAL_BYTES", 1000)
+    monkeypatch.setattr(doctor.sqlite, "LARGE_WAL_BYTES", 1000)
     with ReplayBuffer(url) as buffer:
         buffer.store(make_array_row())
         found = findings(url)["WAL size"]
@@ -223,7 +223,7 @@ def test_a_network_file_system_is_a_warning(make_database_url, monkeypatch, tmp_
 
 
 def test_a_full_disk_is_a_warning(make_database_url, monkeypatch):
-    monkeypatch.setattr(doctor, "LITTLE_SPACE_BYTES", 10**18)
+    monkeypatch.setattr(doctor.sqlite, "LITTLE_SPACE_BYTES", 10**18)
     assert findings(make_database_url("sqlite", schema=True))["disk space"].status == "WARN"
 
 
@@ -252,7 +252,7 @@ def test_a_server_that_only_reads_is_a_warning(server_url):
 
 
 def test_an_old_transaction_is_named_with_what_ends_it(server_url, monkeypatch):
-    monkeypatch.setattr(doctor, "LONG_TRANSACTION_S", 0)
+    monkeypatch.setattr(doctor.postgresql, "LONG_TRANSACTION_S", 0)
     with psycopg.connect(server_url, application_name="a notebook") as analyst:
         analyst.execute("SELECT 1")
         found = findings(server_url)["oldest transaction"]
@@ -263,22 +263,22 @@ def test_an_old_transaction_is_named_with_what_ends_it(server_url, monkeypatch):
 
 
 def test_many_connections_are_a_warning(server_url, monkeypatch):
-    monkeypatch.setattr(doctor, "MANY_CONNECTIONS", 0.0)
+    monkeypatch.setattr(doctor.postgresql, "MANY_CONNECTIONS", 0.0)
     found = findings(server_url)["connections"]
     assert found.status == "WARN"
     assert "pgbouncer" in found.remedy
 
 
 def test_clocks_that_differ_are_a_warning(server_url, monkeypatch):
-    now = doctor.time.time
-    monkeypatch.setattr(doctor.time, "time", lambda: now() - 3600)
+    now = doctor.postgresql.time.time
+    monkeypatch.setattr(doctor.postgresql.time, "time", lambda: now() - 3600)
     found = findings(server_url)["clock"]
     assert found.status == "WARN"
     assert "the server is 3,600.0 s ahead of this machine" in found.detail
 
 
 def test_many_dead_rows_are_a_warning(server_url, monkeypatch):
-    monkeypatch.setattr(doctor, "MANY_DEAD_ROWS", -1)
+    monkeypatch.setattr(doctor.postgresql, "MANY_DEAD_ROWS", -1)
     with ReplayBuffer(server_url) as buffer:
         buffer.store_batch([make_array_row(step=step) for step in range(50)])
         buffer.clear()
