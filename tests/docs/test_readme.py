@@ -1,54 +1,49 @@
 """The examples of README.md run, in order, as a reader would type them."""
 
-import re
-
-import pytest
-from typer.main import get_command
+import json
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.cli import app
-from sqlbuffer.storage import readonly
-from tests.conftest import close_pool
-from tests.support.markdown import ROOT, blocks
+from tests.docs.pages import SERVER_URL, SQLITE_URL, all_commands, fenced_blocks, text_of
 
-SERVER_URL = "postgresql://me@db.internal/replay"
+LONGEST = 170
 
 
-def test_the_examples_run(tmp_path, monkeypatch, postgres_url, capsys):
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    for block in blocks("README.md", "python"):
-        exec(block.replace(SERVER_URL, postgres_url), names)
-    printed = capsys.readouterr().out
-    assert "StoreResult(inserted=25, duplicates=0" in printed
-    assert "StoreResult(inserted=0, duplicates=25" in printed
-    assert len(names["batch"]) == 16
-    assert [len(task) for task in names["tasks"]] == [25, 25]
+def test_the_examples_run(read, postgres_url):
+    page = read("README.md", {SERVER_URL: postgres_url})
+    assert len(page.names["batch"]) == 16
+    assert [len(task) for task in page.names["tasks"]] == [25, 25]
     assert ReplayBuffer.list(postgres_url) == ["cartpole"]
-    for statement in blocks("README.md", "sql"):
-        assert len(readonly.query("sqlite:///replay.db", statement).rows) == 5
-    close_pool("sqlite:///replay.db")
+    with ReplayBuffer(SQLITE_URL) as buffer:
+        assert len(buffer) == 100
+        assert buffer.max_capacity == 100_000
+        assert buffer.get_by_task_id("task-3") == []
+    sampled = json.loads(page.printed["sqlbuffer sample replay.db -n 3 --eq agent_id=me --json"])
+    assert [row["agent_id"] for row in sampled] == ["me"] * 3
+    assert "CREATE ROLE" in (page.printed["sqlbuffer db roles > roles.sql"] or _file("roles.sql"))
+
+
+def _file(name):
+    with open(name, encoding="utf-8") as file:
+        return file.read()
 
 
 def test_the_examples_use_the_server_of_the_test():
-    text = "".join(blocks("README.md", "python"))
-    assert text.count("postgresql://") == text.count(SERVER_URL) == 1
+    blocks = [block.body for block in fenced_blocks("README.md") if block.language == "python"]
+    assert "".join(blocks).count("postgresql://") == "".join(blocks).count(SERVER_URL) == 1
 
 
-@pytest.mark.parametrize(
-    "line", re.findall(r"^\$ sqlbuffer (.*)$", (ROOT / "README.md").read_text(), re.M)
-)
-def test_the_commands_exist(line):
-    command = get_command(app)
-    for word in line.split():
-        if not hasattr(command, "commands"):
-            break
-        assert word in command.commands
-        command = command.commands[word]
+def test_the_first_commands_are_the_two_that_show_and_test_it():
+    assert list(all_commands("README.md"))[:2] == ["make demo", "make test"]
 
 
-def test_make_knows_the_commands():
-    targets = re.findall(r"^\$ make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    makefile = (ROOT / "Makefile").read_text()
-    assert targets == ["demo", "test"]
-    assert all(f"\n{target}:" in makefile for target in targets)
+def test_every_command_is_listed():
+    from typer.main import get_command
+
+    from sqlbuffer.cli import app
+
+    listed = {line.split()[1] for line in all_commands("README.md") if line.startswith("sqlbuffer")}
+    assert listed == set(get_command(app).commands)
+
+
+def test_it_stays_short():
+    assert len(text_of("README.md").splitlines()) <= LONGEST
