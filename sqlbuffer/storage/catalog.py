@@ -59,6 +59,7 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
         revision = migrate.current(connection)
         if revision is not None:
             migrate.check(connection, url)
+            migrate.keep_file_pragmas(connection)
             return
         new_file = (
             engine.dialect.name == "sqlite" and create is None and migrate.is_empty(connection)

@@ -2,7 +2,9 @@
 
 import io
 import os
+import sqlite3
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooNewError
-from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, resolve_url
+from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.models import schema_info
 from sqlbuffer.storage.sqlite import lock_path
@@ -124,6 +126,18 @@ def downgrade(url: str | URL, revision: str) -> None:
         engine_for(resolved).begin() as connection,
     ):
         _run_alembic(connection, "downgrade", revision)
+
+
+def keep_file_pragmas(connection: Connection) -> None:
+    """Set what is a property of a SQLite file, where a copy by `VACUUM INTO` has lost it; a file
+    that cannot be written now is left as it is.
+    """
+    if connection.dialect.name != "sqlite" or is_memory(connection.engine.url):
+        return
+    connection.rollback()
+    if connection.connection.cursor().execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        with suppress(sqlite3.OperationalError):
+            _set_file_pragmas(connection)
 
 
 def _set_file_pragmas(connection: Connection) -> None:

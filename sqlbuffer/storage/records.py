@@ -20,6 +20,7 @@ from sqlbuffer.codec import (
     untag,
 )
 from sqlbuffer.errors import FieldError
+from sqlbuffer.ids import uuid7
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 
 MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
@@ -93,7 +94,8 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
     episode, session = meta.episode_id, meta.session_id
     # In the order of the columns: by position costs a third of what it costs by name.
     return Record(
-        _key(row.id, "id"),
+        # A row of plain SQL, read and stored elsewhere, may have none.
+        uuid7() if row.id is None else _key(row.id, "id"),
         _key(meta.task_id, "exp_meta.task_id"),
         _name(meta.task_name, "exp_meta.task_name"),
         _key(meta.agent_id, "exp_meta.agent_id"),

@@ -22,10 +22,10 @@ from sqlbuffer.storage.transactions import AT_ONCE, BEGIN
 logger = logging.getLogger("sqlbuffer")
 
 # Looking costs a millisecond: after so many rows, or so long after the last look.
-ROWS_BETWEEN_LOOKS = 10_000
+ROWS_BETWEEN_LOOKS = 5_000
 SECONDS_BETWEEN_LOOKS = 5.0
 # Clean when there are more dead rows than both of these.
-MIN_DEAD_ROWS = 50_000
+MIN_DEAD_ROWS = 10_000
 MAX_DEAD_PER_LIVE = 0.2
 # While an old snapshot holds the dead rows a VACUUM reads the table for nothing.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
@@ -36,7 +36,7 @@ TASK = "vacuum"
 
 _STATE = text(
     """
-SELECT s.relname, s.n_dead_tup, s.n_live_tup,
+SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
     extract(epoch FROM greatest(s.last_vacuum, s.last_autovacuum))::double precision AS cleaned_at,
     pg_has_role(c.relowner, 'USAGE') AS is_owner
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
@@ -48,11 +48,14 @@ WHERE s.relid IN (to_regclass('experiences'), to_regclass('priorities'), to_regc
 
 @dataclass
 class Table:
-    """What the server knows of a table: rows dead and live, when it was cleaned, who may."""
+    """What the server knows of a table: rows dead and live, how many ever died, when it was
+    cleaned, who may.
+    """
 
     name: str
     dead: int
     live: int
+    died: int
     cleaned_at: float | None
     may_clean: bool
 
@@ -121,9 +124,11 @@ class Cleaner:
             connection.exec_driver_sql(f"VACUUM (TRUNCATE OFF, SKIP_LOCKED) {table.name}")
         before = sum(table.dead for table in dirty)
         names = {table.name for table in dirty}
-        after = sum(table.dead for table in _tables(connection) if table.name in names)
-        logger.debug("cleaned %s: %d dead rows, were %d", ", ".join(names), after, before)
-        if after > before / 2:
+        cleaned = [table for table in _tables(connection) if table.name in names]
+        # Without those that died meanwhile.
+        held = sum(table.dead - table.died for table in cleaned) + sum(t.died for t in dirty)
+        logger.debug("cleaned %s: %d dead rows, %d are held", ", ".join(names), before, held)
+        if held > before / 2:
             _lease(connection, self._pause_s, renew=True)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         else:
@@ -153,8 +158,8 @@ def cleaner_for(engine: Engine) -> Cleaner:
 
 def _tables(connection: Connection) -> list[Table]:
     return [
-        Table(name, dead, live, cleaned_at, is_owner or _is_granted(connection, name))
-        for name, dead, live, cleaned_at, is_owner in connection.execute(_STATE)
+        Table(name, dead, live, died, cleaned_at, is_owner or _is_granted(connection, name))
+        for name, dead, live, died, cleaned_at, is_owner in connection.execute(_STATE)
     ]
 
 

@@ -1,0 +1,1 @@
+"""How fast the buffer is beside the plainest SQL for the same: `python -m tests.benchmarks`."""

@@ -25,7 +25,7 @@ from sqlbuffer.storage import migrate
 from sqlbuffer.storage.engine import engine_for, resolve_url
 from sqlbuffer.storage.urls import shown_url
 from tests.support.processes import run_at_once
-from tests.support.sql import buffer_id, is_sqlite, run, scalar
+from tests.support.sql import buffer_id, is_sqlite, run, run_outside_transaction, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 
 NO_SERVER = "postgresql://user:s3cret@127.0.0.1:1/db?connect_timeout=2"
@@ -477,3 +477,14 @@ def test_opening_again_changes_nothing(buffer_url):
         ReplayBuffer(buffer_url)
     assert run(buffer_url, "SELECT * FROM buffers") == before
     assert buffer_id(buffer_url) == before[0][0]
+
+
+def test_a_copy_that_lost_its_journal_mode_gets_it_back(sqlite_url, tmp_path):
+    with ReplayBuffer(sqlite_url) as buffer:
+        buffer.store(make_row(1))
+    copy = tmp_path / "copy.db"
+    run_outside_transaction(sqlite_url, f"VACUUM INTO '{copy}'")
+    assert scalar(f"sqlite:///{copy}", "PRAGMA journal_mode") == "delete"
+    with ReplayBuffer(f"sqlite:///{copy}") as buffer:
+        assert len(buffer) == 1
+    assert scalar(f"sqlite:///{copy}", "PRAGMA journal_mode") == "wal"

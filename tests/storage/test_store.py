@@ -469,3 +469,17 @@ def test_a_number_taken_by_hand_makes_no_writer_hang(buffer, buffer_url):
             buffer.store_batch(make_rows([4, 5]))
     assert buffer.store_batch(make_rows([6, 7])).inserted == 2
     assert sorted(steps_of(buffer)) == [1, 2, 3, 6, 7]
+
+
+def test_a_row_of_plain_sql_can_be_stored_in_another_buffer(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer, ReplayBuffer(buffer_url, name="other") as other:
+        number = scalar(buffer_url, "SELECT id FROM buffers WHERE name = 'default'")
+        run(
+            buffer_url,
+            "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) "
+            f"VALUES ({number}, 't', 'a', 7)",
+        )
+        assert other.store_batch(buffer).inserted == 1
+        (row,) = other
+        assert row.exp_meta.step == 7
+        assert row.id

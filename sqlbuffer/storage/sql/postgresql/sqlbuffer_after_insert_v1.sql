@@ -28,6 +28,10 @@ BEGIN
                 SELECT e.seq FROM experiences e
                 WHERE e.buffer_id = written.buffer_id AND e.seq <= bound AND e.seq > bound - 8 * written.n - 1024
                 ORDER BY e.seq LIMIT 2 * written.n + 16 FOR UPDATE SKIP LOCKED));
+            IF written.n >= 64 THEN
+                -- Whoever cleans up goes by the count of dead rows, which would come a second late.
+                PERFORM pg_stat_force_next_flush();
+            END IF;
         END IF;
     END LOOP;
     RETURN NULL;

@@ -1,0 +1,40 @@
+"""What the figures were measured on."""
+
+import os
+import platform
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.benchmarks.bench import FULL_ROWS, Bench
+from tests.support.sql import scalar
+
+
+def facts(benches: Sequence[Bench]) -> str:
+    """Return a paragraph on the machine, the versions and the sizes."""
+    scale = benches[0].scale
+    sizes = f"{scale.rows:,} rows, or {scale.capacity:,} where rows are written"
+    if not scale.full:
+        sizes += f". **A reduced run**: the targets are set for {FULL_ROWS:,} rows"
+    lines = [
+        f"Machine: {os.cpu_count()} cores, {_processor()}, {platform.system()}.",
+        f"Versions: Python {platform.python_version()}, {', '.join(map(_version, benches))}.",
+        f"Sizes: {sizes}.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def _version(bench: Bench) -> str:
+    if bench.kind == "sqlite":
+        return f"SQLite {sqlite3.sqlite_version}"
+    with bench.database() as url:
+        return f"PostgreSQL {scalar(url, 'SHOW server_version').split()[0]}"

@@ -1,0 +1,98 @@
+"""The table of figures, on the terminal and in docs/performance.md."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks.measure import Ratio
+
+BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
+HEADER = ("What", "Database", "Measured", "Target", "Met", "Absolute")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        what: What was measured.
+        database: Where.
+        absolute: The figures behind the ratio.
+        ratio: The ratio; None where only absolute figures are reported.
+        target: What the ratio is held against; None: it is only reported.
+        at_most: The ratio should be at most the target, not at least.
+    """
+
+    what: str
+    database: str
+    absolute: str
+    ratio: Ratio | None = None
+    target: float | None = None
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None where there is none."""
+        if self.ratio is None or self.target is None:
+            return None
+        return self.ratio.value <= self.target if self.at_most else self.ratio.value >= self.target
+
+    def cells(self, *, judged: bool = True) -> tuple[str, ...]:
+        """Return the columns of the table.
+
+        Args:
+            judged: Say whether the target is met.
+        """
+        return (
+            self.what,
+            self.database,
+            "" if self.ratio is None else shown_ratio(self.ratio),
+            "reported" if self.target is None else self._shown_target(),
+            {True: "yes", False: "**no**", None: ""}[self.met if judged else None],
+            self.absolute,
+        )
+
+    def _shown_target(self) -> str:
+        return f"{'≤' if self.at_most else '≥'} {self.target:g}"
+
+
+def shown_ratio(ratio: Ratio) -> str:
+    if ratio.low == ratio.high:
+        return _short(ratio.value)
+    return f"{_short(ratio.value)} ({_short(ratio.low)} to {_short(ratio.high)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def shown_time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
+
+
+def shown_rate(rows_per_s: float) -> str:
+    return f"{round(rows_per_s, -2):,.0f} rows/s"
+
+
+def table(figures: Sequence[Figure], *, judged: bool = True) -> str:
+    """Return the figures as a Markdown table, aligned for reading as it is."""
+    lines = [HEADER, *(figure.cells(judged=judged) for figure in figures)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    head, *body = (_line(cells, widths) for cells in lines)
+    return "\n".join([head, _line(["-" * width for width in widths], widths), *body])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"
+
+
+def write_between_markers(path: Path, text: str) -> None:
+    """Replace what stands between the two markers of a document."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{path} lacks the lines {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")

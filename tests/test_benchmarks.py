@@ -1,0 +1,127 @@
+"""The benchmarks run end to end at a tiny size; how fast they find the library is not asserted."""
+
+from pathlib import Path
+
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.storage.records import encode_rows
+from tests.benchmarks import __main__ as command
+from tests.benchmarks.driver import bare
+from tests.benchmarks.measure import Ratio, ratio_of
+from tests.benchmarks.report import BEGIN, END, HEADER, Figure, table, write_between_markers
+from tests.benchmarks.rows import RowMaker
+
+BOTH = {"SQLite", "PostgreSQL"}
+# How the line of each measurement begins, and the databases that it is made on.
+LINES = {
+    "`store_batch` of 1,000 rows vs the bare driver": BOTH,
+    "inserting at full capacity vs unlimited": BOTH,
+    "`store_batch` at full capacity by rows a batch": BOTH,
+    "`sample(256)` at {}: times faster than `ORDER BY random()`": BOTH,
+    "`sample(256)` at {} vs at": BOTH,
+    "`sample(256)` of one task vs unfiltered": BOTH,
+    "`sample(256)` with a filter that matches 1 %": BOTH,
+    "`sample` by rows a batch": BOTH,
+    "`sample_tasks` of 16 tasks of 50 rows": BOTH,
+    "insert behind a snapshot": BOTH,
+    "sample behind a snapshot": BOTH,
+    "table and indexes after 10 turnovers by 1 writer": {"PostgreSQL"},
+    "table and indexes after 10 turnovers by 4 writers": {"PostgreSQL"},
+    "8 writers of 64-row batches": BOTH,
+}
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """Return the cells of each line of the table in a text, without its head."""
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    assert tuple(cells[0]) == HEADER
+    return cells[2:]
+
+
+def assert_complete(text: str, rows: str, verdicts: set[str]) -> None:
+    """Assert that the table has one line for each measurement and database, with figures in it."""
+    lines = lines_of(text)
+    for begin, databases in LINES.items():
+        found = [line for line in lines if line[0].startswith(begin.format(rows))]
+        assert sorted(line[1].partition(",")[0] for line in found) == sorted(databases), begin
+    assert len(lines) == sum(map(len, LINES.values()))
+    for _, _, measured, target, verdict, absolute in lines:
+        assert absolute
+        if target != "reported":
+            assert measured
+            assert verdict in verdicts
+
+
+@pytest.mark.slow
+def test_a_tiny_run_prints_every_line_for_both_databases(postgres_server, capsys, tmp_path):
+    document = tmp_path / "performance.md"
+    document.write_text(f"# Before\n\n{BEGIN}\nearlier\n{END}\n\nAfter.\n")
+    command.main(["--rows", "1000", "--write", str(document)], postgres_server)
+    printed = capsys.readouterr().out
+    assert_complete(printed, "1,000 rows", {""})
+    assert "**A reduced run**" in printed
+    written = document.read_text()
+    assert printed.strip() in written
+    assert "earlier" not in written
+    assert written.startswith("# Before\n")
+    assert written.endswith("\nAfter.\n")
+
+
+def test_the_documented_figures_are_those_of_a_full_run():
+    text = command.DOCUMENT.read_text(encoding="utf-8")
+    figures = text.partition(BEGIN)[2].partition(END)[0]
+    assert_complete(figures, "1,000,000 rows", {"yes", "**no**"})
+    assert "reduced" not in figures
+
+
+def test_the_bare_driver_writes_what_the_library_writes(buffer_url):
+    rows = RowMaker().batch(120)
+    with ReplayBuffer(buffer_url, max_capacity=100) as buffer:
+        driver = bare(buffer_url)
+        driver.write(*driver.prepared(encode_rows(rows)))
+        driver.close()
+        assert list(buffer) == rows[20:]
+        assert buffer.store_batch(rows[20:]).duplicates == 100
+        assert buffer.store_batch(RowMaker(120).batch(1)).inserted == 1
+        assert len(buffer) == 100
+
+
+def test_rows_that_were_stored_can_be_made_new(buffer_url):
+    maker = RowMaker()
+    rows = maker.batch(60)
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store_batch(rows)
+        assert buffer.store_batch(maker.renumber(rows)).inserted == 60
+        assert [row.exp_meta.step for row in buffer] == list(range(120))
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "at_most", "met"),
+    [
+        (0.5, 0.5, False, True),
+        (0.49, 0.5, False, False),
+        (1.6, 1.6, True, True),
+        (1.7, 1.6, True, False),
+        (0.1, None, False, None),
+    ],
+)
+def test_a_target_is_met_by_the_ratio_alone(value, target, at_most, met):
+    figure = Figure("what", "where", "1 ms", Ratio(value, 0.0, 9.0), target, at_most)
+    assert figure.met is met
+
+
+def test_a_ratio_is_the_median_of_the_rounds():
+    assert ratio_of([4.0, 1.0, 2.0, 100.0, 3.0]) == Ratio(3.0, 2.0, 4.0)
+
+
+def test_a_document_without_markers_is_left_alone(tmp_path: Path):
+    document = tmp_path / "performance.md"
+    document.write_text(f"# Title\n\n{END}\n")
+    with pytest.raises(ValueError, match="begin figures"):
+        write_between_markers(document, table([]))
+    assert document.read_text() == f"# Title\n\n{END}\n"
