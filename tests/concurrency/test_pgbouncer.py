@@ -94,7 +94,7 @@ def test_100_processes_share_20_connections_through_pgbouncer(url, pooled_url):
     sessions = []
     statement = (
         "SELECT count(*) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        "WHERE datname = current_database() AND application_name LIKE 'sqlbuffer%'"
     )
     store_from_many(100, pooled_url, observe=lambda: sessions.append(scalar(url, statement)))
     assert 1 <= max(sessions) <= 20
