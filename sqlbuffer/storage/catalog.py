@@ -16,6 +16,7 @@ from sqlbuffer.storage.engine import engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.models import buffers
 from sqlbuffer.storage.removal import remove_where
+from sqlbuffer.storage.retrying import retried
 from sqlbuffer.storage.urls import shown_url
 
 # The oldest that the tests ran on.
@@ -157,11 +158,16 @@ def drop_buffer(url: str | URL | Engine | None, name: str) -> None:
     resolved = resolve_url(url)
     engine = url if isinstance(url, Engine) else engine_for(resolved)
     ensure_schema(engine, resolved, create=False)
+    # A writer that evicts tasks may wait for the buffer while it is waited for.
+    retried(lambda: _drop(engine, resolved, name), 0.0, lambda: None)
+
+
+def _drop(engine: Engine, url: URL, name: str) -> None:
     dialect = dialect_for(engine)
-    with translated(resolved), dialect.writing(engine) as connection:
+    with translated(url), dialect.writing(engine) as connection:
         found = _find(connection, name)
         if found is None:
-            raise _not_found(name, resolved)
+            raise _not_found(name, url)
         connection.execute(delete(buffers).where(buffers.c.id == found.id))
         remove_where(connection, dialect, found.id)
         for table in models.metadata.tables.values():

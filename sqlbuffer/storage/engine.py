@@ -43,7 +43,8 @@ _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
 _inherited: list[Engine] = []
 _numbers = itertools.count(1)
-_opened: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+_epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+_adopted: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 
 
 class _BinaryCursor(psycopg.Cursor[Any]):
@@ -120,18 +121,16 @@ def engine_for(url: URL) -> Engine:
         return _engines[key]
 
 
-def latest_connection(engine: Engine) -> int:
-    """Return the number of the latest connection that an engine opened: where it is the same as
-    before, the server has not crashed meanwhile.
+def server_epoch(engine: Engine) -> int:
+    """Return a number that is another one when the server may have crashed meanwhile, and what was
+    remembered of it no longer holds.
     """
-    return _opened.get(engine, 0)
+    return _epochs.setdefault(engine, next(_numbers))
 
 
-def _number_connections(engine: Engine) -> None:
-    def number(_connection: Any, _record: ConnectionPoolEntry) -> None:
-        _opened[engine] = next(_numbers)
-
-    event.listen(engine, "connect", number)
+def begin_epoch(engine: Engine) -> None:
+    """Note that a connection was lost."""
+    _epochs[engine] = next(_numbers)
 
 
 def close_idle(url: URL) -> None:
@@ -158,10 +157,11 @@ def own_engine(url: str | URL | Engine | None, resolved: URL) -> Engine | None:
 def _adopt(engine: Engine) -> Engine:
     if engine.dialect.name != "sqlite":
         # An engine of its own over the same pool: the user's transactions begin as before.
-        adopted = engine.execution_options()
-        listen_postgresql(adopted)
-        _number_connections(adopted)
-        return adopted
+        if engine not in _adopted:
+            adopted = engine.execution_options()
+            listen_postgresql(adopted)
+            _adopted[engine] = adopted
+        return _adopted[engine]
     if is_memory(engine.url) and not isinstance(engine.pool, (StaticPool, QueuePool)):
         raise URLError(
             "an engine on a SQLite database in memory must be made with poolclass=StaticPool"
@@ -206,10 +206,10 @@ def _create(url: URL) -> Engine:
         },
     )
     listen_postgresql(engine)
-    _number_connections(engine)
     _close_what_returns_late(engine)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)
+    event.listen(engine, "invalidate", lambda *_: begin_epoch(engine))
     return engine
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.dialects import Dialect
-from sqlbuffer.storage.errors import ConnectionLost, UniqueViolation, translated
+from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
 from sqlbuffer.storage.models import experiences, tasks
 from sqlbuffer.storage.records import Record
 
@@ -127,7 +127,10 @@ class Insertion:
                     keys.session_ids(connection, self._buffer_id, new),
                 )
                 return
-            except UniqueViolation:
+            except UniqueViolation as error:
+                if self._lost:
+                    # Perhaps an attempt of ours whose server process ended only now: look again.
+                    raise Deadlock(f"{error}; try again") from error
                 # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.
                 found = self._rows_of_ids(connection, {record.id for record in new})
                 if not found:

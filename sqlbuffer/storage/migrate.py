@@ -3,7 +3,6 @@
 import io
 import os
 import sqlite3
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooNewError
 from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.models import schema_info
 from sqlbuffer.storage.sqlite import lock_path
 from sqlbuffer.storage.transactions import BEGIN, Begin
@@ -29,7 +29,7 @@ HEAD = REVISIONS[-1]
 VERSION_TABLE = "sqlbuffer_alembic_version"
 _MIGRATION_LOCK = 7_239_471_001  # any number that is the same in every process
 _LOCK_TIMEOUT_S = 120.0
-_alembic_lock = threading.Lock()  # Alembic keeps its context in module globals
+_alembic_lock = ForkLock()  # Alembic keeps its context in module globals
 
 
 def current(connection: Connection) -> str | None:

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer.storage.drawn import Drawn
-from sqlbuffer.storage.engine import latest_connection
+from sqlbuffer.storage.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
@@ -88,13 +88,13 @@ class Watermark:
     """What is known of the numbers of a buffer.
 
     Attributes:
-        connection: The latest connection when it was begun.
+        epoch: That of the server when it was begun.
         settled: No row up to this number can appear any more.
         pending: Nor up to this one, once no transaction below `later_id` runs.
         later_id: The id of a transaction that began after `pending` was drawn.
     """
 
-    connection: int
+    epoch: int
     settled: int = 0
     pending: int = 0
     later_id: int | None = None
@@ -211,6 +211,10 @@ class PostgreSQL:
                 "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END "
                 f"FROM sqlbuffer_seq_{int(buffer_id)}"
             ).scalar_one()
+            if last_value < max(known.settled, known.pending):
+                # A crash that no connection told of, behind a pooler say.
+                begin_epoch(engine)
+                known = self._watermark(engine, buffer_id)
             while known.settled < last_value:
                 if known.later_id is None:
                     known.pending = last_value
@@ -229,10 +233,10 @@ class PostgreSQL:
 
     def _watermark(self, engine: Engine, buffer_id: int) -> Watermark:
         known = self._watermarks.get(buffer_id)
-        connection = latest_connection(engine)
-        if known is None or known.connection != connection:
+        epoch = server_epoch(engine)
+        if known is None or known.epoch != epoch:
             # After a crash a server may give numbers and ids anew that it gave before.
-            known = self._watermarks[buffer_id] = Watermark(connection)
+            known = self._watermarks[buffer_id] = Watermark(epoch)
         return known
 
 

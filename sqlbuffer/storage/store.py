@@ -16,12 +16,13 @@ from sqlbuffer.storage import catalog, statements
 from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import (
+    begin_epoch,
     close_idle,
     engine_for,
     is_memory,
-    latest_connection,
     own_engine,
     resolve_url,
+    server_epoch,
 )
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
@@ -223,6 +224,7 @@ class BufferStore:
 
     def _forget_connections(self) -> None:
         """When one connection was lost, those idle in the pool are dead as well."""
+        begin_epoch(self.engine)
         self.engine.dispose()
 
     @_repeats
@@ -359,7 +361,7 @@ class BufferStore:
         if window.evict_by == "task":
             return window.live_rows
         end = window.high if settled is None else min(settled, window.high)
-        state = (window.deletions, latest_connection(self.engine))
+        state = (window.deletions, server_epoch(self.engine))
         return self._live_count.count(connection, self.info.id, window.low, window.high, end, state)
 
     def pages(self, node: Node) -> Iterator[Sequence[Row]]:

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,8 +41,9 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
     extract(epoch FROM greatest(s.last_vacuum, s.last_autovacuum))::double precision AS cleaned_at,
     pg_has_role(c.relowner, 'USAGE') AS is_owner
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
-WHERE s.relid IN (to_regclass('experiences'), to_regclass('priorities'), to_regclass('uses'),
-    to_regclass('queue_items'), to_regclass('labels'), to_regclass('payload_parts'))
+WHERE s.relid IN (to_regclass('experiences'), to_regclass('tasks'), to_regclass('priorities'),
+    to_regclass('uses'), to_regclass('queue_items'), to_regclass('labels'),
+    to_regclass('payload_parts'))
 """
 )
 
@@ -75,7 +77,7 @@ class Cleaner:
         self._looked_at = time.monotonic()
         self._pause_s = FIRST_PAUSE_S
         self._swept_at = 0.0
-        self._may_not_said = False
+        self._may_not_said = self._failed = False
         self.thread: threading.Thread | None = None
 
     def wrote(self, engine: Engine, n_rows: int) -> None:
@@ -90,15 +92,22 @@ class Cleaner:
             self.thread = threading.Thread(
                 target=self._run, args=(engine,), name="sqlbuffer-vacuum", daemon=True
             )
-        self.thread.start()
+        # At the end of the process, or at a limit on threads: another time. The write is done.
+        with suppress(RuntimeError):
+            self.thread.start()
 
     def _run(self, engine: Engine) -> None:
         try:
             with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
+                driver: Any = connection.connection.driver_connection
+                if not driver.autocommit:  # an engine of the user's
+                    connection.execution_options(isolation_level="AUTOCOMMIT")
                 self._clean(connection)
         except SQLAlchemyError as error:
             # The writers go on; whoever writes next looks again.
-            logger.info("could not clean up behind evicted rows: %s", error)
+            level = logging.DEBUG if self._failed else logging.WARNING
+            self._failed = True
+            logger.log(level, "could not clean up behind evicted rows: %s", error)
 
     def _clean(self, connection: Connection) -> None:
         tables = _tables(connection)

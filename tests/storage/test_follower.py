@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from sqlalchemy import NullPool, create_engine, make_url
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.follower import Follower
@@ -120,3 +121,27 @@ def test_a_follower_sees_each_row_of_8_writers_once(buffer_url, buffer):
     assert seen == stored
     assert len(stored) > 1_500
     assert during > len(stored) / 4
+
+
+def test_a_follower_over_connections_that_are_not_kept_gets_on_behind_busy_writers(
+    make_database_url,
+):
+    """Each look opens a connection: what was learnt before must not be forgotten with it."""
+    url = make_database_url("postgresql", schema=True)
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
+    buffer = ReplayBuffer(engine)
+    follower = Follower(buffer._store)
+    number = scalar(url, "SELECT id FROM buffers")
+    insert = (
+        "INSERT INTO experiences (buffer_id, task_id, agent_id, step) "
+        f"VALUES ({number}, 't', 'a', 1)"
+    )
+    with connected(url) as first:
+        first.exec_driver_sql(insert)
+        assert follower.read(10) == []
+        with connected(url) as second:
+            second.exec_driver_sql(insert)
+            first.commit()
+            assert len(follower.read(10)) == 1
+    assert len(read_all(follower)) == 1
+    engine.dispose()

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage import triggers, vacuum
@@ -129,6 +129,18 @@ def test_while_a_snapshot_holds_dead_rows_cleaning_pauses_for_longer_and_longer(
     turn_over(buffer, 1, start=5 * CAPACITY)
     assert vacuums(url) > 2
     assert cleaner_of(buffer)._pause_s == vacuum.FIRST_PAUSE_S
+
+
+def test_behind_an_engine_of_the_user_it_is_cleaned_as_well(url):
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with ReplayBuffer(engine, max_capacity=CAPACITY) as buffer:
+        turn_over(buffer, 4)
+        other = ReplayBuffer(engine, name="other")
+        assert other._store.engine is buffer._store.engine
+    assert vacuums(url) >= 1
+    with engine.connect() as connection:
+        assert connection.connection.driver_connection.autocommit is False
+    engine.dispose()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b buffers%ROWTYPE;
     n_removed bigint;
+    gone_tasks text[];
 BEGIN
     IF p_seqs = '{}' THEN
         RETURN 0;
@@ -20,8 +21,8 @@ BEGIN
             FROM (SELECT task_id, count(*) AS n FROM gone GROUP BY task_id) g
             WHERE t.buffer_id = p_buffer_id AND t.task_id = g.task_id
         )
-        SELECT count(*) INTO n_removed FROM gone;
-        DELETE FROM tasks WHERE buffer_id = p_buffer_id AND n_rows <= 0;
+        SELECT count(*), array_agg(DISTINCT task_id) INTO n_removed, gone_tasks FROM gone;
+        DELETE FROM tasks WHERE buffer_id = p_buffer_id AND task_id = ANY (gone_tasks) AND n_rows <= 0;
         UPDATE buffers SET live_rows = live_rows - n_removed WHERE id = p_buffer_id;
     ELSE
         DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
