@@ -4,20 +4,23 @@ import builtins
 import difflib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from sqlbuffer.batches import Batch
 from sqlbuffer.codec import is_storable_text
 from sqlbuffer.converters import Converter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError, InsufficientDataError
 from sqlbuffer.query import EVERYTHING, QueryBuilder, Tree, check
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
-from sqlbuffer.storage import catalog
+from sqlbuffer.specs import Fields
+from sqlbuffer.storage import catalog, statements
+from sqlbuffer.storage.columns import decode_columns, encode_columns
 from sqlbuffer.storage.records import Decoder, Record, encode_rows
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
 from sqlbuffer.storage.transactions import DURABILITIES
@@ -44,6 +47,7 @@ _META_FIELDS: dict[str, Any] = {
     "model_version": None,
     "session_id": None,
 }
+_MADE_TIME = frozenset(("execute_time",))  # was not given, so it makes no conflict
 _DATA_FIELDS = (
     "state",
     "actions",
@@ -93,6 +97,10 @@ class ReplayBuffer:
             is stored, `row` for a new buffer.
         create: True creates a missing schema and buffer, False neither. Omitted: the buffer, and
             the schema of a new SQLite file.
+        fields: Typed array fields, `{name: spec}`; a spec is a dtype, `(dtype, shape)` or `(dtype,
+            shape, default)`, with -1 for a length that varies. Omitted: what is stored, none for a
+            new buffer.
+        observation_fields: Which of them an observation is made of; `obs` by default.
         state_type: Type that states are rebuilt as when read, by pydantic; plain values without
             one.
         action_type: Type that each action is rebuilt as.
@@ -107,6 +115,7 @@ class ReplayBuffer:
 
     Raises:
         BufferConfigError: The buffer is stored with another capacity or eviction.
+        FieldError: A malformed field, or the buffer is stored with other fields.
         SchemaMissingError: A database without the schema.
         SchemaOutdatedError: A schema of an earlier release.
         SchemaTooNewError: A schema of a later release.
@@ -128,6 +137,8 @@ class ReplayBuffer:
         max_capacity: int | None = None,
         evict_by: str | None = None,
         create: bool | None = None,
+        fields: Mapping[str, Any] | None = None,
+        observation_fields: Sequence[str] | None = None,
         state_type: Any = None,
         action_type: Any = None,
         durability: str | None = None,
@@ -148,6 +159,7 @@ class ReplayBuffer:
             max_capacity=max_capacity,
             evict_by=evict_by,
             create=create,
+            fields=None if fields is None else Fields.parse(fields, observation_fields),
             options=Options(durability, float(retry_s)),
         )
 
@@ -202,8 +214,65 @@ class ReplayBuffer:
         Raises:
             FieldError: An unknown field, or a value that cannot be stored; nothing is written.
         """
-        ignore = frozenset(() if "execute_time" in fields else ("execute_time",))
+        ignore = frozenset() if "execute_time" in fields else _MADE_TIME
         return self._insert([_row_of(fields)], ignore=ignore)
+
+    def extend(
+        self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
+    ) -> StoreResult:
+        """Store n steps given as columns, in one transaction.
+
+        Args:
+            arrays: For each declared field an array of shape (n, *shape), or n arrays where its
+                length varies; `reward`, `terminated`, `truncated` of shape (n,) if there are any.
+            casting: `same_kind` refuses casts that lose what a value means: floats to integers,
+                integers out of range, finite floats to infinite ones. `unsafe` is numpy's.
+            **keys: `task_id`, `agent_id`, `step`, `model_version`: n values or one for all rows;
+                `id`: n values.
+
+        Raises:
+            FieldError: An unknown or missing field, another shape, a value that the field cannot
+                hold; nothing is written.
+        """
+        double = set(arrays) & set(keys)
+        if double:
+            raise FieldError(f"{sorted(double)[0]!r} is given twice")
+        records = encode_columns(self._store.layout, {**arrays, **keys}, casting=casting)
+        return self._insert_records(records, ignore=_MADE_TIME)
+
+    def sample_arrays(
+        self,
+        batch_size: int = 256,
+        *,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+        condition: Condition = None,
+    ) -> Batch:
+        """Draw rows as arrays.
+
+        Args:
+            batch_size: How many rows.
+            fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
+                default.
+            sampler: Which rows; `RandomSampler(replace=True)` by default.
+            condition: Which rows may be drawn.
+
+        Returns:
+            A batch of arrays of shape (batch_size, *shape); `reward` is float32.
+
+        Raises:
+            InsufficientDataError: Fewer rows were drawn: with the default sampler none matches.
+            FieldError: An unknown field.
+        """
+        node = check(condition)
+        sampler = RandomSampler(replace=True) if sampler is None else sampler
+        _check_batch_size(batch_size)
+        n = min(int(batch_size), MAX_LIMIT)
+        rows = self._store.draw(
+            node, lambda found: found.rows(sampler.choose(found, n)), statements.COLUMNS
+        ) if n else []  # fmt: skip
+        _check_sufficient(len(rows), batch_size, True)
+        return decode_columns(self._store.layout, rows, fields)
 
     def sample(
         self,
@@ -440,7 +509,13 @@ class ReplayBuffer:
     ) -> StoreResult:
         if not rows:
             return StoreResult(0, 0, 0)
-        records: builtins.list[Record] = encode_rows(rows, model_version)
+        return self._insert_records(encode_rows(rows, model_version), ignore=ignore)
+
+    def _insert_records(
+        self, records: builtins.list[Record], *, ignore: frozenset[str] = frozenset()
+    ) -> StoreResult:
+        if not records:
+            return StoreResult(0, 0, 0)
         written = self._store.insert(records, ignore=ignore)
         conflicts = tuple(written.conflicts)
         if conflicts:

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, insert, select
+import orjson
+from sqlalchemy import Connection, Engine, Text, cast, delete, insert, literal, select
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageError
+from sqlbuffer.specs import NO_FIELDS, Fields, check_same
 from sqlbuffer.storage import migrate, models
 from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.models import buffers
+from sqlbuffer.storage.models import JSON, buffers
 from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.retrying import retried
 from sqlbuffer.storage.urls import shown_url
@@ -32,12 +34,14 @@ class BufferInfo:
         name: Its name.
         max_capacity: Rows held at most; None is unlimited.
         evict_by: `row` or `task`.
+        fields: Its typed fields.
     """
 
     id: int
     name: str
     max_capacity: int | None
     evict_by: str
+    fields: Fields = NO_FIELDS
 
 
 def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
@@ -96,6 +100,7 @@ def open_buffer(
     name: str,
     max_capacity: int | None,
     evict_by: str | None,
+    fields: Fields | None = None,
     *,
     may_create: bool,
 ) -> BufferInfo:
@@ -115,6 +120,9 @@ def open_buffer(
                 "max_capacity": max_capacity,
                 "evict_unit": evict_by or "row",
             }
+            if fields is not None and fields.specs:
+                specs = literal(orjson.dumps(fields.to_json()).decode(), Text())
+                values["field_specs"] = cast(specs, JSON)
             try:
                 with dialect_for(engine).writing(engine) as connection:
                     connection.execute(insert(buffers).values(values))
@@ -127,6 +135,8 @@ def open_buffer(
         raise _not_found(name, url)
     _compare("max_capacity", max_capacity, found.max_capacity, found, "buffer.resize(n)")
     _compare("evict_by", evict_by, found.evict_by, found, "a buffer of another name")
+    if fields is not None:
+        check_same(fields, found.fields)
     return found
 
 
@@ -146,7 +156,7 @@ def list_buffers(url: str | URL | Engine | None) -> list[BufferInfo]:
     engine = url if isinstance(url, Engine) else engine_for(resolved)
     ensure_schema(engine, resolved, create=False)
     with translated(resolved), engine.connect() as connection:
-        return [BufferInfo(*row) for row in connection.execute(_select().order_by(buffers.c.name))]
+        return [_info(row) for row in connection.execute(_select().order_by(buffers.c.name))]
 
 
 def drop_buffer(url: str | URL | Engine | None, name: str) -> None:
@@ -177,11 +187,20 @@ def _drop(engine: Engine, url: URL, name: str) -> None:
 
 def _find(connection: Connection, name: str) -> BufferInfo | None:
     row = connection.execute(_select().where(buffers.c.name == name)).one_or_none()
-    return None if row is None else BufferInfo(*row)
+    return None if row is None else _info(row)
 
 
 def _select() -> Any:
-    return select(buffers.c.id, buffers.c.name, buffers.c.max_capacity, buffers.c.evict_unit)
+    table = buffers.c
+    return select(
+        table.id, table.name, table.max_capacity, table.evict_unit, cast(table.field_specs, Text)
+    )
+
+
+def _info(row: Any) -> BufferInfo:
+    id_, name, max_capacity, evict_by, specs = row
+    fields = NO_FIELDS if specs is None else Fields.from_json(orjson.loads(specs))
+    return BufferInfo(id_, name, max_capacity, evict_by, fields)
 
 
 def _not_found(name: str, url: URL) -> BufferNotFoundError:

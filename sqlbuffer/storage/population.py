@@ -30,7 +30,13 @@ class Population:
     """
 
     def __init__(
-        self, connection: Connection, buffer_id: int, low: int, high: int, node: Node
+        self,
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        high: int,
+        node: Node,
+        columns: Sequence[Any] = statements.ROW_COLUMNS,
     ) -> None:
         self.low, self.high = low, high
         self.selective = statements.names_few_rows(node)
@@ -38,6 +44,7 @@ class Population:
         self._seq = statements.seq_for(node)
         self._matching = statements.matching(buffer_id, node)
         self._condition = compile_condition(node)
+        self._columns = columns
         self._payloads: dict[int, tuple[Any, ...]] = {}
 
     @property
@@ -67,7 +74,7 @@ class Population:
         # Without the lower bound, which SQLite would search by instead; the numbers are of the
         # window anyway.
         found = statements.fetch(
-            self.connection, statements.rows(self._condition & self._among(seqs))
+            self.connection, statements.rows(self._condition & self._among(seqs), self._columns)
         )
         self._payloads.update((row[0], row) for row in found)
         return {row[0] for row in found}

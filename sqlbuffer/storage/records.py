@@ -21,6 +21,7 @@ from sqlbuffer.codec import (
 )
 from sqlbuffer.errors import FieldError
 from sqlbuffer.ids import uuid7
+from sqlbuffer.packing import NO_FIELDS, Layout
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 
 MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
@@ -95,15 +96,15 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
     # In the order of the columns: by position costs a third of what it costs by name.
     return Record(
         # A row of plain SQL, read and stored elsewhere, may have none.
-        uuid7() if row.id is None else _key(row.id, "id"),
-        _key(meta.task_id, "exp_meta.task_id"),
+        uuid7() if row.id is None else encode_key(row.id, "id"),
+        encode_key(meta.task_id, "exp_meta.task_id"),
         _name(meta.task_name, "exp_meta.task_name"),
-        _key(meta.agent_id, "exp_meta.agent_id"),
+        encode_key(meta.agent_id, "exp_meta.agent_id"),
         _name(meta.pre_agent, "exp_meta.pre_agent"),
-        _integer(meta.step, "exp_meta.step"),
+        encode_step(meta.step, "exp_meta.step"),
         execute_time,
-        None if episode is None else _key(episode, "exp_meta.episode_id"),
-        None if session is None else _key(session, "exp_meta.session_id"),
+        None if episode is None else encode_key(episode, "exp_meta.episode_id"),
+        None if session is None else encode_key(session, "exp_meta.session_id"),
         encoder.json(data.state, "exp_data.state"),
         encoder.json(data.actions, "exp_data.actions"),
         encoder.json(data.messages, "exp_data.messages"),
@@ -118,7 +119,7 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
     )
 
 
-def _key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
+def encode_key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
     if type(value) is str and len(value) <= limit and value.isascii() and "\0" not in value:
         return value
     if not isinstance(value, str):
@@ -133,10 +134,10 @@ def _key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
 
 
 def _name(value: Any, name: str) -> str | None:
-    return None if value is None else _key(value, name, MAX_NAME_BYTES)
+    return None if value is None else encode_key(value, name, MAX_NAME_BYTES)
 
 
-def _integer(value: Any, name: str) -> int:
+def encode_step(value: Any, name: str) -> int:
     if type(value) is int and INT64_MIN <= value <= INT64_MAX:
         return value
     try:
@@ -160,7 +161,7 @@ def _flag(value: Any, name: str) -> bool | None:
 
 def _version(own: int | None, default: int | None) -> int | None:
     version = default if own is None else own
-    return None if version is None else _integer(version, "exp_meta.model_version")
+    return None if version is None else encode_step(version, "exp_meta.model_version")
 
 
 def _real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | None:
@@ -293,9 +294,21 @@ def decode_extra(text: str | None, arrays: bytes | None, reals: dict[str, Any]) 
     return None if tree.pop("$none", False) else untag(tree, arrays or b"")
 
 
-def same_content(new: Record, held: Sequence[Any], *, ignore: frozenset[str] = frozenset()) -> bool:
+def same_content(
+    new: Record,
+    held: Sequence[Any],
+    *,
+    ignore: frozenset[str] = frozenset(),
+    layout: Layout = NO_FIELDS,
+) -> bool:
     """Tell whether a record says the same as a stored one (a tuple of the columns of `Record`), to
     the bit.
+
+    Args:
+        new: The record.
+        held: What is stored.
+        ignore: Fields that may differ.
+        layout: The typed fields at the beginning of `arrays`.
     """
     plain = Decoder()
     left, right = plain.row((0, *new)), plain.row((0, *held))
@@ -304,4 +317,6 @@ def same_content(new: Record, held: Sequence[Any], *, ignore: frozenset[str] = f
         for name, value in ours.items():
             if name not in ignore and not equal(value, theirs[name], strict=True):
                 return False
-    return True
+    mine, other = new.arrays or b"", held[Record._fields.index("arrays")] or b""
+    own, others = layout.length_bytes(mine), layout.length_bytes(other)
+    return bool(mine[:own] == other[:others])

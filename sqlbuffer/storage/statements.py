@@ -49,6 +49,16 @@ def _column(name: str) -> ColumnElement[Any]:
 ROW_COLUMNS = (experiences.c.seq, *(_column(name).label(name) for name in Record._fields))
 
 
+# What arrays are made of.
+COLUMNS = tuple(
+    _column(name).label(name)
+    for name in (
+        "seq", "task_id", "agent_id", "step", "reward_t", "terminated", "truncated", "extra",
+        "arrays",
+    )
+)  # fmt: skip
+
+
 def window(buffer_id: int) -> Select[Any]:
     """Select the window of a buffer."""
     return select(windows).where(windows.c.buffer_id == buffer_id)
@@ -104,9 +114,9 @@ def seqs(where: ColumnElement[bool]) -> Select[Any]:
     return select(experiences.c.seq).where(where)
 
 
-def rows(where: ColumnElement[bool]) -> Select[Any]:
-    """Select whole rows in the order of `Record`, `seq` first."""
-    return select(*ROW_COLUMNS).where(where)
+def rows(where: ColumnElement[bool], columns: Sequence[Any] = ROW_COLUMNS) -> Select[Any]:
+    """Select whole rows in the order of `Record`, `seq` first; or other columns."""
+    return select(*columns).where(where)
 
 
 def fetch(connection: Connection, statement: Select[Any]) -> list[tuple[Any, ...]]:

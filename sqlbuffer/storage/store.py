@@ -11,7 +11,9 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
 from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog, statements
 from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import dialect_for
@@ -136,6 +138,7 @@ class BufferStore:
     ) -> None:
         self._made_engine = made_engine
         self.url, self.info, self._engine, self.options = url, info, engine, options
+        self.layout = Layout(info.fields.specs)
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
 
@@ -148,6 +151,7 @@ class BufferStore:
         max_capacity: int | None,
         evict_by: str | None,
         create: bool | None,
+        fields: Fields | None = None,
         options: Options = DEFAULT_OPTIONS,
     ) -> "BufferStore":
         """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`)."""
@@ -159,7 +163,13 @@ class BufferStore:
                 used = engine if engine is not None else engine_for(resolved)
                 catalog.ensure_schema(used, resolved, create)
                 return catalog.open_buffer(
-                    used, resolved, name, max_capacity, evict_by, may_create=create is not False
+                    used,
+                    resolved,
+                    name,
+                    max_capacity,
+                    evict_by,
+                    fields,
+                    may_create=create is not False,
                 )
 
         # Not for retry_s: who opens a buffer wants to know at once that the URL is wrong.
@@ -215,7 +225,7 @@ class BufferStore:
                 fresh.discard(record.id)
                 continue
             other = outcome.stored.get(record.id, first[record.id])
-            same = same_content(record, other, ignore=ignore)
+            same = same_content(record, other, ignore=ignore, layout=self.layout)
             (written.duplicates if same else written.conflicts).append(record.id)
         return written
 
@@ -285,9 +295,14 @@ class BufferStore:
         return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
 
     @_survives
-    def draw(self, node: Node, choose: Callable[[Population], T]) -> T:
+    def draw(
+        self,
+        node: Node,
+        choose: Callable[[Population], T],
+        columns: Sequence[Any] = statements.ROW_COLUMNS,
+    ) -> T:
         """Return what is chosen of the rows that match."""
-        with self.population(node) as population:
+        with self.population(node, columns) as population:
             return choose(population)
 
     @_survives
@@ -300,7 +315,9 @@ class BufferStore:
         return list(found.values())
 
     @contextmanager
-    def population(self, node: Node) -> Iterator[Population]:
+    def population(
+        self, node: Node, columns: Sequence[Any] = statements.ROW_COLUMNS
+    ) -> Iterator[Population]:
         """What a sampler chooses from, while the connection lives."""
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
@@ -309,7 +326,7 @@ class BufferStore:
             if window.evict_by == "task":
                 # Whole tasks leave, so nothing else tells where the oldest row is.
                 low = connection.execute(statements.before_oldest(self.info.id, low)).scalar_one()
-            yield Population(connection, self.info.id, low, window.high, node)
+            yield Population(connection, self.info.id, low, window.high, node, columns)
 
     @_survives
     def window(self) -> Window:

@@ -1,0 +1,359 @@
+"""Typed fields: what an array field of a buffer is declared as, and what may be stored in it."""
+
+import keyword
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.errors import FieldError
+
+# Real columns of every buffer, never declared.
+BUILT_IN = ("reward", "terminated", "truncated")
+# What a batch calls its own parts.
+RESERVED = (*BUILT_IN, "discount", "info", "mask", "lens", "weights", "seq", "t")
+VARIABLE = -1
+_KINDS = "biufcSU"
+_CASTINGS = ("same_kind", "unsafe")
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One declared field.
+
+    Attributes:
+        name: Its name.
+        dtype: Its numpy dtype, of fixed size.
+        shape: Shape of one row's value; -1 in one place is a length that varies from row to row.
+        default: Value of rows that name none; None: every row must.
+        column: The value, a scalar, can be used in conditions.
+
+    Example:
+        >>> FieldSpec.parse("obs", ("float32", (3, 2))).shape
+        (3, 2)
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+    default: Any = None
+    column: bool = False
+
+    @classmethod
+    def parse(cls, name: object, given: Any) -> "FieldSpec":
+        """Return the field that a declaration means: a dtype, `(dtype, shape)`, `(dtype, shape,
+        default)`, or a dict of `dtype`, `shape`, `default` and `column`.
+
+        Raises:
+            FieldError: It is none of these; names the field.
+        """
+        _check_name(name)
+        parts = _parts(str(name), given)
+        column = parts.get("column", False)
+        spec = cls(
+            str(name),
+            _parse_dtype(str(name), parts["dtype"]),
+            _parse_shape(str(name), parts.get("shape", ())),
+            None,
+            column is True,
+        )
+        if not isinstance(column, bool):
+            raise FieldError(f"field {name!r}: column is True or False, got {column!r}")
+        if spec.column and (spec.shape != () or spec.dtype.kind not in "biufU"):
+            raise FieldError(
+                f"field {name!r}: only a number, a boolean or a text can be a column, and this is "
+                f"{spec}; leave column out"
+            )
+        default = parts.get("default")
+        if default is None:
+            return spec
+        value = spec.cast(default)
+        return cls(spec.name, spec.dtype, spec.shape, value.tolist(), spec.column)
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether the length varies from row to row."""
+        return VARIABLE in self.shape
+
+    def __str__(self) -> str:
+        return f"{_shown(self.dtype)}{self.shape}" if self.shape else _shown(self.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as JSON; `from_json` reads it."""
+        found: dict[str, Any] = {"dtype": self.dtype.str, "shape": list(self.shape)}
+        if self.default is not None:
+            found["default"] = self.default
+        if self.column:
+            found["column"] = True
+        return found
+
+    @classmethod
+    def from_json(cls, name: str, stored: Mapping[str, Any]) -> "FieldSpec":
+        """Return the field that `to_json` wrote."""
+        return cls.parse(name, {**stored, "shape": tuple(stored["shape"])})
+
+    def cast(self, value: Any, *, casting: str = "same_kind") -> NDArray[Any]:
+        """Return the value of one row as this field holds it; always a copy.
+
+        Raises:
+            FieldError: Another shape, or a value that the dtype cannot hold.
+        """
+        cast: NDArray[Any] = self.cast_rows([value], casting=casting)[0]
+        return cast
+
+    def cast_rows(self, values: Any, *, casting: str = "same_kind") -> NDArray[Any]:
+        """Return the values of n rows of fixed shape as one array of shape (n, *shape); a copy.
+
+        Args:
+            values: An array of shape (n, *shape), or a sequence of n values.
+            casting: `same_kind` lets through what keeps its meaning: floats of another size as long
+                as none becomes infinite, integers in range, integers as floats, booleans as
+                numbers. `unsafe` is numpy's.
+
+        Raises:
+            FieldError: Another shape, or a value that the dtype cannot hold.
+        """
+        if casting not in _CASTINGS:
+            raise FieldError(f"casting is one of {', '.join(_CASTINGS)}, got {casting!r}")
+        array = _as_array(self, values)
+        if not _fits(array.shape[1:], self.shape):
+            raise FieldError(
+                f"field {self.name!r}: expected shape {self.shape}, got {array.shape[1:]}"
+            )
+        if casting == "same_kind":
+            _check_cast(self, array)
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(self.dtype)
+        if casting == "same_kind" and self.dtype.kind in "fc":
+            _check_finite(self, array, cast)
+        return cast
+
+
+def parse_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
+    """Return the declared fields by name, in the order of their declaration.
+
+    Raises:
+        FieldError: A malformed declaration; names the field.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise FieldError(
+            f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {given!r}"
+        )
+    return {str(name): FieldSpec.parse(name, spec) for name, spec in given.items()}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The typed fields of a buffer.
+
+    Attributes:
+        specs: They, by name, in the order of their declaration.
+        observations: The names of those that an observation is made of.
+    """
+
+    specs: Mapping[str, FieldSpec]
+    observations: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(
+        cls, given: Mapping[str, Any] | None, observations: Sequence[str] | None = None
+    ) -> "Fields":
+        """Return the declared fields; an observation is the field `obs` where nothing is said.
+
+        Raises:
+            FieldError: A malformed declaration, or an observation that is no field.
+        """
+        specs = parse_specs(given)
+        if isinstance(observations, str):
+            observations = (observations,)
+        if observations is None:
+            observations = [name for name in specs if name == "obs"]
+        for name in observations:
+            if name not in specs:
+                raise FieldError(
+                    f"observation field {name!r} is not declared; declared are "
+                    f"{', '.join(specs) or 'none'}"
+                )
+        return cls(specs, tuple(observations))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON: a list, since objects do not keep their order everywhere."""
+        fields = [{"name": name, **spec.to_json()} for name, spec in self.specs.items()]
+        return {"fields": fields, "observations": list(self.observations)}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Fields":
+        """Return the fields that `to_json` wrote."""
+        specs = {}
+        for each in stored["fields"]:
+            name = each["name"]
+            specs[name] = FieldSpec.from_json(
+                name, {key: value for key, value in each.items() if key != "name"}
+            )
+        return cls(specs, tuple(stored["observations"]))
+
+
+NO_FIELDS = Fields({})
+
+
+def check_same(given: Fields, stored: Fields) -> None:
+    """Raise FieldError unless two declarations are the same; names the first field that is not, and
+    both declarations.
+    """
+    _check_same_specs(given.specs, stored.specs)
+    if set(given.observations) != set(stored.observations):
+        raise FieldError(
+            f"the observation fields are stored as {list(stored.observations)}, and were given as "
+            f"{list(given.observations)}; leave them out to use what is stored"
+        )
+
+
+def _check_same_specs(given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]) -> None:
+    for name in dict.fromkeys([*stored, *given]):
+        left, right = given.get(name), stored.get(name)
+        if left != right:
+            raise FieldError(
+                f"field {name!r} is stored as {_described(right)}, and was given as "
+                f"{_described(left)}; leave the fields out to use what is stored, or give the "
+                f"buffer another name"
+            )
+
+
+def _described(spec: FieldSpec | None) -> str:
+    if spec is None:
+        return "nothing"
+    default = "" if spec.default is None else f", default {spec.default!r}"
+    return f"{spec}{default}{', a column' if spec.column else ''}"
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise FieldError(f"a field's name is one that Python could use, got {name!r}")
+    if name in BUILT_IN:
+        raise FieldError(f"field {name!r} is built in: leave it out of the declaration")
+    if name in RESERVED or name.startswith("_") or name.endswith("_lens"):
+        raise FieldError(f"field {name!r}: a batch uses this name itself; take another")
+
+
+def _parts(name: str, given: Any) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        unknown = set(given) - {"dtype", "shape", "default", "column"}
+        if unknown or "dtype" not in given:
+            raise FieldError(
+                f"field {name!r}: a declaration has dtype, shape, default and column, got "
+                f"{dict(given)!r}"
+            )
+        return dict(given)
+    # A structured dtype is a list, never a tuple of these lengths.
+    if isinstance(given, tuple) and 1 <= len(given) <= 3:
+        return dict(zip(("dtype", "shape", "default"), given, strict=False))
+    return {"dtype": given}
+
+
+def _parse_dtype(name: str, given: Any) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(given)
+    except TypeError:
+        raise FieldError(f"field {name!r}: {given!r} is not a numpy dtype") from None
+    if dtype.kind not in _KINDS or dtype.itemsize == 0:
+        raise FieldError(
+            f"field {name!r}: dtype {dtype} has no fixed size; give a number, bool, or a text of "
+            f"fixed length such as 'U16'; put the rest into state, messages or extra"
+        )
+    little: np.dtype[Any] = dtype.newbyteorder("<")
+    return little
+
+
+def _parse_shape(name: str, given: Any) -> tuple[int, ...]:
+    shape = (given,) if isinstance(given, (int, np.integer)) else given
+    if not isinstance(shape, Sequence) or not all(
+        isinstance(n, (int, np.integer)) and not isinstance(n, bool) and (n > 0 or n == VARIABLE)
+        for n in shape
+    ):
+        raise FieldError(
+            f"field {name!r}: a shape is a tuple of positive lengths, one of them -1 where it "
+            f"varies, got {given!r}"
+        )
+    if list(shape).count(VARIABLE) > 1:
+        raise FieldError(f"field {name!r}: only one length may vary, got {given!r}")
+    return tuple(int(n) for n in shape)
+
+
+def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
+    if array.dtype.kind not in _KINDS:
+        raise FieldError(f"field {spec.name!r}: expected {spec}, got {_shown_values(values)}")
+    if array.ndim == 0:
+        raise FieldError(f"field {spec.name!r}: expected a row for each step, got {values!r}")
+    return array
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        n == want or want == VARIABLE for n, want in zip(shape, wanted, strict=True)
+    )
+
+
+def _check_cast(spec: FieldSpec, array: NDArray[Any]) -> None:
+    have, want = array.dtype, spec.dtype
+    if have.kind in "iu" and want.kind in "iu":
+        _check_range(spec, array)
+    elif have.kind in "SU" and have.kind == want.kind:
+        _check_length(spec, array)
+    elif not np.can_cast(have, want, "same_kind"):
+        raise FieldError(
+            f"field {spec.name!r}: expected {spec}, got {_shown(have)}, which would lose what it "
+            f"means; cast it, or write with casting='unsafe'"
+        )
+
+
+def _check_range(spec: FieldSpec, array: NDArray[Any]) -> None:
+    if not array.size:
+        return
+    limits = np.iinfo(spec.dtype)
+    low, high = int(array.min()), int(array.max())
+    if low < limits.min or high > limits.max:
+        outside = low if low < limits.min else high
+        raise FieldError(
+            f"field {spec.name!r}: {outside} is out of the range of {_shown(spec.dtype)}, "
+            f"{limits.min} to {limits.max}"
+        )
+
+
+def _check_length(spec: FieldSpec, array: NDArray[Any]) -> None:
+    if not array.size:
+        return
+    longest, limit = (
+        int(np.char.str_len(array).max()),
+        np.dtype(spec.dtype).itemsize // (4 if spec.dtype.kind == "U" else 1),
+    )
+    if longest > limit:
+        raise FieldError(
+            f"field {spec.name!r}: a text of {longest} is longer than {_shown(spec.dtype)} holds"
+        )
+
+
+def _check_finite(spec: FieldSpec, array: NDArray[Any], cast: NDArray[Any]) -> None:
+    if array.dtype.kind not in "iufc" or np.can_cast(array.dtype, spec.dtype, "safe"):
+        return
+    lost = np.isfinite(array) & ~np.isfinite(cast)
+    if lost.any():
+        raise FieldError(
+            f"field {spec.name!r}: {array[lost].flat[0]!r} is too large for {_shown(spec.dtype)}"
+        )
+
+
+def _shown(dtype: np.dtype[Any]) -> str:
+    return dtype.name if dtype.kind in "biufc" else dtype.str.lstrip("<|=>")
+
+
+def _shown_values(values: Any) -> str:
+    shown = repr(values)
+    return shown if len(shown) <= 100 else f"{shown[:100]}..."

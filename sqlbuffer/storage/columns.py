@@ -1,0 +1,184 @@
+"""Steps given as columns, as records; and rows back as columns."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches import Batch
+from sqlbuffer.codec import dumps, tag_float
+from sqlbuffer.errors import FieldError
+from sqlbuffer.ids import uuid7
+from sqlbuffer.packing import Layout
+from sqlbuffer.specs import FieldSpec
+from sqlbuffer.storage.records import Record, decode_extra, encode_key, encode_step
+
+# Beside the declared fields; the keys may be one value for all rows.
+_FLAGS = ("terminated", "truncated")
+_KEYS = ("id", "task_id", "agent_id", "step", "model_version")
+_REWARD = FieldSpec("reward", np.dtype("<f8"))
+_FLAG = {name: FieldSpec(name, np.dtype("?")) for name in _FLAGS}
+
+
+def encode_columns(
+    layout: Layout, columns: Mapping[str, Any], *, casting: str = "same_kind"
+) -> list[Record]:
+    """Return the records of n steps.
+
+    Args:
+        layout: The declared fields.
+        columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
+            likewise; `task_id`, `agent_id`, `step` and `model_version` n values or one.
+        casting: See `FieldSpec.cast_rows`.
+
+    Raises:
+        FieldError: An unknown or missing field, another shape or number of rows, a value that the
+            field cannot hold; names the field.
+    """
+    n_rows = _check_names(layout, columns)
+    packed = layout.pack(
+        {name: _column(spec, columns, n_rows, casting) for name, spec in layout.specs.items()},
+        n_rows,
+    )
+    rewards, extras = _rewards(columns, n_rows, casting)
+    flags = [_flags(name, columns, n_rows) for name in _FLAGS]
+    ids, tasks, agents, steps, versions = (_keys(name, columns, n_rows) for name in _KEYS)
+    now = time.time()
+    return [
+        Record(
+            id_, task, None, agent, None, step, now, None, None, None, None, None, extra, reward,
+            None, None, terminated, truncated, version, blob or None,
+        )
+        for id_, task, agent, step, extra, reward, terminated, truncated, version, blob in zip(
+            ids, tasks, agents, steps, extras, rewards, *flags, versions, packed, strict=True
+        )
+    ]  # fmt: skip
+
+
+def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
+    known = {*layout.specs, "reward", *_FLAGS, *_KEYS}
+    for name in columns:
+        if name not in known:
+            raise FieldError(
+                f"unknown field {name!r}; the buffer has {', '.join(layout.specs) or 'none'}, and "
+                f"reward, terminated, truncated, {', '.join(_KEYS)}"
+            )
+    for name, spec in layout.specs.items():
+        if name not in columns and spec.default is None:
+            raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
+    sizes = {name: _size(name, columns[name]) for name in columns if name not in _KEYS[1:]}
+    if len(set(sizes.values())) > 1:
+        raise FieldError(f"every column has the same number of rows, got {sizes}")
+    if not sizes:
+        raise FieldError("no column tells how many rows there are; give at least one field")
+    return next(iter(sizes.values()))
+
+
+def _size(name: str, values: Any) -> int:
+    try:
+        return len(values)
+    except TypeError:
+        raise FieldError(f"field {name!r}: expected a row for each step, got {values!r}") from None
+
+
+def _column(spec: FieldSpec, columns: Mapping[str, Any], n_rows: int, casting: str) -> Any:
+    if spec.name not in columns:
+        default = np.asarray(spec.default, spec.dtype)
+        return [default] * n_rows if spec.is_variable else np.broadcast_to(
+            default, (n_rows, *spec.shape)
+        )  # fmt: skip
+    values = columns[spec.name]
+    if spec.is_variable:
+        return [spec.cast(value, casting=casting) for value in values]
+    if not n_rows:
+        return np.empty((0, *spec.shape), spec.dtype)
+    return spec.cast_rows(values, casting=casting)
+
+
+def _rewards(
+    columns: Mapping[str, Any], n_rows: int, casting: str
+) -> tuple[Sequence[float | None], Sequence[str | None]]:
+    """Return what the column holds, and what `extra` says of those that it cannot hold."""
+    if columns.get("reward") is None:
+        return [None] * n_rows, [None] * n_rows
+    rewards = _column(_REWARD, columns, n_rows, casting)
+    values: list[float | None] = rewards.tolist()
+    extras: list[str | None] = [None] * n_rows
+    for i in np.flatnonzero(np.isnan(rewards) | ((rewards == 0.0) & np.signbit(rewards))):
+        extras[i] = dumps({"$none": True, "$reals": {"reward_t": tag_float(float(rewards[i]))}})
+        values[i] = None if np.isnan(rewards[i]) else 0.0
+    return values, extras
+
+
+def _flags(name: str, columns: Mapping[str, Any], n_rows: int) -> list[bool | None]:
+    if columns.get(name) is None:
+        return [None] * n_rows
+    flags: list[bool | None] = _column(_FLAG[name], columns, n_rows, "same_kind").tolist()
+    return flags
+
+
+def _keys(name: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:
+    given = columns.get(name)
+    if given is None:
+        return _default_keys(name, n_rows)
+    if name == "id" or (isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)):
+        values = given.tolist() if isinstance(given, np.ndarray) else list(given)
+    else:
+        values = [given] * n_rows
+    if len(values) != n_rows:
+        raise FieldError(f"{name}: expected {n_rows} values or one, got {len(values)}")
+    check = encode_step if name in ("step", "model_version") else encode_key
+    return [check(value, name) for value in values]
+
+
+def _default_keys(name: str, n_rows: int) -> list[Any]:
+    if name == "id":
+        return [uuid7() for _ in range(n_rows)]
+    if name == "step":
+        return list(range(n_rows))
+    return [None if name == "model_version" else "default"] * n_rows
+
+
+def decode_columns(
+    layout: Layout, rows: Sequence[Sequence[Any]], fields: Sequence[str] | None = None
+) -> Batch:
+    """Return the batch of rows of `statements.COLUMNS`.
+
+    Args:
+        layout: The declared fields.
+        rows: The rows.
+        fields: Which of the fields; all by default.
+    """
+    built_in = ("reward", *_FLAGS)
+    wanted = None if fields is None else [name for name in fields if name not in built_in]
+    seqs, tasks, agents, steps, rewards, terminated, truncated, extras, blobs = (
+        zip(*rows, strict=True) if rows else [()] * 9
+    )
+    arrays = layout.unpack([blob or b"" for blob in blobs], wanted) if layout.specs else {}
+    own: dict[str, NDArray[Any]] = {
+        "reward": _reward_array(rewards, extras),
+        "terminated": np.array(terminated, bool),
+        "truncated": np.array(truncated, bool),
+    }
+    arrays |= {name: own[name] for name in built_in if fields is None or name in fields}
+    info = {
+        "seq": np.array(seqs, np.int64),
+        "task_id": np.array(tasks, object),
+        "agent_id": np.array(agents, object),
+        "step": np.array(steps, np.int64),
+    }
+    return Batch(arrays, info)
+
+
+def _reward_array(
+    rewards: Sequence[float | None], extras: Sequence[str | None]
+) -> NDArray[np.float32]:
+    found = np.array(rewards, np.float64)  # None is NaN
+    for i, extra in enumerate(extras):
+        if extra is not None and '"$reals"' in extra:
+            reals: dict[str, Any] = {}
+            decode_extra(extra, None, reals)
+            found[i] = reals.get("reward_t", found[i])
+    return found.astype(np.float32)
