@@ -4,8 +4,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqlbuffer.batches import Batch
     from sqlbuffer.buffer import ReplayBuffer, StoreResult
     from sqlbuffer.converters import ColumnsConverter, Converter, DefaultConverter
+    from sqlbuffer.env_fields import fields_from_env
     from sqlbuffer.query import QueryBuilder
     from sqlbuffer.query_filter import QueryFilter
     from sqlbuffer.rows import DataRow, Experience, ExpMeta
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
         Sampler,
         TaskSampler,
     )
+    from sqlbuffer.specs import FieldSpec
 
 _HOME = {
+    "Batch": "batches",
+    "FieldSpec": "specs",
+    "fields_from_env": "env_fields",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "converters"),
     "QueryBuilder": "query",
@@ -43,12 +49,14 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0"
 
 __all__ = [
+    "Batch",
     "ColumnsConverter",
     "Converter",
     "DataRow",
     "DefaultConverter",
     "ExpMeta",
     "Experience",
+    "FieldSpec",
     "FifoSampler",
     "LatestSampler",
     "QueryBuilder",
@@ -59,6 +67,7 @@ __all__ = [
     "Sampler",
     "StoreResult",
     "TaskSampler",
+    "fields_from_env",
 ]
 
 

@@ -18,9 +18,9 @@ from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError, Insu
 from sqlbuffer.query import EVERYTHING, QueryBuilder, Tree, check
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
-from sqlbuffer.specs import Fields
+from sqlbuffer.specs import Fields, FieldSpec
 from sqlbuffer.storage import catalog, statements
-from sqlbuffer.storage.columns import decode_columns, encode_columns
+from sqlbuffer.storage.columns import decode_columns, decode_row, encode_columns
 from sqlbuffer.storage.records import Decoder, Record, encode_rows
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
 from sqlbuffer.storage.transactions import DURABILITIES
@@ -174,6 +174,25 @@ class ReplayBuffer:
         return self._store.window().max_capacity
 
     @property
+    def fields(self) -> dict[str, FieldSpec]:
+        """The typed fields, as stored."""
+        return dict(self._store.info.fields.specs)
+
+    @property
+    def observation_fields(self) -> tuple[str, ...]:
+        """Which of them an observation is made of."""
+        return self._store.info.fields.observations
+
+    def decode(self, arrays: bytes) -> dict[str, Any]:
+        """Return the typed fields of one row, `{name: array of its shape}`, from its column
+        `arrays`, as plain SQL returns it.
+
+        Raises:
+            FieldError: The row was not written with the buffer's fields.
+        """
+        return decode_row(self._store.layout, bytes(arrays))
+
+    @property
     def evict_by(self) -> str:
         """What leaves at once: `row` or `task`."""
         return self._store.info.evict_by
@@ -224,7 +243,8 @@ class ReplayBuffer:
 
         Args:
             arrays: For each declared field an array of shape (n, *shape), or n arrays where its
-                length varies; `reward`, `terminated`, `truncated` of shape (n,) if there are any.
+                length varies; `reward`, `terminated`, `truncated` of shape (n,) if there are any;
+                `state`, `actions`, `messages`, `extra` as lists of n values, as `add` takes them.
             casting: `same_kind` refuses casts that lose what a value means: floats to integers,
                 integers out of range, finite floats to infinite ones. `unsafe` is numpy's.
             **keys: `task_id`, `agent_id`, `step`, `model_version`: n values or one for all rows;
@@ -509,6 +529,11 @@ class ReplayBuffer:
     ) -> StoreResult:
         if not rows:
             return StoreResult(0, 0, 0)
+        if self._store.info.fields.specs:
+            raise FieldError(
+                f"buffer {self.name!r} has typed fields "
+                f"({', '.join(self._store.info.fields.specs)}); store rows with extend({{...}})"
+            )
         return self._insert_records(encode_rows(rows, model_version), ignore=ignore)
 
     def _insert_records(

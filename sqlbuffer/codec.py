@@ -64,12 +64,14 @@ class _Untaggable(Exception):
 
 
 class Encoder:
-    """Encodes the payload values of one row; array bytes of all of them gather in `blob`."""
+    """Encodes the payload values of one row; array bytes of all of them gather in `blob`, behind
+    what it begins with.
+    """
 
     __slots__ = ("blob",)
 
-    def __init__(self) -> None:
-        self.blob = bytearray()
+    def __init__(self, blob: bytes = b"") -> None:
+        self.blob = bytearray(blob)
 
     def json(self, value: Any, path: str) -> str | None:
         """Return the JSON text of a value, or None for None.

@@ -8,16 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.batches import Batch
-from sqlbuffer.codec import dumps, tag_float
+from sqlbuffer.codec import Encoder, tag_float
 from sqlbuffer.errors import FieldError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.packing import Layout
 from sqlbuffer.specs import FieldSpec
-from sqlbuffer.storage.records import Record, decode_extra, encode_key, encode_step
+from sqlbuffer.storage.records import (
+    Record,
+    decode_extra,
+    encode_extra,
+    encode_key,
+    encode_step,
+)
+
+Payload = tuple[str | None, str | None, str | None, str | None]
 
 # Beside the declared fields; the keys may be one value for all rows.
 _FLAGS = ("terminated", "truncated")
 _KEYS = ("id", "task_id", "agent_id", "step", "model_version")
+_PAYLOADS = ("state", "actions", "messages", "extra")
 _REWARD = FieldSpec("reward", np.dtype("<f8"))
 _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in _FLAGS}
 
@@ -30,7 +39,8 @@ def encode_columns(
     Args:
         layout: The declared fields.
         columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
-            likewise; `task_id`, `agent_id`, `step` and `model_version` n values or one.
+            likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
+            `task_id`, `agent_id`, `step` and `model_version` n values or one.
         casting: See `FieldSpec.cast_rows`.
 
     Raises:
@@ -42,33 +52,67 @@ def encode_columns(
         {name: _column(spec, columns, n_rows, casting) for name, spec in layout.specs.items()},
         n_rows,
     )
-    rewards, extras = _rewards(columns, n_rows, casting)
+    rewards, tags = _rewards(columns, n_rows, casting)
     flags = [_flags(name, columns, n_rows) for name in _FLAGS]
     ids, tasks, agents, steps, versions = (_keys(name, columns, n_rows) for name in _KEYS)
+    payloads, blobs = _payloads(columns, tags, packed)
     now = time.time()
     return [
         Record(
-            id_, task, None, agent, None, step, now, None, None, None, None, None, extra, reward,
-            None, None, terminated, truncated, version, blob or None,
+            id_, task, None, agent, None, step, now, None, None, state, actions, messages, extra,
+            reward, None, None, terminated, truncated, version, blob or None,
         )
-        for id_, task, agent, step, extra, reward, terminated, truncated, version, blob in zip(
-            ids, tasks, agents, steps, extras, rewards, *flags, versions, packed, strict=True
-        )
+        for id_, task, agent, step, (state, actions, messages, extra), reward, terminated,
+            truncated, version, blob
+        in zip(ids, tasks, agents, steps, payloads, rewards, *flags, versions, blobs, strict=True)
     ]  # fmt: skip
 
 
+def _payloads(
+    columns: Mapping[str, Any], tags: Sequence[dict[str, Any] | None], packed: list[bytes]
+) -> tuple[list[Payload], list[bytes]]:
+    """Return the JSON of each row, and its bytes with those of arrays inside the JSON behind."""
+    n_rows = len(packed)
+    given = [columns.get(name) for name in _PAYLOADS]
+    if all(column is None for column in given) and not any(tags):
+        return [(None, None, None, None)] * n_rows, packed
+    values = [[None] * n_rows if column is None else list(column) for column in given]
+    texts: list[Payload] = []
+    blobs = []
+    for i, (blob, tag, *row) in enumerate(zip(packed, tags, *values, strict=True)):
+        encoder = Encoder(blob)
+        state, actions, messages, extra = row
+        try:
+            texts.append(
+                (
+                    encoder.json(state, "state"),
+                    encoder.json(actions, "actions"),
+                    encoder.json(messages, "messages"),
+                    encode_extra(extra, tag or {}, encoder),
+                )
+            )
+        except FieldError as error:
+            raise FieldError(f"row {i}: {error}") from None
+        blobs.append(bytes(encoder.blob))
+    return texts, blobs
+
+
 def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
-    known = {*layout.specs, "reward", *_FLAGS, *_KEYS}
+    known = {*layout.specs, "reward", *_FLAGS, *_KEYS, *_PAYLOADS}
     for name in columns:
         if name not in known:
             raise FieldError(
                 f"unknown field {name!r}; the buffer has {', '.join(layout.specs) or 'none'}, and "
-                f"reward, terminated, truncated, {', '.join(_KEYS)}"
+                f"{', '.join(('reward', *_FLAGS, *_KEYS, *_PAYLOADS))}"
             )
     for name, spec in layout.specs.items():
         if name not in columns and spec.default is None:
             raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
-    sizes = {name: _size(name, columns[name]) for name in columns if name not in _KEYS[1:]}
+    sizes = {
+        name: _size(name, values)
+        for name, values in columns.items()
+        if values is not None and name not in _KEYS[1:]
+    }
     if len(set(sizes.values())) > 1:
         raise FieldError(f"every column has the same number of rows, got {sizes}")
     if not sizes:
@@ -99,17 +143,17 @@ def _column(spec: FieldSpec, columns: Mapping[str, Any], n_rows: int, casting: s
 
 def _rewards(
     columns: Mapping[str, Any], n_rows: int, casting: str
-) -> tuple[Sequence[float | None], Sequence[str | None]]:
-    """Return what the column holds, and what `extra` says of those that it cannot hold."""
+) -> tuple[Sequence[float | None], list[dict[str, Any] | None]]:
+    """Return what the column holds, and the tags of those that it cannot hold."""
+    tags: list[dict[str, Any] | None] = [None] * n_rows
     if columns.get("reward") is None:
-        return [None] * n_rows, [None] * n_rows
+        return [None] * n_rows, tags
     rewards = _column(_REWARD, columns, n_rows, casting)
     values: list[float | None] = rewards.tolist()
-    extras: list[str | None] = [None] * n_rows
     for i in np.flatnonzero(np.isnan(rewards) | ((rewards == 0.0) & np.signbit(rewards))):
-        extras[i] = dumps({"$none": True, "$reals": {"reward_t": tag_float(float(rewards[i]))}})
+        tags[i] = {"reward_t": tag_float(float(rewards[i]))}
         values[i] = None if np.isnan(rewards[i]) else 0.0
-    return values, extras
+    return values, tags
 
 
 def _flags(name: str, columns: Mapping[str, Any], n_rows: int) -> list[bool | None]:
@@ -156,7 +200,13 @@ def decode_columns(
     seqs, tasks, agents, steps, rewards, terminated, truncated, extras, blobs = (
         zip(*rows, strict=True) if rows else [()] * 9
     )
-    arrays = layout.unpack([blob or b"" for blob in blobs], wanted) if layout.specs else {}
+    for seq, blob in zip(seqs, blobs, strict=True):
+        if len(blob or b"") < layout.size_bytes:
+            raise FieldError(
+                f"the row with seq {seq} holds no arrays: it was not written with the buffer's "
+                f"fields; delete it, or leave it out with a condition"
+            )
+    arrays = layout.unpack(blobs, wanted) if layout.specs else {}
     own: dict[str, NDArray[Any]] = {
         "reward": _reward_array(rewards, extras),
         "terminated": np.array(terminated, bool),
@@ -170,6 +220,14 @@ def decode_columns(
         "step": np.array(steps, np.int64),
     }
     return Batch(arrays, info)
+
+
+def decode_row(layout: Layout, arrays: bytes) -> dict[str, Any]:
+    """Return the fields of one row, each of its own shape."""
+    if len(arrays) < layout.size_bytes:
+        raise FieldError("these bytes are not a row of the buffer's fields: they are too short")
+    found = layout.unpack([arrays])
+    return {name: found[name][0] for name in layout.specs}
 
 
 def _reward_array(

@@ -108,7 +108,7 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         encoder.json(data.state, "exp_data.state"),
         encoder.json(data.actions, "exp_data.actions"),
         encoder.json(data.messages, "exp_data.messages"),
-        _extra(data.extra, tags, encoder),
+        encode_extra(data.extra, tags, encoder),
         reward_t,
         adv_t,
         v_t,
@@ -185,7 +185,7 @@ def _real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | Non
     return real
 
 
-def _extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | None:
+def encode_extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | None:
     if extra is not None and not isinstance(extra, Mapping):
         raise FieldError(f"exp_data.extra: expected a dict, got {type(extra).__name__}")
     if not tags:

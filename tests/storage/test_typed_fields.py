@@ -9,6 +9,8 @@ import pytest
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from tests.support.processes import run_at_once
+from tests.support.sql import run, scalar
+from tests.support.stepped_rows import make_row
 
 FIELDS = {
     "obs": ("float32", (3, 2)),
@@ -121,6 +123,78 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written(buffer, col
     with pytest.raises(FieldError, match=message):
         buffer.extend(columns)
     assert len(buffer) == 0
+
+
+def test_rows_carry_messages_and_states_beside_their_arrays(buffer):
+    states = [{"grid": np.full((2, 2), i), "note": f"n{i}"} for i in range(N)]
+    messages = [[{"role": "user", "content": f"ä{i}"}] for i in range(N)]
+    rewards = np.where(np.arange(N) == 3, np.nan, 1.0)
+    extra = [{"k": i} if i % 2 else None for i in range(N)]
+    buffer.extend(
+        {**make_columns(), "reward": rewards, "state": states, "messages": messages, "extra": extra}
+    )
+    rows = list(buffer)
+    for i, row in enumerate(rows):
+        np.testing.assert_array_equal(row.exp_data.state["grid"], np.full((2, 2), i))
+        assert row.exp_data.messages == messages[i]
+        assert row.exp_data.extra == extra[i]
+        assert np.isnan(row.exp_data.reward_t) == (i == 3)
+    batch = all_of(buffer)
+    np.testing.assert_array_equal(batch.obs[:, 0, 0], batch.info["step"])
+    assert np.isnan(batch.reward).sum() == 1
+    with pytest.raises(FieldError, match=r"row 1: state\.f: cannot store a .*function"):
+        buffer.extend({**make_columns(2), "state": [None, {"f": make_columns}]})
+
+
+def test_one_row_is_decoded_from_what_plain_sql_returns(buffer_url, buffer):
+    buffer.extend(make_columns(), task_id="t")
+    blob = scalar(buffer_url, "SELECT arrays FROM experiences WHERE step = 3")
+    found = buffer.decode(blob)
+    assert list(found) == list(FIELDS)
+    np.testing.assert_array_equal(found["obs"], np.full((3, 2), 3, np.float32))
+    np.testing.assert_array_equal(found["tokens"], [3, 4, 5])
+    assert found["name"] == "ä3"
+    with pytest.raises(FieldError, match="too short"):
+        buffer.decode(b"ab")
+
+
+def test_a_row_of_plain_sql_without_arrays_is_named_rather_than_made_up(buffer_url, buffer):
+    number = scalar(buffer_url, "SELECT id FROM buffers")
+    run(
+        buffer_url,
+        "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) "
+        f"VALUES ({number}, 'typed', 'a', 1)",
+    )
+    with pytest.raises(FieldError, match="the row with seq 1 holds no arrays"):
+        buffer.sample_arrays(1)
+
+
+def test_rows_without_arrays_are_refused_where_fields_are_declared(buffer):
+    for store in (lambda: buffer.add(state=1), lambda: buffer.store_batch([make_row(1)])):
+        with pytest.raises(FieldError, match=r"has typed fields \(obs, action.*extend"):
+            store()
+    assert len(buffer) == 0
+
+
+def test_a_buffer_without_fields_takes_rewards_and_flags_alone(buffer_url):
+    with ReplayBuffer(buffer_url, name="plain") as buffer:
+        buffer.extend({"reward": [1.0, 2.0], "terminated": [False, True]})
+        batch = all_of(buffer, 2)
+        assert batch.reward.tolist() == [2.0, 1.0]
+        assert batch.terminated.tolist() == [True, False]
+        with pytest.raises(FieldError, match="no column tells how many rows"):
+            buffer.extend({})
+
+
+def test_the_buffer_tells_its_fields(buffer):
+    assert {name: str(spec) for name, spec in buffer.fields.items()} == {
+        "obs": "float32(3, 2)",
+        "action": "int64(2,)",
+        "tokens": "int32(-1,)",
+        "level": "uint8",
+        "name": "U8",
+    }
+    assert buffer.observation_fields == ("obs",)
 
 
 def test_a_field_given_twice_is_refused(buffer):
