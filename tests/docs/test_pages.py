@@ -8,7 +8,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
+from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, ReplayBuffer
 from tests.cli.conftest import existing_logins
 from tests.conftest import close_pool
 from tests.docs.pages import (
@@ -27,6 +27,7 @@ RESTORED_URL = "postgresql://me@db.internal/restored"
 # Each has a test here that reads it, or in test_readme.py. Figures are checked where they are made.
 READ = {
     "README.md",
+    "docs/arrays.md",
     "docs/backup.md",
     "docs/coming-from-aworld.md",
     "docs/index.md",
@@ -50,6 +51,17 @@ def test_blocks_are_of_a_kind_that_tests_know(document):
     blocks = fenced_blocks(document)
     assert len(fences) == 2 * len(blocks), "a fence without a language, or without an end"
     assert {block.language for block in blocks} <= LANGUAGES
+
+
+def test_arrays(read):
+    page = read("docs/arrays.md")
+    page.names["env"].close()
+    buffer = page.names["buffer"]
+    assert len(buffer) == 200
+    batch = buffer.sample_arrays(200, sampler=LatestSampler())
+    np.testing.assert_array_equal(batch.obs[0], np.float32(page.names["steps"]["obs"][-1]))
+    assert set(batch.info["task_id"]) == {"pendulum"}
+    assert (batch.level == 1).all()
 
 
 def test_quickstart(read, postgres_url):
