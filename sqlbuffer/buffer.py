@@ -15,13 +15,15 @@ from sqlbuffer.batches import Batch
 from sqlbuffer.codec import is_storable_text
 from sqlbuffer.converters import Converter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError, InsufficientDataError
+from sqlbuffer.ids import uuid7
 from sqlbuffer.query import EVERYTHING, QueryBuilder, Tree, check
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.specs import Fields, FieldSpec
 from sqlbuffer.storage import catalog, statements
 from sqlbuffer.storage.columns import decode_columns, decode_row, encode_columns
-from sqlbuffer.storage.records import Decoder, Record, encode_rows
+from sqlbuffer.storage.episodes import Ending, encode_meta, pack_final
+from sqlbuffer.storage.records import Decoder, Record, encode_key, encode_rows
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
 from sqlbuffer.storage.transactions import DURABILITIES
 
@@ -36,6 +38,7 @@ AnyConverter = Converter[Any] | Callable[[Any], Any]
 
 EVICT_UNITS = ("row", "task")
 MAX_NAME = 200
+MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 MAX_LIMIT = 2**63 - 1  # what the databases take
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
@@ -259,6 +262,56 @@ class ReplayBuffer:
             raise FieldError(f"{sorted(double)[0]!r} is given twice")
         records = encode_columns(self._store.layout, {**arrays, **keys}, casting=casting)
         return self._insert_records(records, ignore=_MADE_TIME)
+
+    def store_episode(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        episode_id: str | None = None,
+        task_id: str | None = None,
+        agent_id: str = "default",
+        model_version: int | None = None,
+        final: Mapping[str, Any] | None = None,
+        casting: str = "same_kind",
+        **meta: Any,
+    ) -> StoreResult:
+        """Store a whole episode given as columns, in one transaction; `v_episodes` shows it, also
+        after its steps were evicted.
+
+        Args:
+            arrays: As `extend` takes them, from the first step to the last.
+            episode_id: Its id; made when left out. Given, the episode is stored once however often
+                it is sent, as long as the buffer holds it.
+            task_id: Its task; the episode's own id when left out.
+            agent_id: Who acted.
+            model_version: Version of the model that acted.
+            final: The observation after the last step, a value for each observation field.
+            casting: See `extend`.
+            **meta: JSON values that are kept with the episode.
+
+        Raises:
+            FieldError: As `extend`; a final observation with other fields; meta that is no JSON;
+                no step. Nothing is written.
+        """
+        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
+        task = encode_key(key if task_id is None else task_id, "task_id")
+        keys = {"task_id": task, "agent_id": agent_id, "model_version": model_version}
+        store = self._store
+        records = encode_columns(store.layout, {**keys, **arrays}, casting=casting, episode=key)
+        if not records:
+            raise FieldError("an episode has at least one step")
+        if episode_id is not None:
+            records = [record._replace(id=f"{key}/{record.t}") for record in records]
+        rewards = [record.reward_t for record in records if record.reward_t is not None]
+        ending = Ending(
+            key,
+            task,
+            len(records),
+            sum(rewards) if rewards else None,
+            encode_meta(meta),
+            pack_final(store.observation_layout, final, casting),
+        )
+        return self._insert_records(records, ignore=_MADE_TIME, ending=ending)
 
     def sample_arrays(
         self,
@@ -537,11 +590,15 @@ class ReplayBuffer:
         return self._insert_records(encode_rows(rows, model_version), ignore=ignore)
 
     def _insert_records(
-        self, records: builtins.list[Record], *, ignore: frozenset[str] = frozenset()
+        self,
+        records: builtins.list[Record],
+        *,
+        ignore: frozenset[str] = frozenset(),
+        ending: Ending | None = None,
     ) -> StoreResult:
         if not records:
             return StoreResult(0, 0, 0)
-        written = self._store.insert(records, ignore=ignore)
+        written = self._store.insert(records, ignore=ignore, ending=ending)
         conflicts = tuple(written.conflicts)
         if conflicts:
             logger.warning(

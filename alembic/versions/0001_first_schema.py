@@ -31,6 +31,7 @@ OBJECTS = {
         "v_tasks_v1",
         "v_agents_v1",
         "v_groups_v1",
+        "v_episodes_v1",
         "v_buffers_v1",
     ),
     "postgresql": (
@@ -56,6 +57,7 @@ OBJECTS = {
         "v_tasks_v1",
         "v_agents_v1",
         "v_groups_v1",
+        "v_episodes_v1",
         "v_buffers_v1",
     ),
 }

@@ -32,7 +32,11 @@ _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in _FLAGS}
 
 
 def encode_columns(
-    layout: Layout, columns: Mapping[str, Any], *, casting: str = "same_kind"
+    layout: Layout,
+    columns: Mapping[str, Any],
+    *,
+    casting: str = "same_kind",
+    episode: str | None = None,
 ) -> list[Record]:
     """Return the records of n steps.
 
@@ -42,6 +46,7 @@ def encode_columns(
             likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
             `task_id`, `agent_id`, `step` and `model_version` n values or one.
         casting: See `FieldSpec.cast_rows`.
+        episode: The episode that the n steps are, from its first to its last.
 
     Raises:
         FieldError: An unknown or missing field, another shape or number of rows, a value that the
@@ -56,15 +61,18 @@ def encode_columns(
     flags = [_flags(name, columns, n_rows) for name in _FLAGS]
     ids, tasks, agents, steps, versions = (_keys(name, columns, n_rows) for name in _KEYS)
     payloads, blobs = _payloads(columns, tags, packed)
+    ts = [None] * n_rows if episode is None else range(n_rows)
     now = time.time()
+    rows = zip(
+        ids, tasks, agents, steps, ts, payloads, rewards, *flags, versions, blobs, strict=True
+    )
     return [
         Record(
-            id_, task, None, agent, None, step, now, None, None, state, actions, messages, extra,
-            reward, None, None, terminated, truncated, version, blob or None,
+            id_, task, None, agent, None, step, t, now, episode, None, state, actions, messages,
+            extra, reward, None, None, terminated, truncated, version, blob or None,
         )
-        for id_, task, agent, step, (state, actions, messages, extra), reward, terminated,
-            truncated, version, blob
-        in zip(ids, tasks, agents, steps, payloads, rewards, *flags, versions, blobs, strict=True)
+        for id_, task, agent, step, t, (state, actions, messages, extra), reward, terminated,
+            truncated, version, blob in rows
     ]  # fmt: skip
 
 

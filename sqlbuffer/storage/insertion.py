@@ -2,7 +2,7 @@
 connections.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,13 +43,19 @@ class Insertion:
         url: The database, as errors name it.
         buffer_id: The buffer.
         records: The batch.
+        then: Called in the transaction with what was inserted, if anything was.
     """
 
     def __init__(
-        self, dialect: Dialect, url: URL, buffer_id: int, records: Sequence[Record]
+        self,
+        dialect: Dialect,
+        url: URL,
+        buffer_id: int,
+        records: Sequence[Record],
+        then: Callable[[Connection, Sequence[int]], None] | None = None,
     ) -> None:
         self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
-        self._records = records
+        self._records, self._then = records, then
         self._lost: list[Outcome] = []
 
     def run(self, engine: Engine, durability: str | None) -> Outcome:
@@ -69,6 +75,8 @@ class Insertion:
                     if self._committed(connection, earlier):
                         return earlier
                 self._insert_new(connection, outcome)
+                if outcome.numbers and self._then is not None:
+                    self._then(connection, list(outcome.numbers.values()))
         except ConnectionLost:
             if outcome.numbers:
                 self._lost.append(outcome)

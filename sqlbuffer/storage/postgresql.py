@@ -40,6 +40,10 @@ def _bigint(value: int) -> bytes:
     return struct.pack(">iq", 8, value)
 
 
+def _integer(value: int) -> bytes:
+    return struct.pack(">ii", 4, value)
+
+
 def _double(value: float) -> bytes:
     return struct.pack(">id", 8, value)
 
@@ -52,6 +56,7 @@ def _bool(value: bool) -> bytes:
 _ENCODE: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("id", "task_id", "task_name", "agent_id", "pre_agent"), _text),
     **dict.fromkeys(("step", "model_version"), _bigint),
+    "t": _integer,
     **dict.fromkeys(("execute_time", "reward_t", "adv_t", "v_t"), _double),
     **dict.fromkeys(("state", "actions", "messages", "extra"), _json),
     **dict.fromkeys(("terminated", "truncated"), _bool),

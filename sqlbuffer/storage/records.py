@@ -31,7 +31,8 @@ MAX_NAME_BYTES = 8192
 class Record(NamedTuple):
     """One row, encoded; the columns in the order in which they are written and read.
 
-    `episode_key` and `session_key` are the user's keys; the tables hold numbers.
+    `episode_key` and `session_key` are the user's keys; the tables hold numbers. `t` is the step
+    within an episode that was stored as one.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Record(NamedTuple):
     agent_id: str
     pre_agent: str | None
     step: int
+    t: int | None
     execute_time: float | None
     episode_key: str | None
     session_key: str | None
@@ -102,6 +104,7 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         encode_key(meta.agent_id, "exp_meta.agent_id"),
         _name(meta.pre_agent, "exp_meta.pre_agent"),
         encode_step(meta.step, "exp_meta.step"),
+        None,
         execute_time,
         None if episode is None else encode_key(episode, "exp_meta.episode_id"),
         None if session is None else encode_key(session, "exp_meta.session_id"),
@@ -217,7 +220,7 @@ class Decoder:
     def row(self, values: Sequence[Any]) -> DataRow:
         """Return the row of a tuple (seq, *Record)."""
         (
-            seq, id_, task_id, task_name, agent_id, pre_agent, step, execute_time, episode_key,
+            seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
             session_key, state, actions, messages, extra, reward_t, adv_t, v_t, terminated,
             truncated, model_version, arrays,
         ) = values  # fmt: skip

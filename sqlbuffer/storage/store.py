@@ -14,7 +14,7 @@ from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
-from sqlbuffer.storage import catalog, statements
+from sqlbuffer.storage import catalog, episodes, statements
 from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import (
@@ -26,6 +26,7 @@ from sqlbuffer.storage.engine import (
     resolve_url,
     server_epoch,
 )
+from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Insertion, Row
@@ -139,6 +140,9 @@ class BufferStore:
         self._made_engine = made_engine
         self.url, self.info, self._engine, self.options = url, info, engine, options
         self.layout = Layout(info.fields.specs)
+        self.observation_layout = Layout(
+            {name: info.fields.specs[name] for name in info.fields.observations}
+        )
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
 
@@ -205,17 +209,31 @@ class BufferStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def insert(self, records: Sequence[Record], *, ignore: frozenset[str] = frozenset()) -> Written:
+    def insert(
+        self,
+        records: Sequence[Record],
+        *,
+        ignore: frozenset[str] = frozenset(),
+        ending: Ending | None = None,
+    ) -> Written:
         """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
         Args:
             records: The batch.
             ignore: Fields that do not make a conflict when they differ from the stored row.
+            ending: How their episode ends, where they are a whole one.
         """
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)
-        insertion = Insertion(self._dialect, self.url, self.info.id, list(first.values()))
+
+        def end_episode(connection: Connection, seqs: Sequence[int]) -> None:
+            if ending is not None:
+                episodes.end(connection, self.info.id, ending, seqs)
+
+        insertion = Insertion(
+            self._dialect, self.url, self.info.id, list(first.values()), end_episode
+        )
         outcome = self._surviving(lambda: insertion.run(self.engine, self.options.durability))
         self._dialect.wrote(self.engine, len(outcome.numbers))
         written = Written(list(outcome.numbers), [], [])

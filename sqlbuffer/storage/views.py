@@ -95,6 +95,27 @@ VIEWS = {
             "return_variance": ("real", "variance of the returns (of the population)"),
         },
     ),
+    "v_episodes": View(
+        "One row an episode; it stays when the steps are evicted.",
+        {
+            "buffer": _BUFFER,
+            "episode_id": ("text", "id of the episode, unique within buffer and task"),
+            "task_id": ("text", "the task"),
+            "agent_id": ("text", "the agent"),
+            "status": ("text", "`open`, or `complete` where it was stored whole"),
+            "length": ("integer", "steps; null while it is open"),
+            "episode_return": (
+                "real",
+                "sum of the rewards; null while it is open or without rewards",
+            ),
+            "first_seq": ("integer", "`seq` of the first step"),
+            "last_seq": ("integer", "`seq` of the last step"),
+            "model_version": ("integer", "version of the model at its start"),
+            "meta": ("JSON", "what was said of it when it was stored"),
+            "started_at": ("time", "when its first step was written"),
+            "ended_at": ("time", "when its end was written"),
+        },
+    ),
     "v_buffers": View(
         "One row a buffer.",
         {

@@ -29,6 +29,7 @@ def _sized(raw: bytes) -> bytes:
 _COPY_FORMS: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(_PLAIN, lambda value: _sized(value.encode())),
     **dict.fromkeys(("step", "model_version"), lambda value: struct.pack(">iq", 8, value)),
+    "t": lambda value: struct.pack(">ii", 4, value),
     **dict.fromkeys(
         ("execute_time", "reward_t", "adv_t", "v_t"), lambda value: struct.pack(">id", 8, value)
     ),

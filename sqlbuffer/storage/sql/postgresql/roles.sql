@@ -27,12 +27,14 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_buffers, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, v_buffers, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, uses, queue_items, labels, payload_parts,
     schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
+GRANT UPDATE (status, length, "return", first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
+TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1
 TO sqlbuffer_writer, sqlbuffer_learner;

@@ -1,0 +1,137 @@
+"""Episodes that are stored whole, and what is kept of them."""
+
+import numpy as np
+import pytest
+
+from sqlbuffer import LatestSampler, ReplayBuffer
+from sqlbuffer.errors import FieldError
+from tests.support.processes import run_at_once
+from tests.support.sql import is_sqlite, run, scalar
+
+FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
+EPISODES = "SELECT * FROM v_episodes ORDER BY episode_id"
+
+
+def make_arrays(n, start=0):
+    numbers = np.arange(start, start + n)
+    return {
+        "obs": np.stack([numbers, numbers], axis=1).astype(np.float32),
+        "action": numbers,
+        "reward": np.full(n, 0.5),
+        "terminated": numbers == start + n - 1,
+        "truncated": np.zeros(n, bool),
+    }
+
+
+@pytest.fixture
+def buffer(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
+        yield buffer
+
+
+def episodes(url):
+    columns = (
+        "buffer, episode_id, task_id, agent_id, status, length, episode_return, first_seq, "
+        "last_seq, model_version"
+    )
+    return run(url, f"SELECT {columns} FROM v_episodes ORDER BY first_seq")
+
+
+def test_an_episode_is_its_steps_and_one_row_beside_them(buffer_url, buffer):
+    result = buffer.store_episode(
+        make_arrays(4), episode_id="e1", task_id="t", agent_id="a", model_version=7, level=3
+    )
+    assert result.inserted == 4
+    assert episodes(buffer_url) == [("default", "e1", "t", "a", "complete", 4, 2.0, 1, 4, 7)]
+    assert run(buffer_url, "SELECT t, step FROM experiences ORDER BY seq") == [
+        (i, i) for i in range(4)
+    ]
+    rows = buffer.get_by_task_id("t")
+    assert {row.exp_meta.episode_id for row in rows} == {"e1"}
+    batch = buffer.sample_arrays(4, sampler=LatestSampler())
+    assert batch.terminated.tolist() == [True, False, False, False]
+    meta = scalar(buffer_url, "SELECT meta FROM v_episodes")
+    assert meta == ('{"level":3}' if is_sqlite(buffer_url) else {"level": 3})
+    assert scalar(buffer_url, "SELECT ended_at >= started_at FROM v_episodes") in (1, True)
+
+
+def test_ids_are_made_when_they_are_left_out(buffer_url, buffer):
+    for _ in range(3):
+        buffer.store_episode(make_arrays(2))
+    found = episodes(buffer_url)
+    assert len({episode for _, episode, *_ in found}) == 3
+    assert all(episode == task for _, episode, task, *_ in found)
+
+
+def test_an_episode_that_is_sent_again_is_stored_once(buffer_url, buffer):
+    assert buffer.store_episode(make_arrays(5), episode_id="e", level=1).inserted == 5
+    again = buffer.store_episode(make_arrays(5), episode_id="e", level=2)
+    assert (again.inserted, again.duplicates) == (0, 5)
+    assert buffer.store_episode(make_arrays(5, start=9), episode_id="e").conflicts == 5
+    assert len(buffer) == 5
+    assert len(episodes(buffer_url)) == 1
+    assert "1" in str(scalar(buffer_url, "SELECT meta FROM v_episodes"))
+
+
+def test_the_learning_curve_outlives_the_steps(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=5) as buffer:
+        for i in range(4):
+            buffer.store_episode(make_arrays(3), episode_id=f"e{i}")
+        assert len(buffer) == 5
+    assert [row[5:7] for row in episodes(buffer_url)] == [(3, 1.5)] * 4
+
+
+def test_the_final_observation_is_kept_with_the_episode_and_is_no_step(buffer_url, buffer):
+    buffer.store_episode(make_arrays(2), final={"obs": [7.0, 8.0]})
+    assert len(buffer) == 2
+    final = scalar(buffer_url, "SELECT final_arrays FROM episodes")
+    np.testing.assert_array_equal(np.frombuffer(final, "<f4"), [7.0, 8.0])
+    buffer.store_episode(make_arrays(2), episode_id="none")
+    assert scalar(buffer_url, "SELECT final_arrays FROM episodes WHERE key = 'none'") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"final": {"obs": [1.0]}}, r"field 'obs': expected shape \(2,\), got \(1,\)"),
+        ({"final": {"action": 1}}, "final observation has the fields obs, and was given with act"),
+        ({"final": {"obs": [1.0, 2.0], "action": 1}}, "final observation has the fields obs"),
+        ({"level": np.ones(2)}, "meta: arrays and bytes are not kept"),
+        ({"level": object()}, r"meta\.level: cannot store"),
+        ({"episode_id": "e" * 501}, "episode_id: longer than 500 bytes"),
+        ({"episode_id": 3}, "episode_id: expected text, got 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(buffer_url, buffer, options, message):
+    with pytest.raises(FieldError, match=message):
+        buffer.store_episode(make_arrays(2), **options)
+    assert len(buffer) == 0
+    assert episodes(buffer_url) == []
+
+
+def test_an_episode_has_at_least_one_step(buffer):
+    with pytest.raises(FieldError, match="at least one step"):
+        buffer.store_episode(make_arrays(0))
+
+
+def test_an_episode_without_rewards_has_no_return(buffer_url, buffer):
+    arrays = make_arrays(2)
+    del arrays["reward"]
+    buffer.store_episode(arrays)
+    assert episodes(buffer_url)[0][6] is None
+
+
+def test_many_writers_store_episodes_of_one_task_at_once(buffer_url, buffer):
+    calls = [(store_episodes, buffer, name) for name in "abcd"]
+    assert run_at_once(calls) == [30] * 4
+    found = episodes(buffer_url)
+    assert len(found) == 40
+    assert {row[4:7] for row in found} == {("complete", 3, 1.5)}
+    assert len(buffer) == 120
+
+
+def store_episodes(buffer, name):
+    return sum(
+        buffer.store_episode(make_arrays(3), episode_id=f"{name}{i}", task_id="shared").inserted
+        for i in range(10)
+    )
