@@ -20,12 +20,14 @@ from sqlbuffer.query import EVERYTHING, QueryBuilder, Tree, check
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.specs import Fields, FieldSpec
-from sqlbuffer.storage import catalog, statements
+from sqlbuffer.storage import catalog, statements, transitions
 from sqlbuffer.storage.columns import decode_columns, decode_row, encode_columns
 from sqlbuffer.storage.episodes import Ending, encode_meta, pack_final
+from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.records import Decoder, Record, encode_key, encode_rows
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
 from sqlbuffer.storage.transactions import DURABILITIES
+from sqlbuffer.storage.transitions import TransitionReader
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -38,6 +40,7 @@ AnyConverter = Converter[Any] | Callable[[Any], Any]
 
 EVICT_UNITS = ("row", "task")
 MAX_NAME = 200
+REJECTION_ROUNDS = 50
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 MAX_LIMIT = 2**63 - 1  # what the databases take
 _META_FIELDS: dict[str, Any] = {
@@ -346,6 +349,66 @@ class ReplayBuffer:
         ) if n else []  # fmt: skip
         _check_sufficient(len(rows), batch_size, True)
         return decode_columns(self._store.layout, rows, fields)
+
+    def sample_transitions(
+        self,
+        batch_size: int = 256,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+        condition: Condition = None,
+    ) -> Batch:
+        """Draw transitions: steps with their n-step returns and the observations after them.
+
+        For step t of an episode, m is n_step, or the steps to the episode's end where they are
+        fewer: `reward` is the sum of gamma^k r_(t+k) for k < m, `discount` is gamma^m, or 0 where
+        the episode terminated within, and `next_obs` the observation at t + m, or the final one of
+        the episode (Sutton and Barto 2018, section 7.1). A declared field `next_obs` is used as it
+        is. Steps whose successors are not stored are not drawn: those before a truncated end
+        without a final observation, say. A terminated end without one has zeros.
+
+        Args:
+            batch_size: How many.
+            n_step: How many steps a transition spans at most.
+            gamma: Discount of one step.
+            fields: Which of the declared fields; all by default.
+            sampler: Which first steps; `RandomSampler(replace=True)` by default.
+            condition: Which first steps may be drawn.
+
+        Returns:
+            A batch of arrays of shape (batch_size, *shape): the fields, `reward` and `discount`
+            (float32), `terminated`, and `next_<name>` for each observation field; in `info` also
+            `episode`, `t` and `n_steps`, which is m.
+
+        Raises:
+            InsufficientDataError: Too few steps have their successors stored.
+            FieldError: An unknown field, or no observation field.
+        """
+        node = check(condition)
+        sampler = RandomSampler(replace=True) if sampler is None else sampler
+        _check_batch_size(batch_size)
+        if isinstance(n_step, bool) or not isinstance(n_step, int) or n_step < 1:
+            raise ValueError(f"n_step is an integer from 1 on, got {n_step!r}")
+        reader = TransitionReader(self._store.info.fields, n_step, gamma)
+        n = min(int(batch_size), MAX_LIMIT)
+
+        def draw(found: Population) -> Batch:
+            batches = [reader.read(found, (), fields)]
+            for _ in range(REJECTION_ROUNDS):
+                missing = n - sum(batch.n_rows for batch in batches)
+                if missing <= 0:
+                    break
+                rows = found.rows(sampler.choose(found, missing))
+                if not rows:
+                    break
+                batches.append(reader.read(found, rows, fields))
+            return Batch.concatenated(batches)
+
+        drawn = self._store.draw(node, draw, transitions.columns(n_step))
+        _check_sufficient(drawn.n_rows, batch_size, True)
+        return drawn
 
     def sample(
         self,

@@ -216,7 +216,7 @@ def decode_columns(
             )
     arrays = layout.unpack(blobs, wanted) if layout.specs else {}
     own: dict[str, NDArray[Any]] = {
-        "reward": _reward_array(rewards, extras),
+        "reward": reward_array(rewards, extras).astype(np.float32),
         "terminated": np.array(terminated, bool),
         "truncated": np.array(truncated, bool),
     }
@@ -238,13 +238,14 @@ def decode_row(layout: Layout, arrays: bytes) -> dict[str, Any]:
     return {name: found[name][0] for name in layout.specs}
 
 
-def _reward_array(
+def reward_array(
     rewards: Sequence[float | None], extras: Sequence[str | None]
-) -> NDArray[np.float32]:
+) -> NDArray[np.float64]:
+    """Return rewards with those that their column cannot hold; NaN where there is none."""
     found = np.array(rewards, np.float64)  # None is NaN
     for i, extra in enumerate(extras):
         if extra is not None and '"$reals"' in extra:
             reals: dict[str, Any] = {}
             decode_extra(extra, None, reals)
             found[i] = reals.get("reward_t", found[i])
-    return found.astype(np.float32)
+    return found

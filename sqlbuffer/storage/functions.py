@@ -115,6 +115,42 @@ def _sqlite_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     )
 
 
+class is_step(FunctionElement[bool]):
+    """Whether a row of `experiences` is one of some steps of episodes: `is_step(buffer_id, steps)`,
+    each step (number of the episode, t). Looked up one by one; see `has_key`.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(is_step, "postgresql")
+def _pg_is_step(element: is_step, compiler: Any, **kw: Any) -> str:
+    buffer_id, steps = (compiler.process(clause, **kw) for clause in element.clauses)
+    its_place = (
+        f"SELECT ctid FROM experiences WHERE buffer_id = {buffer_id} "
+        "AND episode_id = k.steps[i][1] AND t = k.steps[i][2] LIMIT 1"
+    )
+    places = (
+        f"SELECT e.ctid FROM (SELECT CAST({steps} AS bigint[]) AS steps) AS k "
+        "CROSS JOIN LATERAL generate_subscripts(k.steps, 1) AS i "
+        f"CROSS JOIN LATERAL ({its_place}) AS e"
+    )
+    return f"experiences.ctid = ANY (ARRAY({places}))"
+
+
+@compiles(is_step, "sqlite")
+def _sqlite_is_step(element: is_step, compiler: Any, **kw: Any) -> str:
+    buffer_id, steps = (compiler.process(clause, **kw) for clause in element.clauses)
+    places = (
+        f"SELECT e.rowid FROM json_each({steps}) AS k CROSS JOIN experiences AS e "
+        f"ON e.buffer_id = {buffer_id} AND e.episode_id = json_extract(k.value, '$[0]') "
+        "AND e.t = json_extract(k.value, '$[1]')"
+    )
+    return f"experiences.rowid IN ({places})"
+
+
 class unindexed(FunctionElement[int]):
     """The column itself, but no index on it serves: for bounds and orders that would lure the
     planner from a better index.

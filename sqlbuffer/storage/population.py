@@ -26,6 +26,7 @@ class Population:
         high: and `seq <= high`; where nothing was deleted and nothing filtered, every number
             between is a row.
         connection: The transaction that it is read in.
+        buffer_id: Key of the buffer in the tables.
         selective: The condition names ids or tasks: few rows match, and an index finds them.
     """
 
@@ -40,7 +41,7 @@ class Population:
     ) -> None:
         self.low, self.high = low, high
         self.selective = statements.names_few_rows(node)
-        self.connection, self._buffer_id, self._node = connection, buffer_id, node
+        self.connection, self.buffer_id, self._node = connection, buffer_id, node
         self._seq = statements.seq_for(node)
         self._matching = statements.matching(buffer_id, node)
         self._condition = compile_condition(node)
@@ -116,7 +117,7 @@ class Population:
         task.
         """
         statement = statements.first_rows_of_tasks(
-            self._buffer_id, self.low, self._node, self._condition & self._among(seqs)
+            self.buffer_id, self.low, self._node, self._condition & self._among(seqs)
         )
         return dict(self.connection.execute(statement).all())
 
@@ -144,7 +145,7 @@ class Population:
 
     def _among(self, seqs: Sequence[int]) -> ColumnElement[bool]:
         wanted = bindparam(None, list(seqs), SeqList(), unique=True)
-        return fn.has_key(literal(self._buffer_id, Integer()), wanted)
+        return fn.has_key(literal(self.buffer_id, Integer()), wanted)
 
     def _scalars(self, statement: Select[Any]) -> list[int]:
         return list(self.connection.execute(statement).scalars())

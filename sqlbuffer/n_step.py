@@ -1,0 +1,62 @@
+"""n-step returns, from the steps of episodes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Of b first steps, each with up to n successors.
+
+    Attributes:
+        reward: sum of gamma^k r_k for k < m, shape (b,), float64.
+        discount: gamma^m, or 0 where the episode terminated within, shape (b,).
+        m: How many steps there are: n, or fewer where the episode ends, shape (b,).
+        ended: The episode ended within those steps, shape (b,).
+        terminated: It terminated there, shape (b,).
+        complete: All m steps are known, shape (b,).
+    """
+
+    reward: NDArray[np.float64]
+    discount: NDArray[np.float64]
+    m: NDArray[np.int64]
+    ended: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
+    complete: NDArray[np.bool_]
+
+
+def n_step_returns(
+    rewards: NDArray[Any],
+    terminated: NDArray[np.bool_],
+    ended: NDArray[np.bool_],
+    known: NDArray[np.bool_],
+    gamma: float,
+) -> Returns:
+    """Return the n-step returns without their bootstrap (Sutton and Barto 2018, equation 7.1).
+
+    Args:
+        rewards: r_k of step t + k, shape (b, n).
+        terminated: The episode terminated at step t + k, shape (b, n).
+        ended: It ended there, terminated or not, shape (b, n).
+        known: There is such a step, shape (b, n).
+        gamma: Discount of one step.
+    """
+    b, n = rewards.shape
+    ends = (ended | terminated) & known
+    any_end: NDArray[np.bool_] = np.asarray(ends.any(axis=1))
+    m = np.where(any_end, ends.argmax(axis=1) + 1, n)
+    within = np.arange(n) < m[:, None]
+    last = m - 1
+    stops: NDArray[np.bool_] = np.logical_and(terminated[np.arange(b), last], any_end)
+    reward = (np.where(within, rewards, 0.0) * gamma ** np.arange(n)).sum(axis=1)
+    return Returns(
+        reward,
+        np.where(stops, 0.0, np.float64(gamma) ** m),
+        m.astype(np.int64),
+        any_end,
+        stops,
+        (known | ~within).all(axis=1),
+    )
