@@ -132,8 +132,9 @@ def _pg_is_step(element: is_step, compiler: Any, **kw: Any) -> str:
         f"SELECT ctid FROM experiences WHERE buffer_id = {buffer_id} "
         "AND episode_id = k.steps[i][1] AND t = k.steps[i][2] LIMIT 1"
     )
+    # OFFSET 0, or the text would be parsed anew for each step.
     places = (
-        f"SELECT e.ctid FROM (SELECT CAST({steps} AS bigint[]) AS steps) AS k "
+        f"SELECT e.ctid FROM (SELECT CAST({steps} AS bigint[]) AS steps OFFSET 0) AS k "
         "CROSS JOIN LATERAL generate_subscripts(k.steps, 1) AS i "
         f"CROSS JOIN LATERAL ({its_place}) AS e"
     )

@@ -8,6 +8,7 @@ machine on SQLite. A scan of the table costs 100,000 of the one and 500,000 of t
 import re
 import shutil
 
+import numpy as np
 import pytest
 from sqlalchemy import event, make_url, text
 
@@ -62,12 +63,22 @@ def large_url(request, analyzed, tmp_path_factory):
     fill(url, N_ROWS, name="rows", **settings)
     fill(url, N_ROWS, name="tasks", evict_by="task", **settings)
     fill(url, 100, name="small")
+    fill_arrays(url)
     if analyzed:
         run_outside_transaction(url, "ANALYZE")
     yield url
     close_pool(url)
     if request.param == "postgresql":
         server.drop_database(url)
+
+
+def fill_arrays(url):
+    """Fill the buffer `arrays` with 20 episodes of 1,000 steps."""
+    with ReplayBuffer(url, name="arrays", fields={"obs": ("float32", (4,))}) as buffer:
+        for episode in range(20):
+            obs = np.full((1_000, 4), episode, np.float32)
+            rewards = np.ones(1_000)
+            buffer.store_episode({"obs": obs, "reward": rewards}, final={"obs": obs[0]})
 
 
 def rows_read(connection):
@@ -186,6 +197,13 @@ OPERATIONS = {
     "capacity": ("rows", lambda b: b.max_capacity),
     "length": ("rows", len),
     "length by task": ("tasks", len),
+    "arrays": ("arrays", lambda b: b.sample_arrays(256)),
+    "transitions": ("arrays", lambda b: b.sample_transitions(256)),
+    "transitions, 5 steps": ("arrays", lambda b: b.sample_transitions(256, n_step=5)),
+    "store an episode": (
+        "arrays",
+        lambda b: b.store_episode({"obs": np.zeros((64, 4)), "reward": np.ones(64)}),
+    ),
     "random, small": ("small", lambda b: b.sample(64)),
     "tasks, small": ("small", lambda b: b.sample_tasks(1)),
 }
