@@ -122,7 +122,11 @@ class TransitionReader:
     def _following(
         self, population: Population, rows: Sequence[Sequence[Any]]
     ) -> dict[Place, Successor]:
-        places = [(row[_OWN], row[_OWN + 1]) for row in rows if row[_OWN] is not None]
+        places = [
+            (row[_OWN], row[_OWN + 1])
+            for row in rows
+            if row[_OWN] is not None and row[_OWN + 1] is not None
+        ]
         near = {(episode, t + k) for episode, t in places for k in range(1, self._n)}
         last = set() if self._declared else {(episode, t + self._n) for episode, t in places}
         if not near and not last:
@@ -163,13 +167,15 @@ class TransitionReader:
             step: Successor | None = Successor(row[4], row[5], row[6], row[7], None)
             for k in range(self._n):
                 if k:
-                    step = None if episode is None else following.get((episode, t + k))
+                    step = None if episode is None or t is None else following.get((episode, t + k))
                 if step is None:
                     break  # a hole, or the end
                 known[i, k] = True
                 rewards[i, k] = reward_array([step.reward], [step.extra])[0]
                 terminated[i, k] = bool(step.terminated)
-                ended[i, k] = bool(step.truncated) or (length is not None and t + k + 1 >= length)
+                ended[i, k] = bool(step.truncated) or (
+                    None not in (t, length) and t + k + 1 >= length
+                )
         return n_step_returns(rewards, terminated, ended, known, self._gamma)
 
     def _source(
@@ -184,14 +190,14 @@ class TransitionReader:
         last = int(returns.m[i]) - 1
         if self._declared:
             step = row[_OWN - 1] if last == 0 else getattr(
-                following.get((episode, t + last)), "arrays", None
+                following.get((episode, (t or 0) + last)), "arrays", None
             )  # fmt: skip
             return None if step is None else ("declared", step)
         if returns.ended[i]:
             if final is not None:
                 return "final", final
             return ("zeros", b"") if returns.terminated[i] else None
-        after = following.get((episode, t + self._n)) if episode is not None else None
+        after = None if None in (episode, t) else following.get((episode, t + self._n))
         return None if after is None or after.arrays is None else ("row", after.arrays)
 
     def _next(self, sources: Sequence[Any], names: Sequence[str] | None) -> dict[str, NDArray[Any]]:

@@ -37,6 +37,7 @@ READ = {
     "docs/quickstart.md",
     "docs/sampling.md",
     "docs/schema.md",
+    "docs/transitions.md",
 }
 LANGUAGES = {"python", "console", "sql", "postgresql", "text"}
 
@@ -62,6 +63,15 @@ def test_arrays(read):
     np.testing.assert_array_equal(batch.obs[0], np.float32(page.names["steps"]["obs"][-1]))
     assert set(batch.info["task_id"]) == {"pendulum"}
     assert (batch.level == 1).all()
+
+
+def test_transitions(read):
+    page = read("docs/transitions.md")
+    batch = page.names["batch"]
+    assert set(batch.info["n_steps"]) <= {1, 2, 3}
+    returns = [sum(0.99**k for k in range(m)) for m in batch.info["n_steps"]]
+    np.testing.assert_allclose(page.names["target"], returns, rtol=1e-6)
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_episodes") == 20
 
 
 def test_quickstart(read, postgres_url):
