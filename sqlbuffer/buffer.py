@@ -157,6 +157,8 @@ class ReplayBuffer:
             raise BufferConfigError(
                 f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}"
             )
+        if fields is None and observation_fields is not None:
+            raise FieldError("observation_fields go with fields=...; leave both out to reopen")
         self._types = (state_type, action_type)
         self._decoder = Decoder(_rebuild(state_type), _rebuild(action_type))
         self._store = BufferStore.open(

@@ -59,5 +59,8 @@ def _fields(name: str, space: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
         )
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for key, part in parts.items():
-        found |= _fields(f"{name}_{key}", part)
+        inner = _fields(f"{name}_{key}", part)
+        if double := set(inner) & set(found):
+            raise FieldError(f"two parts of the space would be the field {min(double)!r}")
+        found |= inner
     return found

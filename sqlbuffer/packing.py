@@ -91,7 +91,7 @@ class Layout:
         for name, spec in self.specs.items():
             if not spec.is_variable:
                 if name in wanted:
-                    found[name] = np.ascontiguousarray(records[name])
+                    found[name] = np.array(records[name], order="C")  # aligned, of its own memory
                 continue
             lens = records[name].astype(np.int64)
             if name in wanted:
@@ -112,6 +112,8 @@ class Layout:
     def _wanted(self, fields: Sequence[str] | None) -> set[str]:
         if fields is None:
             return set(self.specs)
+        if isinstance(fields, str):
+            raise FieldError(f"fields are given as a list of names, got {fields!r}")
         for name in fields:
             if name not in self.specs:
                 raise FieldError(

@@ -2,7 +2,7 @@
 
 import keyword
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,13 @@ from sqlbuffer.errors import FieldError
 
 # Real columns of every buffer, never declared.
 BUILT_IN = ("reward", "terminated", "truncated")
-# What a batch calls its own parts.
-RESERVED = (*BUILT_IN, "discount", "info", "mask", "lens", "weights", "seq", "t")
+# What a buffer calls its keys and payloads, and a batch its own parts.
+RESERVED = (
+    *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
+    *("state", "actions", "messages", "extra", "seq", "t"),
+    *("discount", "info", "mask", "lens", "weights", "n_rows", "concatenated"),
+    *("keys", "values", "items", "get"),
+)
 VARIABLE = -1
 _KINDS = "biufcSU"
 _CASTINGS = ("same_kind", "unsafe")
@@ -27,7 +32,7 @@ class FieldSpec:
         name: Its name.
         dtype: Its numpy dtype, of fixed size.
         shape: Shape of one row's value; -1 in one place is a length that varies from row to row.
-        default: Value of rows that name none; None: every row must.
+        default: Shape and bytes of the value of rows that name none; None: every row must.
         column: The value, a scalar, can be used in conditions.
 
     Example:
@@ -38,7 +43,7 @@ class FieldSpec:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
-    default: Any = None
+    default: tuple[tuple[int, ...], bytes] | None = None
     column: bool = False
 
     @classmethod
@@ -69,8 +74,16 @@ class FieldSpec:
         default = parts.get("default")
         if default is None:
             return spec
-        value = spec.cast(default)
-        return cls(spec.name, spec.dtype, spec.shape, value.tolist(), spec.column)
+        value = np.asarray(spec.cast(default), spec.dtype)  # a text of numpy has lost its padding
+        return replace(spec, default=(value.shape, value.tobytes()))
+
+    @property
+    def default_value(self) -> NDArray[Any] | None:
+        """The value of rows that name none."""
+        if self.default is None:
+            return None
+        shape, raw = self.default
+        return np.frombuffer(raw, self.dtype).reshape(shape)
 
     @property
     def is_variable(self) -> bool:
@@ -84,7 +97,8 @@ class FieldSpec:
         """Return the declaration as JSON; `from_json` reads it."""
         found: dict[str, Any] = {"dtype": self.dtype.str, "shape": list(self.shape)}
         if self.default is not None:
-            found["default"] = self.default
+            shape, raw = self.default
+            found["default"] = [list(shape), raw.hex()]
         if self.column:
             found["column"] = True
         return found
@@ -92,7 +106,14 @@ class FieldSpec:
     @classmethod
     def from_json(cls, name: str, stored: Mapping[str, Any]) -> "FieldSpec":
         """Return the field that `to_json` wrote."""
-        return cls.parse(name, {**stored, "shape": tuple(stored["shape"])})
+        default = stored.get("default")
+        return cls(
+            name,
+            np.dtype(stored["dtype"]),
+            tuple(stored["shape"]),
+            None if default is None else (tuple(default[0]), bytes.fromhex(default[1])),
+            bool(stored.get("column", False)),
+        )
 
     def cast(self, value: Any, *, casting: str = "same_kind") -> NDArray[Any]:
         """Return the value of one row as this field holds it; always a copy.
@@ -100,6 +121,10 @@ class FieldSpec:
         Raises:
             FieldError: Another shape, or a value that the dtype cannot hold.
         """
+        _check_unmasked(self, value)
+        if self.is_variable and isinstance(value, (list, tuple)) and not value:
+            # numpy would take it for a float of shape (0,).
+            return np.empty([0 if n == VARIABLE else n for n in self.shape], self.dtype)
         cast: NDArray[Any] = self.cast_rows([value], casting=casting)[0]
         return cast
 
@@ -109,8 +134,8 @@ class FieldSpec:
         Args:
             values: An array of shape (n, *shape), or a sequence of n values.
             casting: `same_kind` lets through what keeps its meaning: floats of another size as long
-                as none becomes infinite, integers in range, integers as floats, booleans as
-                numbers. `unsafe` is numpy's.
+                as none becomes infinite, integers in range, integers as floats (rounded, where they
+                have more digits), booleans as numbers. `unsafe` is numpy's.
 
         Raises:
             FieldError: Another shape, or a value that the dtype cannot hold.
@@ -124,8 +149,11 @@ class FieldSpec:
             )
         if casting == "same_kind":
             _check_cast(self, array)
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = array.astype(self.dtype)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                cast = array.astype(self.dtype)
+        except (ValueError, TypeError) as error:
+            raise FieldError(f"field {self.name!r}: expected {self}, got {error}") from None
         if casting == "same_kind" and self.dtype.kind in "fc":
             _check_finite(self, array, cast)
         return cast
@@ -153,10 +181,12 @@ class Fields:
     Attributes:
         specs: They, by name, in the order of their declaration.
         observations: The names of those that an observation is made of.
+        are_observations_given: They were named, and not taken from what the fields are called.
     """
 
     specs: Mapping[str, FieldSpec]
     observations: tuple[str, ...] = ()
+    are_observations_given: bool = field(default=True, compare=False)
 
     @classmethod
     def parse(
@@ -171,7 +201,7 @@ class Fields:
         if isinstance(observations, str):
             observations = (observations,)
         if observations is None:
-            observations = [name for name in specs if name == "obs"]
+            return cls(specs, tuple(name for name in specs if name == "obs"), False)
         for name in observations:
             if name not in specs:
                 raise FieldError(
@@ -205,7 +235,7 @@ def check_same(given: Fields, stored: Fields) -> None:
     both declarations.
     """
     _check_same_specs(given.specs, stored.specs)
-    if set(given.observations) != set(stored.observations):
+    if given.are_observations_given and set(given.observations) != set(stored.observations):
         raise FieldError(
             f"the observation fields are stored as {list(stored.observations)}, and were given as "
             f"{list(given.observations)}; leave them out to use what is stored"
@@ -226,7 +256,8 @@ def _check_same_specs(given: Mapping[str, FieldSpec], stored: Mapping[str, Field
 def _described(spec: FieldSpec | None) -> str:
     if spec is None:
         return "nothing"
-    default = "" if spec.default is None else f", default {spec.default!r}"
+    value = spec.default_value
+    default = "" if value is None else f", default {value.tolist()!r}"
     return f"{spec}{default}{', a column' if spec.column else ''}"
 
 
@@ -236,7 +267,7 @@ def _check_name(name: object) -> None:
     if name in BUILT_IN:
         raise FieldError(f"field {name!r} is built in: leave it out of the declaration")
     if name in RESERVED or name.startswith("_") or name.endswith("_lens"):
-        raise FieldError(f"field {name!r}: a batch uses this name itself; take another")
+        raise FieldError(f"field {name!r}: buffers and batches use this name; take another")
 
 
 def _parts(name: str, given: Any) -> dict[str, Any]:
@@ -256,9 +287,11 @@ def _parts(name: str, given: Any) -> dict[str, Any]:
 
 def _parse_dtype(name: str, given: Any) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(given)
+        dtype = None if given is None else np.dtype(given)
     except TypeError:
-        raise FieldError(f"field {name!r}: {given!r} is not a numpy dtype") from None
+        dtype = None
+    if dtype is None:
+        raise FieldError(f"field {name!r}: {given!r} is not a numpy dtype")
     if dtype.kind not in _KINDS or dtype.itemsize == 0:
         raise FieldError(
             f"field {name!r}: dtype {dtype} has no fixed size; give a number, bool, or a text of "
@@ -284,15 +317,33 @@ def _parse_shape(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
+    _check_unmasked(spec, values)
     try:
         array = np.asarray(values)
-    except (ValueError, TypeError) as error:
+        if spec.dtype.kind in "iu" and array.dtype.kind in "fO" and _are_integers(values):
+            array = np.asarray(values, object)
+            _check_range(spec, array)
+            array = array.astype(spec.dtype)
+    except (ValueError, TypeError, RuntimeError) as error:
         raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
     if array.dtype.kind not in _KINDS:
         raise FieldError(f"field {spec.name!r}: expected {spec}, got {_shown_values(values)}")
     if array.ndim == 0:
         raise FieldError(f"field {spec.name!r}: expected a row for each step, got {values!r}")
     return array
+
+
+def _check_unmasked(spec: FieldSpec, values: Any) -> None:
+    if isinstance(values, np.ma.MaskedArray):
+        raise FieldError(f"field {spec.name!r}: a masked array would lose its mask; fill it")
+
+
+def _are_integers(values: Any) -> bool:
+    """Tell whether numpy took Python's own integers for something else, as it does large ones."""
+    if isinstance(values, np.ndarray):
+        return False
+    flat = np.asarray(values, object).ravel().tolist()
+    return bool(flat) and all(type(value) is int for value in flat)
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -303,11 +354,14 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 def _check_cast(spec: FieldSpec, array: NDArray[Any]) -> None:
     have, want = array.dtype, spec.dtype
+    if not array.size:
+        return
     if have.kind in "iu" and want.kind in "iu":
         _check_range(spec, array)
     elif have.kind in "SU" and have.kind == want.kind:
         _check_length(spec, array)
-    elif not np.can_cast(have, want, "same_kind"):
+    # numpy casts anything to text, and cuts it.
+    elif want.kind in "SU" or not np.can_cast(have, want, "same_kind"):
         raise FieldError(
             f"field {spec.name!r}: expected {spec}, got {_shown(have)}, which would lose what it "
             f"means; cast it, or write with casting='unsafe'"

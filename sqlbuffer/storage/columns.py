@@ -1,7 +1,7 @@
 """Steps given as columns, as records; and rows back as columns."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,13 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
                 f"unknown field {name!r}; the buffer has {', '.join(layout.specs) or 'none'}, and "
                 f"{', '.join(('reward', *_FLAGS, *_KEYS, *_PAYLOADS))}"
             )
+    for name, values in columns.items():
+        if isinstance(values, (str, bytes, bytearray, Mapping, Set)) and (
+            name == "id" or name not in _KEYS
+        ):
+            raise FieldError(f"{name}: expected a column, a value for each row, got {values!r}")
     for name, spec in layout.specs.items():
-        if name not in columns and spec.default is None:
+        if columns.get(name) is None and spec.default is None:
             raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
     sizes = {
         name: _size(name, values)
@@ -136,8 +141,8 @@ def _size(name: str, values: Any) -> int:
 
 
 def _column(spec: FieldSpec, columns: Mapping[str, Any], n_rows: int, casting: str) -> Any:
-    if spec.name not in columns:
-        default = np.asarray(spec.default, spec.dtype)
+    if columns.get(spec.name) is None:
+        default: Any = spec.default_value
         return [default] * n_rows if spec.is_variable else np.broadcast_to(
             default, (n_rows, *spec.shape)
         )  # fmt: skip
@@ -167,6 +172,9 @@ def _rewards(
 def _flags(name: str, columns: Mapping[str, Any], n_rows: int) -> list[bool | None]:
     if columns.get(name) is None:
         return [None] * n_rows
+    given = np.asarray(columns[name])
+    if given.dtype.kind in "iu" and np.isin(given, (0, 1)).all():
+        columns = {name: given.astype(bool)}
     flags: list[bool | None] = _column(_FLAG[name], columns, n_rows, "same_kind").tolist()
     return flags
 
@@ -175,6 +183,8 @@ def _keys(name: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:
     given = columns.get(name)
     if given is None:
         return _default_keys(name, n_rows)
+    if isinstance(given, np.ndarray) and not given.ndim:
+        given = given.item()
     if name == "id" or (isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)):
         values = given.tolist() if isinstance(given, np.ndarray) else list(given)
     else:
@@ -204,6 +214,8 @@ def decode_columns(
         fields: Which of the fields; all by default.
     """
     built_in = ("reward", *_FLAGS)
+    if isinstance(fields, str):
+        raise FieldError(f"fields are given as a list of names, got {fields!r}")
     wanted = None if fields is None else [name for name in fields if name not in built_in]
     seqs, tasks, agents, steps, rewards, terminated, truncated, extras, blobs = (
         zip(*rows, strict=True) if rows else [()] * 9
@@ -214,9 +226,9 @@ def decode_columns(
                 f"the row with seq {seq} holds no arrays: it was not written with the buffer's "
                 f"fields; delete it, or leave it out with a condition"
             )
-    arrays = layout.unpack(blobs, wanted) if layout.specs else {}
+    arrays = layout.unpack(blobs, wanted) if layout.specs or wanted else {}
     own: dict[str, NDArray[Any]] = {
-        "reward": reward_array(rewards, extras).astype(np.float32),
+        "reward": _as_float32(reward_array(rewards, extras)),
         "terminated": np.array(terminated, bool),
         "truncated": np.array(truncated, bool),
     }
@@ -228,6 +240,11 @@ def decode_columns(
         "step": np.array(steps, np.int64),
     }
     return Batch(arrays, info)
+
+
+def _as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def decode_row(layout: Layout, arrays: bytes) -> dict[str, Any]:

@@ -113,6 +113,9 @@ def without(name):
         ({**make_columns(), "reward": np.ones(N + 1)}, "same number of rows, got.*'reward': 21"),
         ({**make_columns(), "reward": ["a"] * N}, "'reward': expected float64"),
         ({**make_columns(), "terminated": np.full(N, 2)}, "'terminated': expected bool"),
+        ({**make_columns(2), "state": {"a": 1, "b": 2}}, "state: expected a column"),
+        ({**make_columns(3), "id": "abc"}, "id: expected a column"),
+        ({**make_columns(), "tokens": None}, "'tokens' is missing"),
         ({**make_columns(), "task_id": ["a", "b"]}, "task_id: expected 20 values or one, got 2"),
         ({**make_columns(), "step": 1.5}, "step: expected an integer of 64 bits, got 1.5"),
         ({**make_columns(), "obs": 3}, "'obs': expected a row for each step, got 3"),
@@ -174,6 +177,38 @@ def test_rows_without_arrays_are_refused_where_fields_are_declared(buffer):
         with pytest.raises(FieldError, match=r"has typed fields \(obs, action.*extend"):
             store()
     assert len(buffer) == 0
+
+
+def test_flags_may_be_zeros_and_ones(buffer):
+    buffer.extend({**make_columns(4), "terminated": [0, 1, 0, 1], "step": np.array(7)})
+    assert all_of(buffer, 4).terminated.tolist() == [True, False, True, False]
+    assert set(all_of(buffer, 4).info["step"]) == {7}
+
+
+def test_a_buffer_with_defaults_is_listed_opened_and_dropped(buffer_url):
+    declared = {
+        "obs": ("float32", (2,), [np.nan, 1.0]),
+        "tokens": ("int32", (-1,), np.zeros(0, np.int32)),
+    }
+    with ReplayBuffer(buffer_url, name="defaults", fields=declared) as buffer:
+        buffer.extend({"reward": [1.0, 2.0]})
+        batch = all_of(buffer, 2)
+        np.testing.assert_array_equal(batch.obs, np.float32([[np.nan, 1.0]] * 2))
+        assert batch.tokens.shape == (2, 0)
+    ReplayBuffer(buffer_url, name="defaults", fields=declared)
+    assert "defaults" in ReplayBuffer.list(buffer_url)
+    ReplayBuffer.drop(buffer_url, "defaults")
+
+
+def test_observation_fields_alone_say_nothing(buffer_url):
+    with pytest.raises(FieldError, match="observation_fields go with fields"):
+        ReplayBuffer(buffer_url, observation_fields=["obs"])
+
+
+def test_fields_are_a_list_of_names(buffer):
+    buffer.extend(make_columns())
+    with pytest.raises(FieldError, match="a list of names, got 'obs'"):
+        all_of(buffer, fields="obs")
 
 
 def test_a_buffer_without_fields_takes_rewards_and_flags_alone(buffer_url):

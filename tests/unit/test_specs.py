@@ -1,6 +1,7 @@
 """Typed fields: declarations, casts, packing. No database."""
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +39,9 @@ def test_a_declaration_is_a_dtype_with_a_shape_and_a_default(given, dtype, shape
     spec = spec_of(given)
     assert spec.dtype == np.dtype(dtype)
     assert spec.dtype.byteorder in "<|="
-    assert (spec.shape, spec.default) == (shape, default)
+    assert spec.shape == shape
+    value = spec.default_value
+    assert (None if value is None else value.tolist()) == default
     assert FieldSpec.from_json("x", spec.to_json()) == spec
 
 
@@ -78,9 +81,11 @@ def test_built_in_fields_are_not_declared(name):
         FieldSpec.parse(name, "float32")
 
 
-@pytest.mark.parametrize("name", ["mask", "info", "seq", "obs_lens", "_hidden"])
+@pytest.mark.parametrize(
+    "name", ["mask", "info", "seq", "obs_lens", "_hidden", "state", "step", "values", "id"]
+)
 def test_names_that_a_batch_uses_itself_are_refused(name):
-    with pytest.raises(FieldError, match="a batch uses this name itself"):
+    with pytest.raises(FieldError, match="buffers and batches use this name"):
         FieldSpec.parse(name, "float32")
 
 
@@ -134,6 +139,11 @@ def test_a_value_that_keeps_its_meaning_is_cast(field, value, expected):
         ("float32", 1j, "expected float32, got complex128"),
         ("float32", "1", "expected float32"),
         ("U2", "abc", "a text of 3 is longer than U2"),
+        ("U2", 12345, "expected U2, got int64"),
+        ("U4", 1234.5, "expected U4, got float64"),
+        ("U8", b"ab", "expected U8, got S2"),
+        ("int64", [2**70], r"expected shape|out of the range"),
+        ("float32", np.ma.array(1.0, mask=True), "expected float32|masked"),
         ("float32", None, "expected float32"),
         ("float32", [1.0], r"expected shape \(\), got \(1,\)"),
         (("float32", (2,)), [1.0, 2.0, 3.0], r"expected shape \(2,\), got \(3,\)"),
@@ -248,4 +258,48 @@ def test_an_observation_is_made_of_the_field_obs_unless_something_else_is_said()
     with pytest.raises(FieldError, match=r"observation field 'image' is not declared.*obs, camera"):
         Fields.parse(declared, "image")
     with pytest.raises(FieldError, match=r"stored as \['obs', 'camera'\].*given as \['obs'\]"):
-        check_same(Fields.parse(declared), both)
+        check_same(Fields.parse(declared, "obs"), both)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        ("int64", (-1,), np.zeros(0, int)),
+        ("float32", (-1, 3), np.zeros((0, 3))),
+        ("float32", (2,), [np.nan, np.inf]),
+        ("float32", (), float("nan")),
+        ("complex64", (), 1j),
+        ("S4", (), b"ab"),
+        ("bool", (), True),
+        ("uint64", (), 2**64 - 1),
+    ],
+)
+def test_a_default_is_what_it_was_when_the_buffer_is_opened_again(declared):
+    spec = spec_of(declared)
+    again = FieldSpec.from_json("x", orjson.loads(orjson.dumps(spec.to_json())))
+    assert again == spec
+    assert hash(again) == hash(spec)
+    np.testing.assert_array_equal(again.default_value, np.asarray(declared[2], spec.dtype))
+    assert again.default_value.shape == spec.default_value.shape
+
+
+def test_rows_without_items_have_no_dtype_to_refuse():
+    tokens = spec_of(("int64", (-1,)))
+    assert tokens.cast([]).dtype == np.int64
+    assert tokens.cast(np.zeros(0)).shape == (0,)
+    assert spec_of(("float32", (-1, 3))).cast([]).shape == (0, 3)
+
+
+def test_integers_beyond_what_numpy_guesses_are_taken_as_they_are():
+    spec = spec_of(("uint64", (2,)))
+    assert spec.cast([2**64 - 1, 0]).tolist() == [2**64 - 1, 0]
+    with pytest.raises(FieldError, match="out of the range of uint64"):
+        spec.cast([2**64, 0])
+
+
+def test_what_an_observation_is_made_of_need_not_be_said_again():
+    declared = {"a": "f4", "b": "f4"}
+    stored = Fields.parse(declared, ["a"])
+    check_same(Fields.parse(declared), stored)
+    with pytest.raises(FieldError, match="observation fields are stored"):
+        check_same(Fields.parse(declared, ["b"]), stored)
