@@ -2,11 +2,12 @@
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sqlbuffer import buffer as sync
+from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import AnyConverter, Condition, StoreResult
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -58,6 +59,28 @@ class ReplayBuffer:
     async def add(self, **fields: Any) -> StoreResult:
         """Store one experience given by its fields; see `sqlbuffer.ReplayBuffer.add`."""
         return await asyncio.to_thread(lambda: self.sync.add(**fields))
+
+    async def extend(
+        self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
+    ) -> StoreResult:
+        """Store n steps given as columns; see `sqlbuffer.ReplayBuffer.extend`."""
+        return await asyncio.to_thread(lambda: self.sync.extend(arrays, casting=casting, **keys))
+
+    async def store_episode(self, arrays: Mapping[str, Any], **options: Any) -> StoreResult:
+        """Store a whole episode; arguments are those of `sqlbuffer.ReplayBuffer.store_episode`."""
+        return await asyncio.to_thread(lambda: self.sync.store_episode(arrays, **options))
+
+    async def sample_arrays(self, batch_size: int = 256, **options: Any) -> Batch:
+        """Draw rows as arrays; arguments are those of `sqlbuffer.ReplayBuffer.sample_arrays`."""
+        return await asyncio.to_thread(lambda: self.sync.sample_arrays(batch_size, **options))
+
+    async def sample_transitions(self, batch_size: int = 256, **options: Any) -> Batch:
+        """Draw transitions; arguments are those of `sqlbuffer.ReplayBuffer.sample_transitions`."""
+        return await asyncio.to_thread(lambda: self.sync.sample_transitions(batch_size, **options))
+
+    def decode(self, arrays: bytes) -> dict[str, Any]:
+        """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""
+        return self.sync.decode(arrays)
 
     async def sample(
         self,

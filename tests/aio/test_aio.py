@@ -5,6 +5,7 @@ import inspect
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sqlbuffer
@@ -104,3 +105,22 @@ def test_the_event_loop_goes_on_while_a_call_runs(
         await buffer.close()
 
     asyncio.run(use())
+
+
+def test_stores_and_draws_arrays(database_url: str) -> None:
+    async def main() -> None:
+        fields = {"obs": ("float32", (2,))}
+        async with await ReplayBuffer.open(database_url, create=True, fields=fields) as buffer:
+            obs = np.arange(8, dtype=np.float32).reshape(4, 2)
+            assert (await buffer.extend({"obs": obs}, task_id="t")).inserted == 4
+            batch = await buffer.sample_arrays(16, fields=["obs"])
+            assert set(batch.obs[:, 0]) <= {0.0, 2.0, 4.0, 6.0}
+            stored = await buffer.store_episode(
+                {"obs": obs, "reward": np.ones(4)}, final={"obs": obs[0]}
+            )
+            assert stored.inserted == 4
+            transitions = await buffer.sample_transitions(16, n_step=4, gamma=1.0)
+            assert transitions.next_obs.shape == (16, 2)
+            assert buffer.decode(obs[1].tobytes())["obs"].tolist() == [2.0, 3.0]
+
+    asyncio.run(main())
