@@ -7,8 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sqlbuffer import buffer as sync
+from sqlbuffer.arguments import Condition
 from sqlbuffer.batches import Batch
-from sqlbuffer.buffer import AnyConverter, Condition, StoreResult
+from sqlbuffer.buffer import AnyConverter, StoreResult
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
 

@@ -1,23 +1,32 @@
 """`ReplayBuffer`: the front door."""
 
 import builtins
-import difflib
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from sqlbuffer.arguments import (
+    MAX_LIMIT,
+    Condition,
+    check_batch_size,
+    check_capacity,
+    check_evict_by,
+    check_n_step,
+    check_name,
+    check_options,
+    check_sufficient,
+    one_condition,
+    row_of,
+)
 from sqlbuffer.batches import Batch
-from sqlbuffer.codec import is_storable_text
 from sqlbuffer.converters import Converter
-from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError, InsufficientDataError
+from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.ids import uuid7
-from sqlbuffer.query import EVERYTHING, QueryBuilder, Tree, check
-from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.query import EVERYTHING, check
+from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.specs import Fields, FieldSpec
 from sqlbuffer.storage import catalog, statements, transitions
@@ -26,7 +35,6 @@ from sqlbuffer.storage.episodes import Ending, encode_meta, pack_final
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.records import Decoder, Record, encode_key, encode_rows
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
-from sqlbuffer.storage.transactions import DURABILITIES
 from sqlbuffer.storage.transitions import TransitionReader
 
 if TYPE_CHECKING:
@@ -35,37 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sqlbuffer")
 
-Condition = Tree | QueryBuilder | None
 AnyConverter = Converter[Any] | Callable[[Any], Any]
 
-EVICT_UNITS = ("row", "task")
-MAX_NAME = 200
-REJECTION_ROUNDS = 50
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
-MAX_LIMIT = 2**63 - 1  # what the databases take
-_META_FIELDS: dict[str, Any] = {
-    "task_id": "default",
-    "task_name": None,
-    "agent_id": "default",
-    "step": 0,
-    "pre_agent": None,
-    "episode_id": None,
-    "model_version": None,
-    "session_id": None,
-}
+REJECTION_ROUNDS = 50
 _MADE_TIME = frozenset(("execute_time",))  # was not given, so it makes no conflict
-_DATA_FIELDS = (
-    "state",
-    "actions",
-    "action",
-    "reward_t",
-    "adv_t",
-    "v_t",
-    "messages",
-    "terminated",
-    "truncated",
-    "extra",
-)
 
 
 @dataclass(frozen=True)
@@ -150,13 +132,10 @@ class ReplayBuffer:
         durability: str | None = None,
         retry_s: float = RETRY_S,
     ) -> None:
-        _check_name(name)
-        _check_options(durability, retry_s)
-        _check_capacity(max_capacity)
-        if evict_by not in (None, *EVICT_UNITS):
-            raise BufferConfigError(
-                f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}"
-            )
+        check_name(name)
+        check_options(durability, retry_s)
+        check_capacity(max_capacity)
+        check_evict_by(evict_by)
         if fields is None and observation_fields is not None:
             raise FieldError("observation_fields go with fields=...; leave both out to reopen")
         self._types = (state_type, action_type)
@@ -242,7 +221,7 @@ class ReplayBuffer:
             FieldError: An unknown field, or a value that cannot be stored; nothing is written.
         """
         ignore = frozenset() if "execute_time" in fields else _MADE_TIME
-        return self._insert([_row_of(fields)], ignore=ignore)
+        return self._insert([row_of(fields)], ignore=ignore)
 
     def extend(
         self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
@@ -344,12 +323,12 @@ class ReplayBuffer:
         """
         node = check(condition)
         sampler = RandomSampler(replace=True) if sampler is None else sampler
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         n = min(int(batch_size), MAX_LIMIT)
         rows = self._store.draw(
             node, lambda found: found.rows(sampler.choose(found, n)), statements.COLUMNS
         ) if n else []  # fmt: skip
-        _check_sufficient(len(rows), batch_size, True)
+        check_sufficient(len(rows), batch_size, True)
         return decode_columns(self._store.layout, rows, fields)
 
     def sample_transitions(
@@ -390,9 +369,8 @@ class ReplayBuffer:
         """
         node = check(condition)
         sampler = RandomSampler(replace=True) if sampler is None else sampler
-        _check_batch_size(batch_size)
-        if isinstance(n_step, bool) or not isinstance(n_step, int) or n_step < 1:
-            raise ValueError(f"n_step is an integer from 1 on, got {n_step!r}")
+        check_batch_size(batch_size)
+        check_n_step(n_step, gamma)
         reader = TransitionReader(self._store.info.fields, n_step, gamma)
         n = min(int(batch_size), MAX_LIMIT)
 
@@ -409,7 +387,7 @@ class ReplayBuffer:
             return Batch.concatenated(batches)
 
         drawn = self._store.draw(node, draw, transitions.columns(n_step))
-        _check_sufficient(drawn.n_rows, batch_size, True)
+        check_sufficient(drawn.n_rows, batch_size, True)
         return drawn
 
     def sample(
@@ -442,16 +420,16 @@ class ReplayBuffer:
             InsufficientDataError: Fewer match and `strict` is set.
             ValueError: A negative batch size.
         """
-        node = check(_either(condition, query_condition))
+        node = check(one_condition(condition, query_condition))
         sampler = RandomSampler() if sampler is None else sampler
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         if isinstance(sampler, TaskSampler):
             batch: Any = self._sample_tasks(sampler, batch_size, node)
         elif isinstance(sampler, Sampler):
             batch = self._sample_rows(sampler, batch_size, node)
         else:
             raise TypeError(f"sampler is a Sampler or a TaskSampler, got {type(sampler).__name__}")
-        _check_sufficient(len(batch), batch_size, strict)
+        check_sufficient(len(batch), batch_size, strict)
         return _convert(converter, batch)
 
     def sample_tasks(
@@ -489,10 +467,10 @@ class ReplayBuffer:
                 f"sample_tasks takes a TaskSampler, got {type(sampler).__name__}; use sample() for "
                 f"rows"
             )
-        node = check(_either(condition, query_condition))
-        _check_batch_size(n)
+        node = check(one_condition(condition, query_condition))
+        check_batch_size(n)
         tasks = self._sample_tasks(sampler, n, node)
-        _check_sufficient(len(tasks), n, strict)
+        check_sufficient(len(tasks), n, strict)
         return [_convert(converter, task) for task in tasks]
 
     def sample_task(
@@ -509,7 +487,7 @@ class ReplayBuffer:
 
     def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
         """Return how many rows match."""
-        return self._store.count(check(_either(condition, query_condition)))
+        return self._store.count(check(one_condition(condition, query_condition)))
 
     def __len__(self) -> int:
         """Return how many rows the buffer holds; nothing is scanned."""
@@ -531,7 +509,7 @@ class ReplayBuffer:
         Rows come in pages and no transaction stays open between them, so any number may be read in
         little memory. Rows evicted before their page is read are left out.
         """
-        node = check(_either(condition, query_condition))
+        node = check(one_condition(condition, query_condition))
         pages = self._store.pages(node)
         return (row for page in pages for row in self._decoder.rows(page))
 
@@ -558,7 +536,7 @@ class ReplayBuffer:
             raise ValueError("Page must be greater than 0")
         if page_size < 1:
             raise ValueError("Page size must be greater than 0")
-        node = check(_either(condition, query_condition))
+        node = check(one_condition(condition, query_condition))
         offset = min((page - 1) * page_size, MAX_LIMIT)
         return self._decoder.rows(self._store.page(node, offset, min(page_size, MAX_LIMIT)))
 
@@ -582,7 +560,7 @@ class ReplayBuffer:
         Raises:
             ConditionError: An empty condition; `clear()` deletes everything.
         """
-        node = check(_either(condition, query_condition))
+        node = check(one_condition(condition, query_condition))
         if node == EVERYTHING:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
         return self._store.delete(node)
@@ -593,16 +571,16 @@ class ReplayBuffer:
 
     def resize(self, max_capacity: int | None) -> None:
         """Change the stored capacity; shrinking evicts the oldest at once. None is unlimited."""
-        _check_capacity(max_capacity)
+        check_capacity(max_capacity)
         self._store.resize(max_capacity)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes, its values written out for reading."""
-        return self._store.sql(check(_either(condition, query_condition)))
+        return self._store.sql(check(one_condition(condition, query_condition)))
 
     def explain(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the database's plan for that select."""
-        return self._store.explain(check(_either(condition, query_condition)))
+        return self._store.explain(check(one_condition(condition, query_condition)))
 
     def close(self) -> None:
         """Close this process's idle connections to the database; a later call opens new ones."""
@@ -694,87 +672,12 @@ class ReplayBuffer:
         return [self._decoder.rows(rows) for rows in drawn if rows]
 
 
-def _row_of(fields: Mapping[str, Any]) -> DataRow:
-    if "reward" in fields and "reward_t" in fields:
-        raise FieldError("give reward=... or reward_t=..., not both")
-    given = {"reward_t" if name == "reward" else name: value for name, value in fields.items()}
-    known = {*_META_FIELDS, *_DATA_FIELDS, "execute_time", "id"}
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        nearest = difflib.get_close_matches(unknown[0], [*known, "reward"], n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else "put it into extra={...}"
-        raise FieldError(f"unknown field {unknown[0]!r}; {hint}")
-    meta = {name: given.get(name, default) for name, default in _META_FIELDS.items()}
-    data = {name: given[name] for name in _DATA_FIELDS if name in given}
-    own_id = {"id": given["id"]} if given.get("id") is not None else {}
-    execute_time = given.get("execute_time", time.time())
-    try:
-        return DataRow(ExpMeta(**meta, execute_time=execute_time), Experience(**data), **own_id)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(map(str, first["loc"]))
-        raise FieldError(f"{path}: {first['msg']}, got {first['input']!r}") from None
-
-
 def _rebuild(type_: Any) -> Callable[[Any], Any] | None:
     if type_ is None:
         return None
     adapter = TypeAdapter(type_)
     # Models are stored under the names of their fields.
     return lambda value: adapter.validate_python(value, by_alias=True, by_name=True)
-
-
-def _either(condition: Condition, query_condition: Condition) -> Condition:
-    if condition is not None and query_condition is not None:
-        raise TypeError("give condition=... or query_condition=..., not both")
-    return query_condition if condition is None else condition
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
-        raise TypeError(f"a batch size is an integer, got {batch_size!r}")
-    if batch_size < 0:
-        raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
-
-
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not name or not is_storable_text(name) or len(name) > MAX_NAME:
-        raise BufferConfigError(
-            f"a buffer's name is text of 1 to {MAX_NAME} characters without U+0000, got {name!r}"
-        )
-
-
-def _check_capacity(max_capacity: int | None) -> None:
-    if max_capacity is None:
-        return
-    if (
-        isinstance(max_capacity, bool)
-        or not isinstance(max_capacity, int)
-        or not (1 <= max_capacity <= MAX_LIMIT)
-    ):
-        raise BufferConfigError(
-            f"max_capacity is a positive integer or None (unlimited), got {max_capacity!r}"
-        )
-
-
-def _check_options(durability: str | None, retry_s: float) -> None:
-    if durability is not None and durability not in DURABILITIES:
-        raise BufferConfigError(
-            f"durability is one of {', '.join(DURABILITIES)}, or omitted, got {durability!r}"
-        )
-    if (
-        isinstance(retry_s, bool)
-        or not isinstance(retry_s, (int, float))
-        or not 0 <= retry_s < float("inf")
-    ):
-        raise BufferConfigError(f"retry_s is a number of seconds, 0 or more, got {retry_s!r}")
-
-
-def _check_sufficient(found: int, wanted: int, strict: bool) -> None:
-    if strict and found < wanted:
-        raise InsufficientDataError(
-            f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
-        )
 
 
 def _convert(converter: AnyConverter | None, value: Any) -> Any:

@@ -158,6 +158,11 @@ def test_what_cannot_be_asked_for_says_so(buffer_url, buffer):
     for n_step in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="n_step is an integer from 1 on"):
             buffer.sample_transitions(4, n_step=n_step)
+    for gamma in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="gamma is a number from 0 to 1"):
+            buffer.sample_transitions(4, gamma=gamma)
+    with pytest.raises(TypeError, match="gamma is a number from 0 to 1, got '1'"):
+        buffer.sample_transitions(4, gamma="1")
     fill(buffer, [(2, "terminated", False)])
     with pytest.raises(FieldError, match="unknown field 'speed'"):
         buffer.sample_transitions(4, fields=["speed"])

@@ -4,7 +4,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from sqlbuffer.buffer import Condition, StoreResult
+from sqlbuffer.arguments import Condition
+from sqlbuffer.buffer import StoreResult
 from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage

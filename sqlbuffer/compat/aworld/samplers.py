@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-from sqlbuffer.buffer import Condition
+from sqlbuffer.arguments import Condition
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.rows import DataRow
 

@@ -4,7 +4,8 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from sqlbuffer.buffer import Condition, StoreResult
+from sqlbuffer.arguments import Condition
+from sqlbuffer.buffer import StoreResult
 from sqlbuffer.rows import DataRow
 
 

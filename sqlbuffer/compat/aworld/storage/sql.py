@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sqlbuffer.buffer import Condition, ReplayBuffer, StoreResult
+from sqlbuffer.arguments import Condition
+from sqlbuffer.buffer import ReplayBuffer, StoreResult
 from sqlbuffer.compat.aworld.common import ActionType, StateType
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.errors import BufferConfigError

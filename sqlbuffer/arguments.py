@@ -1,0 +1,141 @@
+"""What callers give, checked at the door: each error says what was expected and what to do."""
+
+import difflib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from sqlbuffer.codec import is_storable_text
+from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
+from sqlbuffer.query import QueryBuilder, Tree
+from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.storage.transactions import DURABILITIES
+
+Condition = Tree | QueryBuilder | None
+
+EVICT_UNITS = ("row", "task")
+MAX_NAME = 200
+MAX_LIMIT = 2**63 - 1  # what the databases take
+_META_FIELDS: dict[str, Any] = {
+    "task_id": "default",
+    "task_name": None,
+    "agent_id": "default",
+    "step": 0,
+    "pre_agent": None,
+    "episode_id": None,
+    "model_version": None,
+    "session_id": None,
+}
+_DATA_FIELDS = (
+    "state",
+    "actions",
+    "action",
+    "reward_t",
+    "adv_t",
+    "v_t",
+    "messages",
+    "terminated",
+    "truncated",
+    "extra",
+)
+
+
+def row_of(fields: Mapping[str, Any]) -> DataRow:
+    """Return the row that the arguments of `add` mean."""
+    if "reward" in fields and "reward_t" in fields:
+        raise FieldError("give reward=... or reward_t=..., not both")
+    given = {"reward_t" if name == "reward" else name: value for name, value in fields.items()}
+    known = {*_META_FIELDS, *_DATA_FIELDS, "execute_time", "id"}
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        nearest = difflib.get_close_matches(unknown[0], [*known, "reward"], n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "put it into extra={...}"
+        raise FieldError(f"unknown field {unknown[0]!r}; {hint}")
+    meta = {name: given.get(name, default) for name, default in _META_FIELDS.items()}
+    data = {name: given[name] for name in _DATA_FIELDS if name in given}
+    own_id = {"id": given["id"]} if given.get("id") is not None else {}
+    execute_time = given.get("execute_time", time.time())
+    try:
+        return DataRow(ExpMeta(**meta, execute_time=execute_time), Experience(**data), **own_id)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"]))
+        raise FieldError(f"{path}: {first['msg']}, got {first['input']!r}") from None
+
+
+def one_condition(condition: Condition, query_condition: Condition) -> Condition:
+    """Return the condition, given by either of its two names."""
+    if condition is not None and query_condition is not None:
+        raise TypeError("give condition=... or query_condition=..., not both")
+    return query_condition if condition is None else condition
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise unless it is an integer from 0 on."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+        raise TypeError(f"a batch size is an integer, got {batch_size!r}")
+    if batch_size < 0:
+        raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
+
+
+def check_name(name: str) -> None:
+    """Raise unless it is text that can name a buffer."""
+    if not isinstance(name, str) or not name or not is_storable_text(name) or len(name) > MAX_NAME:
+        raise BufferConfigError(
+            f"a buffer's name is text of 1 to {MAX_NAME} characters without U+0000, got {name!r}"
+        )
+
+
+def check_capacity(max_capacity: int | None) -> None:
+    """Raise unless it is a positive integer or None."""
+    if max_capacity is None:
+        return
+    if (
+        isinstance(max_capacity, bool)
+        or not isinstance(max_capacity, int)
+        or not (1 <= max_capacity <= MAX_LIMIT)
+    ):
+        raise BufferConfigError(
+            f"max_capacity is a positive integer or None (unlimited), got {max_capacity!r}"
+        )
+
+
+def check_evict_by(evict_by: str | None) -> None:
+    """Raise unless it is a unit that eviction knows, or None."""
+    if evict_by not in (None, *EVICT_UNITS):
+        raise BufferConfigError(f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}")
+
+
+def check_n_step(n_step: int, gamma: float) -> None:
+    """Raise unless these are a number of steps from 1 on and a discount from 0 to 1."""
+    if isinstance(n_step, bool) or not isinstance(n_step, (int, np.integer)) or n_step < 1:
+        raise ValueError(f"n_step is an integer from 1 on, got {n_step!r}")
+    if isinstance(gamma, bool) or not isinstance(gamma, (int, float, np.number)):
+        raise TypeError(f"gamma is a number from 0 to 1, got {gamma!r}")
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma is a number from 0 to 1, got {gamma!r}")
+
+
+def check_options(durability: str | None, retry_s: float) -> None:
+    """Raise unless these are a durability and a number of seconds."""
+    if durability is not None and durability not in DURABILITIES:
+        raise BufferConfigError(
+            f"durability is one of {', '.join(DURABILITIES)}, or omitted, got {durability!r}"
+        )
+    if (
+        isinstance(retry_s, bool)
+        or not isinstance(retry_s, (int, float))
+        or not 0 <= retry_s < float("inf")
+    ):
+        raise BufferConfigError(f"retry_s is a number of seconds, 0 or more, got {retry_s!r}")
+
+
+def check_sufficient(found: int, wanted: int, strict: bool) -> None:
+    """Raise where fewer were found than must be."""
+    if strict and found < wanted:
+        raise InsufficientDataError(
+            f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
+        )
