@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer, StoreResult
     from sqlbuffer.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.env_fields import fields_from_env
+    from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.query import QueryBuilder
     from sqlbuffer.query_filter import QueryFilter
     from sqlbuffer.rows import DataRow, Experience, ExpMeta
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Batch": "batches",
+    "EpisodeWriter": "episode_writer",
     "FieldSpec": "specs",
     "fields_from_env": "env_fields",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
@@ -54,6 +56,7 @@ __all__ = [
     "Converter",
     "DataRow",
     "DefaultConverter",
+    "EpisodeWriter",
     "ExpMeta",
     "Experience",
     "FieldSpec",

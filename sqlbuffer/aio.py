@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sqlbuffer import buffer as sync
-from sqlbuffer.arguments import Condition
+from sqlbuffer.arguments import SAME, Condition, Same
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import AnyConverter, StoreResult
 from sqlbuffer.rows import DataRow
@@ -18,6 +18,45 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 _ROWS_A_HOP = 200
+
+
+class EpisodeWriter:
+    """`sqlbuffer.EpisodeWriter` for asyncio: `async with await buffer.episode() as episode`.
+
+    Args:
+        writer: The writer that does the work.
+
+    Example:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await ReplayBuffer.open("sqlite://") as buffer:
+        ...         async with await buffer.episode("task-1") as episode:
+        ...             await episode.append(state="hello", actions=["say"], reward=1.0)
+        ...         return await buffer.size()
+        >>> asyncio.run(main())
+        1
+    """
+
+    def __init__(self, writer: sync.EpisodeWriter) -> None:
+        self.sync = writer
+
+    async def append(self, **step: Any) -> None:
+        """Add a step; see `sqlbuffer.EpisodeWriter.append`."""
+        await asyncio.to_thread(lambda: self.sync.append(**step))
+
+    async def end(self, **final: Any) -> None:
+        """End the episode and store all of it; see `sqlbuffer.EpisodeWriter.end`."""
+        await asyncio.to_thread(lambda: self.sync.end(**final))
+
+    async def abort(self) -> None:
+        """End the episode as one that went wrong."""
+        await asyncio.to_thread(self.sync.abort)
+
+    async def __aenter__(self) -> "EpisodeWriter":
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await asyncio.to_thread(self.sync.__exit__, *exception)
 
 
 class ReplayBuffer:
@@ -70,6 +109,18 @@ class ReplayBuffer:
     async def store_episode(self, arrays: Mapping[str, Any], **options: Any) -> StoreResult:
         """Store a whole episode; arguments are those of `sqlbuffer.ReplayBuffer.store_episode`."""
         return await asyncio.to_thread(lambda: self.sync.store_episode(arrays, **options))
+
+    async def episode(
+        self, task_id: str | None = None, agent_id: str | None = None, **options: Any
+    ) -> "EpisodeWriter":
+        """Begin an episode; arguments are those of `sqlbuffer.ReplayBuffer.episode`."""
+        return EpisodeWriter(
+            await asyncio.to_thread(lambda: self.sync.episode(task_id, agent_id, **options))
+        )
+
+    async def flush(self) -> None:
+        """Store the steps of open episodes that wait."""
+        await asyncio.to_thread(self.sync.flush)
 
     async def sample_arrays(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw rows as arrays; arguments are those of `sqlbuffer.ReplayBuffer.sample_arrays`."""
@@ -185,9 +236,11 @@ class ReplayBuffer:
         """Delete every row and return how many there were."""
         return await asyncio.to_thread(self.sync.clear)
 
-    async def resize(self, max_capacity: int | None) -> None:
-        """Change the stored capacity; see `sqlbuffer.ReplayBuffer.resize`."""
-        await asyncio.to_thread(self.sync.resize, max_capacity)
+    async def resize(
+        self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
+    ) -> None:
+        """Change the stored limits; see `sqlbuffer.ReplayBuffer.resize`."""
+        await asyncio.to_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
 
     async def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes."""

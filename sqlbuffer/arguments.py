@@ -3,6 +3,7 @@
 import difflib
 import time
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,25 @@ from sqlbuffer.codec import is_storable_text
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
 from sqlbuffer.query import QueryBuilder, Tree
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.storage.catalog import Limits
 from sqlbuffer.storage.transactions import DURABILITIES
 
 Condition = Tree | QueryBuilder | None
 
-EVICT_UNITS = ("row", "task")
+
+class Same(Enum):
+    """Stands for an argument that was left out where None means something."""
+
+    SAME = "same"
+
+    def __repr__(self) -> str:
+        return "SAME"
+
+
+SAME = Same.SAME
+
+EVICT_UNITS = ("row", "task", "episode")
+MAX_SECONDS = 1e8  # three years
 MAX_NAME = 200
 MAX_LIMIT = 2**63 - 1  # what the databases take
 _META_FIELDS: dict[str, Any] = {
@@ -89,24 +104,37 @@ def check_name(name: str) -> None:
         )
 
 
-def check_capacity(max_capacity: int | None) -> None:
+def check_capacity(value: int | None, name: str = "max_capacity") -> None:
     """Raise unless it is a positive integer or None."""
-    if max_capacity is None:
+    if value is None:
         return
-    if (
-        isinstance(max_capacity, bool)
-        or not isinstance(max_capacity, int)
-        or not (1 <= max_capacity <= MAX_LIMIT)
-    ):
-        raise BufferConfigError(
-            f"max_capacity is a positive integer or None (unlimited), got {max_capacity!r}"
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or not (1 <= value <= MAX_LIMIT):
+        raise BufferConfigError(f"{name} is a positive integer or None (unlimited), got {value!r}")
 
 
-def check_evict_by(evict_by: str | None) -> None:
-    """Raise unless it is a unit that eviction knows, or None."""
+def check_limits(limits: Limits) -> None:
+    """Raise unless a buffer can have these."""
+    for name in ("max_capacity", "max_episodes", "keep_episodes"):
+        check_capacity(getattr(limits, name), name)
+    evict_by = limits.evict_by
     if evict_by not in (None, *EVICT_UNITS):
         raise BufferConfigError(f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}")
+    if limits.max_episodes is not None and evict_by not in (None, "episode"):
+        raise BufferConfigError(
+            f"a buffer with max_episodes evicts by episode; leave out evict_by={evict_by!r}"
+        )
+    if limits.open_timeout_s is not None:
+        check_seconds("open_timeout_s", limits.open_timeout_s)
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raise unless it is a number of seconds above 0."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value <= MAX_SECONDS
+    ):
+        raise BufferConfigError(f"{name} is a number of seconds above 0, got {value!r}")
 
 
 def check_n_step(n_step: int, gamma: float) -> None:

@@ -10,32 +10,39 @@ from pydantic import TypeAdapter
 
 from sqlbuffer.arguments import (
     MAX_LIMIT,
+    SAME,
     Condition,
+    Same,
     check_batch_size,
     check_capacity,
-    check_evict_by,
+    check_limits,
     check_n_step,
     check_name,
     check_options,
+    check_seconds,
     check_sufficient,
     one_condition,
     row_of,
 )
 from sqlbuffer.batches import Batch
 from sqlbuffer.converters import Converter
-from sqlbuffer.errors import ConditionError, FieldError
+from sqlbuffer.episode_writer import EpisodeWriter
+from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.query import EVERYTHING, check
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
-from sqlbuffer.specs import Fields, FieldSpec
+from sqlbuffer.specs import Fields, FieldSpec, check_casting
 from sqlbuffer.storage import catalog, statements, transitions
+from sqlbuffer.storage.catalog import Limits
 from sqlbuffer.storage.columns import decode_columns, decode_row, encode_columns
-from sqlbuffer.storage.episodes import Ending, encode_meta, pack_final
+from sqlbuffer.storage.episodes import Beginning, Ending, encode_meta, pack_final
+from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.population import Population
-from sqlbuffer.storage.records import Decoder, Record, encode_key, encode_rows
+from sqlbuffer.storage.records import Decoder, Record, encode_key, encode_rows, encode_step
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
 from sqlbuffer.storage.transitions import TransitionReader
+from sqlbuffer.storage.write_queue import FLUSH_S, WriteQueue
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -92,6 +99,13 @@ class ReplayBuffer:
         state_type: Type that states are rebuilt as when read, by pydantic; plain values without
             one.
         action_type: Type that each action is rebuilt as.
+        max_episodes: Episodes held at most; the ended ones that began first leave whole. Omitted:
+            what is stored, unlimited for a new buffer.
+        keep_episodes: How many episodes `v_episodes` lists at most after their steps have left.
+            Omitted: what is stored, a million for a new buffer.
+        open_timeout_s: An open episode without a write for so many seconds is abandoned. Omitted:
+            what is stored, an hour for a new buffer.
+        flush_s: How long a step of `episode()` waits at most before it is stored.
         durability: What a write that returned survives. Omitted: the death of any process of the
             client or the server, and what more the server's `synchronous_commit` is set to; SQLite
             may lose the last writes when the power fails. `full`: the power failing too, at a sync
@@ -129,13 +143,18 @@ class ReplayBuffer:
         observation_fields: Sequence[str] | None = None,
         state_type: Any = None,
         action_type: Any = None,
+        max_episodes: int | None = None,
+        keep_episodes: int | None = None,
+        open_timeout_s: float | None = None,
+        flush_s: float = FLUSH_S,
         durability: str | None = None,
         retry_s: float = RETRY_S,
     ) -> None:
         check_name(name)
         check_options(durability, retry_s)
-        check_capacity(max_capacity)
-        check_evict_by(evict_by)
+        limits = Limits(max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s)
+        check_limits(limits)
+        check_seconds("flush_s", flush_s)
         if fields is None and observation_fields is not None:
             raise FieldError("observation_fields go with fields=...; leave both out to reopen")
         self._types = (state_type, action_type)
@@ -143,12 +162,13 @@ class ReplayBuffer:
         self._store = BufferStore.open(
             url,
             name,
-            max_capacity=max_capacity,
-            evict_by=evict_by,
+            limits=limits,
             create=create,
             fields=None if fields is None else Fields.parse(fields, observation_fields),
             options=Options(durability, float(retry_s)),
         )
+        self._flush_s = float(flush_s)
+        self._queue = WriteQueue(self._write, self._flush_s)
 
     @property
     def name(self) -> str:
@@ -159,6 +179,11 @@ class ReplayBuffer:
     def max_capacity(self) -> int | None:
         """Rows held at most, as stored now; None is unlimited."""
         return self._store.window().max_capacity
+
+    @property
+    def max_episodes(self) -> int | None:
+        """Episodes held at most, as stored now; None is unlimited."""
+        return self._store.window().max_episodes
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
@@ -181,7 +206,7 @@ class ReplayBuffer:
 
     @property
     def evict_by(self) -> str:
-        """What leaves at once: `row` or `task`."""
+        """What leaves at once: `row`, `task` or `episode`."""
         return self._store.info.evict_by
 
     def store(self, data: DataRow) -> StoreResult:
@@ -290,12 +315,65 @@ class ReplayBuffer:
         ending = Ending(
             key,
             task,
+            "complete",
             len(records),
             sum(rewards) if rewards else None,
-            encode_meta(meta),
+            records[0].id,
+            records[-1].id,
             pack_final(store.observation_layout, final, casting),
         )
-        return self._insert_records(records, ignore=_MADE_TIME, ending=ending)
+        text = encode_meta(meta)
+        metas = {} if text is None else {(key, task): text}
+        return self._insert_records(records, ignore=_MADE_TIME, endings=[ending], metas=metas)
+
+    def episode(
+        self,
+        task_id: str | None = None,
+        agent_id: str | None = None,
+        *,
+        episode_id: str | None = None,
+        model_version: int | None = None,
+        casting: str = "same_kind",
+        **meta: Any,
+    ) -> EpisodeWriter:
+        """Begin an episode that is written step by step.
+
+        Steps are stored in batches: when there are enough of all open episodes, and never later
+        than `flush_s` after the first. The end of an episode is stored before `end` returns; a
+        process that dies loses the steps of its last `flush_s`, and leaves the episode open.
+
+        Args:
+            task_id: Its task; the episode's own id when left out.
+            agent_id: Who acts; `default` when left out.
+            episode_id: Its id, which no episode of the task may have; made when left out.
+            model_version: Version of the model that acts.
+            casting: See `extend`.
+            **meta: JSON values that are kept with the episode.
+
+        Raises:
+            EpisodeExistsError: The buffer knows an episode of that id.
+            FieldError: A key that is no text, or meta that is no JSON.
+        """
+        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
+        task = encode_key(key if task_id is None else task_id, "task_id")
+        agent = encode_key("default" if agent_id is None else agent_id, "agent_id")
+        version = None if model_version is None else encode_step(model_version, "model_version")
+        check_casting(casting)
+        beginning = Beginning(key, task, agent, version, encode_meta(meta))
+        if episode_id is None:
+            self._queue.begin((key, task), beginning.meta)
+        else:
+            self._store.begin_episode(beginning)
+        layouts = (self._store.layout, self._store.observation_layout)
+        return EpisodeWriter(layouts, self._queue, beginning, casting)
+
+    def flush(self) -> None:
+        """Store the steps of open episodes that wait.
+
+        Raises:
+            StorageError: They could not be stored; they wait to be.
+        """
+        self._queue.flush()
 
     def sample_arrays(
         self,
@@ -569,10 +647,31 @@ class ReplayBuffer:
         """Delete every row and return how many there were."""
         return self._store.clear()
 
-    def resize(self, max_capacity: int | None) -> None:
-        """Change the stored capacity; shrinking evicts the oldest at once. None is unlimited."""
-        check_capacity(max_capacity)
-        self._store.resize(max_capacity)
+    def resize(
+        self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
+    ) -> None:
+        """Change the stored limits; shrinking evicts the oldest at once.
+
+        Args:
+            max_capacity: Rows held at most; None is unlimited.
+            max_episodes: Episodes held at most, of a buffer that was made with `max_episodes`; None
+                is unlimited.
+        """
+        changes = {
+            name: value
+            for name, value in (("max_capacity", max_capacity), ("max_episodes", max_episodes))
+            if not isinstance(value, Same)
+        }
+        if not changes:
+            raise TypeError("resize() needs max_capacity=... or max_episodes=...")
+        for name, value in changes.items():
+            check_capacity(value, name)
+        if "max_episodes" in changes and self.evict_by != "episode":
+            raise BufferConfigError(
+                f"buffer {self.name!r} evicts by {self.evict_by}; a limit of episodes takes a "
+                f"buffer that was made with max_episodes"
+            )
+        self._store.resize(changes)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes, its values written out for reading."""
@@ -583,8 +682,13 @@ class ReplayBuffer:
         return self._store.explain(check(one_condition(condition, query_condition)))
 
     def close(self) -> None:
-        """Close this process's idle connections to the database; a later call opens new ones."""
-        self._store.close()
+        """Store the steps that wait, and close this process's idle connections to the database; a
+        later call opens new ones.
+        """
+        try:
+            self._queue.flush()
+        finally:
+            self._store.close()
 
     def __enter__(self) -> "ReplayBuffer":
         return self
@@ -610,11 +714,23 @@ class ReplayBuffer:
         return f"ReplayBuffer({self._store.shown_url!r}, name={self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"store": self._store, "types": self._types}
+        return {"store": self._store, "types": self._types, "flush_s": self._flush_s}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._store, self._types = state["store"], state["types"]
         self._decoder = Decoder(*map(_rebuild, self._types))
+        self._flush_s = state["flush_s"]
+        self._queue = WriteQueue(self._write, self._flush_s)
+
+    def _write(
+        self,
+        records: Sequence[Record],
+        endings: Sequence[Ending],
+        metas: Mapping[EpisodeKey, str],
+    ) -> Mapping[str, int]:
+        written = self._store.insert(records, ignore=_MADE_TIME, endings=endings, metas=metas)
+        self._warn_of(written.conflicts)
+        return written.seqs
 
     def _insert(
         self,
@@ -637,12 +753,19 @@ class ReplayBuffer:
         records: builtins.list[Record],
         *,
         ignore: frozenset[str] = frozenset(),
-        ending: Ending | None = None,
+        endings: Sequence[Ending] = (),
+        metas: Mapping[EpisodeKey, str] | None = None,
     ) -> StoreResult:
         if not records:
             return StoreResult(0, 0, 0)
-        written = self._store.insert(records, ignore=ignore, ending=ending)
+        written = self._store.insert(records, ignore=ignore, endings=endings, metas=metas)
         conflicts = tuple(written.conflicts)
+        self._warn_of(conflicts)
+        return StoreResult(
+            len(written.inserted), len(written.duplicates), len(conflicts), conflicts
+        )
+
+    def _warn_of(self, conflicts: Sequence[str]) -> None:
         if conflicts:
             logger.warning(
                 "buffer %r: %d rows were not stored, it holds their ids with other content: %s",
@@ -650,9 +773,6 @@ class ReplayBuffer:
                 len(conflicts),
                 ", ".join(conflicts[:10]),
             )
-        return StoreResult(
-            len(written.inserted), len(written.duplicates), len(conflicts), conflicts
-        )
 
     def _sample_rows(self, sampler: Sampler, batch_size: int, node: Any) -> builtins.list[DataRow]:
         if batch_size == 0:

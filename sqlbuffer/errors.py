@@ -55,6 +55,10 @@ class BufferConfigError(SQLBufferError, ValueError):
     """A buffer was opened with a setting other than the stored one; the message names both."""
 
 
+class EpisodeExistsError(SQLBufferError, ValueError):
+    """An episode of that id is stored already: take another id, or have one made."""
+
+
 class BufferNotFoundError(SQLBufferError, KeyError):
     """No buffer of that name in the database."""
 

@@ -140,8 +140,7 @@ class FieldSpec:
         Raises:
             FieldError: Another shape, or a value that the dtype cannot hold.
         """
-        if casting not in _CASTINGS:
-            raise FieldError(f"casting is one of {', '.join(_CASTINGS)}, got {casting!r}")
+        check_casting(casting)
         array = _as_array(self, values)
         if not _fits(array.shape[1:], self.shape):
             raise FieldError(
@@ -157,6 +156,12 @@ class FieldSpec:
         if casting == "same_kind" and self.dtype.kind in "fc":
             _check_finite(self, array, cast)
         return cast
+
+
+def check_casting(casting: str) -> None:
+    """Raise FieldError unless it is one of the two."""
+    if casting not in _CASTINGS:
+        raise FieldError(f"casting is one of {', '.join(_CASTINGS)}, got {casting!r}")
 
 
 def parse_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:

@@ -23,7 +23,11 @@ OBJECTS = {
     "sqlite": (
         "trg_experiences_insert_v1",
         "trg_experiences_insert_by_task_v1",
+        "trg_experiences_insert_by_episode_v1",
         "trg_experiences_delete_v1",
+        "episode_states_v1",
+        "trg_episodes_insert_v1",
+        "trg_episodes_update_v1",
         "new_experiences_v1",
         "trg_new_experiences_insert_v1",
         "v_windows_v1",
@@ -38,6 +42,8 @@ OBJECTS = {
         "v_windows_v1",
         "sqlbuffer_remove_v1",
         "sqlbuffer_evict_tasks_v1",
+        "episode_states_v1",
+        "sqlbuffer_evict_episodes_v1",
         "sqlbuffer_sweep_v1",
         "sqlbuffer_lease_v1",
         "sqlbuffer_after_insert_v1",
@@ -51,6 +57,9 @@ OBJECTS = {
         "trg_experiences_before_delete_v1",
         "sqlbuffer_after_delete_v1",
         "trg_experiences_after_delete_v1",
+        "sqlbuffer_after_episode_v1",
+        "trg_episodes_insert_v1",
+        "trg_episodes_update_v1",
         "sqlbuffer_number_v1",
         "new_experiences_v1",
         "v_experiences_v1",
@@ -155,7 +164,28 @@ def create_tables() -> None:
             sa.BigInteger(),
             nullable=False,
             server_default=sa.text("0"),
-            comment="rows held, where eviction is by task",
+            comment="rows held, where eviction is by task or episode",
+        ),
+        sa.Column(
+            "live_episodes",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="episodes held, where eviction is by episode",
+        ),
+        sa.Column(
+            "keep_episodes",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("1000000"),
+            comment="rows of episodes that are kept at most once their steps have left",
+        ),
+        sa.Column(
+            "open_timeout_s",
+            sa.Double(),
+            nullable=False,
+            server_default=sa.text("3600"),
+            comment="an open episode without a write for so long is abandoned",
         ),
         sa.Column(
             "deletions",
@@ -208,6 +238,7 @@ def create_tables() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name="pk_buffers"),
         sa.CheckConstraint("max_capacity > 0", name=op.f("ck_buffers_max_capacity_positive")),
+        sa.CheckConstraint("max_episodes > 0", name=op.f("ck_buffers_max_episodes_positive")),
         sa.CheckConstraint(
             "evict_unit IN ('row', 'task', 'episode')", name=op.f("ck_buffers_evict_unit_known")
         ),
@@ -292,7 +323,7 @@ def create_tables() -> None:
             sa.Text(),
             nullable=False,
             server_default="open",
-            comment="open, complete, aborted or abandoned",
+            comment="open, complete or aborted; v_episodes knows those that are abandoned",
         ),
         sa.Column("length", sa.Integer(), comment="steps"),
         sa.Column("return", sa.Double(), comment="sum of rewards"),
@@ -305,14 +336,23 @@ def create_tables() -> None:
             "started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"
         ),
         sa.Column("ended_at", TIME, comment="when it ended"),
+        sa.Column("n_rows", sa.BigInteger(), comment="rows held, where eviction is by episode"),
         sa.PrimaryKeyConstraint("id", name="pk_episodes"),
         sa.CheckConstraint(
-            "status IN ('open', 'complete', 'aborted', 'abandoned')",
-            name=op.f("ck_episodes_status_known"),
+            "status IN ('open', 'complete', 'aborted')", name=op.f("ck_episodes_status_known")
         ),
         sa.UniqueConstraint(
             "buffer_id", "key", "task_id", name="uq_episodes_buffer_id_key_task_id"
         ),
+    )
+    op.create_index("ix_episodes_buffer_id_id", "episodes", ["buffer_id", "id"])
+    held = sa.text("n_rows > 0")
+    op.create_index(
+        "ix_episodes_held",
+        "episodes",
+        ["buffer_id", "id"],
+        sqlite_where=held,
+        postgresql_where=held,
     )
     op.create_table(
         "sessions",

@@ -72,7 +72,7 @@ def _leaving(url: str | None, buffer: "ReplayBuffer", capacity: int | None) -> i
 
     if capacity is None:
         return 0
-    if buffer.evict_by == "task":
+    if buffer.evict_by != "row":
         return max(len(buffer) - capacity, 0)
     statement = "SELECT high_seq FROM v_windows WHERE buffer = :buffer"
     ((newest,),) = readonly.query(url, statement, {"buffer": buffer.name}).rows

@@ -23,6 +23,35 @@ from sqlbuffer.storage.urls import shown_url
 
 # The oldest that the tests ran on.
 OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
+_REMEDIES = {
+    "max_capacity": "buffer.resize(n)",
+    "max_episodes": "buffer.resize(max_episodes=n)",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a buffer holds at most; None: as it is stored, or the default of a new buffer.
+
+    Attributes:
+        max_capacity: Rows.
+        evict_by: What leaves at once.
+        max_episodes: Episodes; they leave whole.
+        keep_episodes: Rows of `episodes` whose steps have left.
+        open_timeout_s: How long an open episode may be without a write before it is abandoned.
+    """
+
+    max_capacity: int | None = None
+    evict_by: str | None = None
+    max_episodes: int | None = None
+    keep_episodes: int | None = None
+    open_timeout_s: float | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return what a new row of `buffers` has."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        unit = given.pop("evict_by", "row" if self.max_episodes is None else "episode")
+        return {**given, "evict_unit": unit}
 
 
 @dataclass(frozen=True)
@@ -33,7 +62,10 @@ class BufferInfo:
         id: Its key in the tables.
         name: Its name.
         max_capacity: Rows held at most; None is unlimited.
-        evict_by: `row` or `task`.
+        evict_by: `row`, `task` or `episode`.
+        max_episodes: Episodes held at most; None is unlimited.
+        keep_episodes: Rows of `episodes` kept at most once their steps have left.
+        open_timeout_s: How long an open episode may be without a write before it is abandoned.
         fields: Its typed fields.
     """
 
@@ -41,6 +73,9 @@ class BufferInfo:
     name: str
     max_capacity: int | None
     evict_by: str
+    max_episodes: int | None
+    keep_episodes: int
+    open_timeout_s: float
     fields: Fields = NO_FIELDS
 
 
@@ -98,8 +133,7 @@ def open_buffer(
     engine: Engine,
     url: URL,
     name: str,
-    max_capacity: int | None,
-    evict_by: str | None,
+    limits: Limits,
     fields: Fields | None = None,
     *,
     may_create: bool,
@@ -115,11 +149,7 @@ def open_buffer(
         with engine.connect() as connection:
             found = _find(connection, name)
         if found is None and may_create:
-            values: dict[str, Any] = {
-                "name": name,
-                "max_capacity": max_capacity,
-                "evict_unit": evict_by or "row",
-            }
+            values: dict[str, Any] = {"name": name, **limits.columns()}
             if fields is not None and fields.specs:
                 specs = literal(orjson.dumps(fields.to_json()).decode(), Text())
                 values["field_specs"] = cast(specs, JSON)
@@ -133,16 +163,17 @@ def open_buffer(
                 found = _find(connection, name)
     if found is None:
         raise _not_found(name, url)
-    _compare("max_capacity", max_capacity, found.max_capacity, found, "buffer.resize(n)")
-    _compare("evict_by", evict_by, found.evict_by, found, "a buffer of another name")
+    for setting, given in vars(limits).items():
+        _compare(setting, given, getattr(found, setting), found)
     if fields is not None:
         check_same(fields, found.fields)
     return found
 
 
-def _compare(setting: str, given: Any, stored: Any, found: BufferInfo, remedy: str) -> None:
+def _compare(setting: str, given: Any, stored: Any, found: BufferInfo) -> None:
     if given is not None and given != stored:
         shown = "unlimited" if stored is None else repr(stored)
+        remedy = _REMEDIES.get(setting, "a buffer of another name")
         raise BufferConfigError(
             f"buffer {found.name!r} is stored with {setting}={shown}, and was opened with "
             f"{setting}={given!r}; "
@@ -193,14 +224,30 @@ def _find(connection: Connection, name: str) -> BufferInfo | None:
 def _select() -> Any:
     table = buffers.c
     return select(
-        table.id, table.name, table.max_capacity, table.evict_unit, cast(table.field_specs, Text)
+        table.id,
+        table.name,
+        table.max_capacity,
+        table.evict_unit,
+        table.max_episodes,
+        table.keep_episodes,
+        table.open_timeout_s,
+        cast(table.field_specs, Text),
     )
 
 
 def _info(row: Any) -> BufferInfo:
-    id_, name, max_capacity, evict_by, specs = row
+    *_, specs = row
     fields = NO_FIELDS if specs is None else Fields.from_json(orjson.loads(specs))
-    return BufferInfo(id_, name, max_capacity, evict_by, fields)
+    return BufferInfo(
+        row.id,
+        row.name,
+        row.max_capacity,
+        row.evict_unit,
+        row.max_episodes,
+        row.keep_episodes,
+        row.open_timeout_s,
+        fields,
+    )
 
 
 def _not_found(name: str, url: URL) -> BufferNotFoundError:

@@ -4,34 +4,85 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, literal, update
+from sqlalchemy import BigInteger, Connection, bindparam, or_, select, update
 
 from sqlbuffer.codec import Encoder
 from sqlbuffer.errors import FieldError
 from sqlbuffer.packing import Layout
 from sqlbuffer.storage.functions import utc_now
-from sqlbuffer.storage.models import JSON, episodes
+from sqlbuffer.storage.keys import INSERT_EPISODE
+from sqlbuffer.storage.models import episodes
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How an episode that is stored whole ends.
+class Beginning:
+    """How an episode begins.
 
     Attributes:
         key: The user's id of the episode.
         task_id: Its task.
+        agent_id: Who acts.
+        model_version: Version of the model that acts.
+        meta: JSON of what the user says of it.
+    """
+
+    key: str
+    task_id: str
+    agent_id: str
+    model_version: int | None = None
+    meta: str | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an episode ends.
+
+    Attributes:
+        key: The user's id of the episode.
+        task_id: Its task.
+        status: complete or aborted.
         length: Its steps.
         return_: Sum of its rewards; None without rewards.
-        meta: JSON of what the user says of it.
+        first: The id of its first step, or the number where it is known.
+        last: That of its last step.
         final_arrays: The observation after its last step, packed.
     """
 
     key: str
     task_id: str
+    status: str
     length: int
     return_: float | None
-    meta: str | None
+    first: str | int | None
+    last: str | int | None
     final_arrays: bytes | None
+
+
+_FIRST = bindparam("first_", type_=BigInteger())
+_END = (
+    update(episodes)
+    .where(
+        episodes.c.buffer_id == bindparam("of_buffer"),
+        episodes.c.key == bindparam("of_key"),
+        episodes.c.task_id == bindparam("of_task"),
+        # Or it was sent again after its steps had left.
+        or_(
+            episodes.c.status == "open",
+            episodes.c.first_seq < _FIRST,
+        ),
+    )
+    .values(
+        {
+            "status": bindparam("status_"),
+            "length": bindparam("length_"),
+            "return": bindparam("return_"),
+            "first_seq": _FIRST,
+            "last_seq": bindparam("last_"),
+            "final_arrays": bindparam("final_"),
+            "ended_at": utc_now(),
+        }
+    )
+)
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str | None:
@@ -67,25 +118,50 @@ def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) ->
     return layout.pack(columns, 1)[0]
 
 
-def end(connection: Connection, buffer_id: int, ending: Ending, seqs: Iterable[int]) -> None:
-    """Note how an episode ended, in the transaction that stored its steps."""
-    numbers = list(seqs)
+def begin(connection: Connection, buffer_id: int, beginning: Beginning) -> bool:
+    """Make the row of an episode; tell whether there was none."""
+    values = {"buffer_id": buffer_id, **vars(beginning)}
+    return bool(connection.execute(INSERT_EPISODE, values).rowcount)
+
+
+def status_of(connection: Connection, buffer_id: int, key: str, task_id: str) -> str:
+    """Return the status of an episode that there is, as it was written."""
     table = episodes.c
-    connection.execute(
-        update(episodes)
-        .where(
-            table.buffer_id == buffer_id, table.key == ending.key, table.task_id == ending.task_id
-        )
-        .values(
-            {
-                "status": "complete",
-                "length": ending.length,
-                "return": ending.return_,
-                "first_seq": min(numbers),
-                "last_seq": max(numbers),
-                "meta": None if ending.meta is None else cast(literal(ending.meta, Text()), JSON),
-                "final_arrays": ending.final_arrays,
-                "ended_at": utc_now(),
-            }
-        )
+    statement = select(table.status).where(
+        table.buffer_id == buffer_id, table.key == key, table.task_id == task_id
     )
+    return str(connection.execute(statement).scalar_one())
+
+
+def end(
+    connection: Connection, buffer_id: int, endings: Iterable[Ending], seqs: Mapping[str, int]
+) -> None:
+    """Note how open episodes ended, in the transaction that stores their last steps.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        endings: They.
+        seqs: The number of each id that was stored.
+    """
+
+    def number(step: str | int | None) -> int | None:
+        return seqs.get(step) if isinstance(step, str) else step
+
+    # In one order: two writers may end several of the same ones.
+    rows = [
+        {
+            "of_buffer": buffer_id,
+            "of_key": ending.key,
+            "of_task": ending.task_id,
+            "status_": ending.status,
+            "length_": ending.length,
+            "return_": ending.return_,
+            "first_": number(ending.first),
+            "last_": number(ending.last),
+            "final_": ending.final_arrays,
+        }
+        for ending in sorted(endings, key=lambda ending: (ending.key, ending.task_id))
+    ]
+    if rows:
+        connection.execute(_END, rows)

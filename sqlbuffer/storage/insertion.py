@@ -2,7 +2,7 @@
 connections.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from sqlalchemy.engine import URL
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
-from sqlbuffer.storage.models import experiences, tasks
+from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.models import episodes, experiences, tasks
 from sqlbuffer.storage.records import Record
 
 Row = tuple[Any, ...]  # the columns of statements.ROW_COLUMNS
@@ -34,6 +35,11 @@ class Outcome:
     transaction: int | None = None
     deletions: int = 0
 
+    @property
+    def seqs(self) -> dict[str, int]:
+        """The number of each id, inserted or held before."""
+        return {**{id_: row[0] for id_, row in self.stored.items()}, **self.numbers}
+
 
 class Insertion:
     """Inserts records of distinct ids; may be tried again after a lost connection.
@@ -43,7 +49,8 @@ class Insertion:
         url: The database, as errors name it.
         buffer_id: The buffer.
         records: The batch.
-        then: Called in the transaction with what was inserted, if anything was.
+        then: Called in the transaction with the numbers of all ids that the buffer then holds.
+        metas: JSON of what the user says of episodes that may begin with the batch.
     """
 
     def __init__(
@@ -52,10 +59,11 @@ class Insertion:
         url: URL,
         buffer_id: int,
         records: Sequence[Record],
-        then: Callable[[Connection, Sequence[int]], None] | None = None,
+        then: Callable[[Connection, Mapping[str, int]], None] | None = None,
+        metas: Mapping[EpisodeKey, str] | None = None,
     ) -> None:
         self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
-        self._records, self._then = records, then
+        self._records, self._then, self._metas = records, then, metas or {}
         self._lost: list[Outcome] = []
 
     def run(self, engine: Engine, durability: str | None) -> Outcome:
@@ -75,8 +83,8 @@ class Insertion:
                     if self._committed(connection, earlier):
                         return earlier
                 self._insert_new(connection, outcome)
-                if outcome.numbers and self._then is not None:
-                    self._then(connection, list(outcome.numbers.values()))
+                if self._then is not None:
+                    self._then(connection, outcome.seqs)
         except ConnectionLost:
             if outcome.numbers:
                 self._lost.append(outcome)
@@ -106,10 +114,28 @@ class Insertion:
         last = max(earlier.numbers.values())
         if window.evict_unit == "row":
             return bool(last > window.low_seq)
+        if window.evict_unit == "episode":
+            return self._has_episode(connection, earlier)
         # Tasks leave in the order of their last writes.
         oldest = select(func.min(tasks.c.last_seq)).where(tasks.c.buffer_id == self._buffer_id)
         left = connection.execute(oldest).scalar_one()
         return left is None or left < last
+
+    def _has_episode(self, connection: Connection, earlier: Outcome) -> bool:
+        """Tell whether an episode of the batch is held, which leaves whole, but for rows over the
+        capacity: the oldest of all.
+        """
+        sent = (record for record in self._records if record.id in earlier.numbers)
+        wanted = {record.episode_key for record in sent if record.episode_key is not None}
+        where = (episodes.c.buffer_id == self._buffer_id) & (episodes.c.n_rows > 0)
+        named = keys.one_of(episodes.c.key, wanted)
+        if connection.execute(select(episodes.c.id).where(where, named)).first() is None:
+            return False
+        oldest = select(func.min(experiences.c.seq)).where(
+            experiences.c.buffer_id == self._buffer_id
+        )
+        left = connection.execute(oldest).scalar_one()
+        return left is not None and left < max(earlier.numbers.values())
 
     def _insert_new(self, connection: Connection, outcome: Outcome) -> None:
         drawn = self._dialect.draw(
@@ -131,7 +157,7 @@ class Insertion:
                     self._buffer_id,
                     seqs,
                     new,
-                    keys.episode_ids(connection, self._buffer_id, new),
+                    keys.episode_ids(connection, self._buffer_id, new, self._metas),
                     keys.session_ids(connection, self._buffer_id, new),
                 )
                 return
@@ -150,4 +176,4 @@ class Insertion:
         if not ids:
             return {}
         where = (experiences.c.buffer_id == self._buffer_id) & keys.one_of(experiences.c.id, ids)
-        return {row.id: tuple(row)[1:] for row in connection.execute(statements.rows(where))}
+        return {row.id: tuple(row) for row in connection.execute(statements.rows(where))}

@@ -1,6 +1,6 @@
 """The users' keys of episodes and sessions, and the numbers that experiences hold for them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, text
@@ -10,11 +10,13 @@ from sqlbuffer.storage.models import episodes, sessions
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.types import KeyList
 
+EpisodeKey = tuple[str, str]  # the user's id and the task
+
 # Both databases know this form. Sorted by key at the call, so that two writers of the same new keys
 # cannot deadlock.
-_INSERT_EPISODE = text(
-    "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version) "
-    "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version) ON CONFLICT DO NOTHING"
+INSERT_EPISODE = text(
+    "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
+    "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
 )
 _INSERT_SESSION = text(
     "INSERT INTO sessions (buffer_id, key) VALUES (:buffer_id, :key) ON CONFLICT DO NOTHING"
@@ -22,10 +24,15 @@ _INSERT_SESSION = text(
 
 
 def episode_ids(
-    connection: Connection, buffer_id: int, records: Sequence[Record]
+    connection: Connection,
+    buffer_id: int,
+    records: Sequence[Record],
+    metas: Mapping[EpisodeKey, str],
 ) -> list[int | None]:
-    """Return the number of each record's episode, or None without one; new ones are made."""
-    first_of: dict[tuple[str, str], Record] = {}
+    """Return the number of each record's episode, or None without one; new ones are made, with the
+    JSON of their meta.
+    """
+    first_of: dict[EpisodeKey, Record] = {}
     for record in records:
         if record.episode_key is not None:
             first_of.setdefault((record.episode_key, record.task_id), record)
@@ -39,12 +46,13 @@ def episode_ids(
             "task_id": task_id,
             "agent_id": record.agent_id,
             "model_version": record.model_version,
+            "meta": metas.get((key, task_id)),
         }
         for (key, task_id), record in sorted(first_of.items(), key=lambda item: item[0])
         if (key, task_id) not in known
     ]
     if new:
-        connection.execute(_INSERT_EPISODE, new)
+        connection.execute(INSERT_EPISODE, new)
         known = _known_episodes(connection, buffer_id, first_of)
     return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
 

@@ -80,7 +80,28 @@ buffers = Table(
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="rows held, where eviction is by task",
+        comment="rows held, where eviction is by task or episode",
+    ),
+    Column(
+        "live_episodes",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="episodes held, where eviction is by episode",
+    ),
+    Column(
+        "keep_episodes",
+        BigInteger,
+        nullable=False,
+        server_default=text("1000000"),
+        comment="rows of episodes that are kept at most once their steps have left",
+    ),
+    Column(
+        "open_timeout_s",
+        Double,
+        nullable=False,
+        server_default=text("3600"),
+        comment="an open episode without a write for so long is abandoned",
     ),
     Column(
         "deletions",
@@ -132,6 +153,7 @@ buffers = Table(
         comment="when the buffer was created",
     ),
     CheckConstraint("max_capacity > 0", name="max_capacity_positive"),
+    CheckConstraint("max_episodes > 0", name="max_episodes_positive"),
     CheckConstraint("evict_unit IN ('row', 'task', 'episode')", name="evict_unit_known"),
     # The id of a dropped buffer is not given away again: a writer that missed the drop must not
     # meet another buffer.
@@ -214,7 +236,7 @@ episodes = Table(
         Text,
         nullable=False,
         server_default="open",
-        comment="open, complete, aborted or abandoned",
+        comment="open, complete or aborted; v_episodes knows those that are abandoned",
     ),
     Column("length", Integer, comment="steps"),
     Column("return", Double, comment="sum of rewards"),
@@ -225,8 +247,18 @@ episodes = Table(
     Column("final_arrays", BYTES, comment="the final observation"),
     Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
     Column("ended_at", TIME, comment="when it ended"),
+    Column("n_rows", BigInteger, comment="rows held, where eviction is by episode"),
     UniqueConstraint("buffer_id", "key", "task_id"),
-    CheckConstraint("status IN ('open', 'complete', 'aborted', 'abandoned')", name="status_known"),
+    CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
+)
+Index(None, episodes.c.buffer_id, episodes.c.id)
+# The oldest that is held, behind any number of those that have left.
+Index(
+    "ix_episodes_held",
+    episodes.c.buffer_id,
+    episodes.c.id,
+    sqlite_where=episodes.c.n_rows > 0,
+    postgresql_where=episodes.c.n_rows > 0,
 )
 
 sessions = Table(

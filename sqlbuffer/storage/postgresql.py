@@ -187,9 +187,15 @@ class PostgreSQL:
         ((n_removed,),) = _driver(connection).execute(statement, (buffer_id, list(seqs)))
         return int(n_removed)
 
-    def evict_tasks(self, connection: Connection, buffer_id: int) -> None:
-        """Evict whole tasks, oldest last write first, until the buffer fits."""
-        connection.execute(text("SELECT sqlbuffer_evict_tasks_v1(:id)"), {"id": buffer_id})
+    def evict(self, connection: Connection, buffer_id: int) -> None:
+        """Evict what is one too many where tasks or episodes leave whole. The caller holds the lock
+        on the row of the buffer.
+        """
+        unit = text("SELECT evict_unit FROM buffers WHERE id = :id")
+        found = connection.execute(unit, {"id": buffer_id}).scalar_one()
+        if found != "row":
+            evict = text(f"SELECT sqlbuffer_evict_{found}s_v1(:id)")
+            connection.execute(evict, {"id": buffer_id})
 
     def wrote(self, engine: Engine, n_rows: int) -> None:
         """Look after what eviction leaves behind; called after a write."""

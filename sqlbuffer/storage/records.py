@@ -90,10 +90,10 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         )
     meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
     tags: dict[str, Any] = {}
-    execute_time = _real(meta.execute_time, "execute_time", "exp_meta.execute_time", tags)
-    reward_t = _real(data.reward_t, "reward_t", "exp_data.reward_t", tags)
-    adv_t = _real(data.adv_t, "adv_t", "exp_data.adv_t", tags)
-    v_t = _real(data.v_t, "v_t", "exp_data.v_t", tags)
+    execute_time = encode_real(meta.execute_time, "execute_time", "exp_meta.execute_time", tags)
+    reward_t = encode_real(data.reward_t, "reward_t", "exp_data.reward_t", tags)
+    adv_t = encode_real(data.adv_t, "adv_t", "exp_data.adv_t", tags)
+    v_t = encode_real(data.v_t, "v_t", "exp_data.v_t", tags)
     episode, session = meta.episode_id, meta.session_id
     # In the order of the columns: by position costs a third of what it costs by name.
     return Record(
@@ -115,8 +115,8 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         reward_t,
         adv_t,
         v_t,
-        _flag(data.terminated, "exp_data.terminated"),
-        _flag(data.truncated, "exp_data.truncated"),
+        encode_flag(data.terminated, "exp_data.terminated"),
+        encode_flag(data.truncated, "exp_data.truncated"),
         _version(meta.model_version, model_version),
         bytes(encoder.blob) or None,
     )
@@ -156,7 +156,8 @@ def _shown(value: Any) -> str:
     return "one beyond" if isinstance(value, int) else repr(value)
 
 
-def _flag(value: Any, name: str) -> bool | None:
+def encode_flag(value: Any, name: str) -> bool | None:
+    """Return what a boolean column holds."""
     if value is not None and not isinstance(value, (bool, np.bool_)):
         raise FieldError(f"{name}: expected True, False or None, got {value!r}")
     return None if value is None else bool(value)
@@ -167,7 +168,7 @@ def _version(own: int | None, default: int | None) -> int | None:
     return None if version is None else encode_step(version, "exp_meta.model_version")
 
 
-def _real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | None:
+def encode_real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | None:
     """Return what the real column holds; NaN and -0.0, which columns may lose, go into the tags."""
     if value is None:
         return None

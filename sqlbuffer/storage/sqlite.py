@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
@@ -106,7 +107,7 @@ class SQLite:
             )
         ]
         connection.exec_driver_sql(_INSERT, parameters)
-        self.evict_tasks(connection, buffer_id)
+        self.evict(connection, buffer_id)
 
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
         """Delete rows by key, with what the narrow tables hold of them (a trigger); return how
@@ -120,26 +121,44 @@ class SQLite:
             (buffer_id, json.dumps(list(seqs))),
         ).rowcount
 
-    def evict_tasks(self, connection: Connection, buffer_id: int) -> None:
-        """Evict whole tasks, oldest last write first, until the buffer fits."""
+    def evict(self, connection: Connection, buffer_id: int) -> None:
+        """Evict what is one too many where tasks or episodes leave whole; rows leave by a
+        trigger.
+        """
+        state = text(
+            "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes "
+            "FROM buffers WHERE id = :id"
+        )
+        rows = select(experiences.c.seq).where(experiences.c.buffer_id == buffer_id)
         while True:
-            surplus = connection.execute(
-                text("SELECT live_rows - max_capacity FROM buffers WHERE id = :id"),
-                {"id": buffer_id},
-            ).scalar_one()
-            if surplus is None or surplus <= 0:
-                return
-            victims = connection.execute(
-                text("SELECT task_id FROM tasks WHERE buffer_id = :id ORDER BY last_seq LIMIT 2"),
-                {"id": buffer_id},
-            ).scalars()
-            oldest, *others = victims
-            rows = select(experiences.c.seq).where(experiences.c.buffer_id == buffer_id)
-            if others:
-                keys = rows.where(experiences.c.task_id == oldest)
-            else:
-                keys = rows.order_by(experiences.c.seq).limit(surplus)
-            self.remove(connection, buffer_id, list(connection.execute(keys).scalars()))
+            unit, rows_over, episodes_over = connection.execute(state, {"id": buffer_id}).one()
+            victims = None
+            if unit == "task" and (rows_over or 0) > 0:
+                victims = self._oldest_task(connection, buffer_id, rows)
+            elif unit == "episode" and (episodes_over or 0) > 0:
+                victims = self._oldest_episode(connection, buffer_id, rows)
+            if victims is None:
+                if unit == "row" or (rows_over or 0) <= 0:
+                    return
+                victims = rows.order_by(experiences.c.seq).limit(rows_over)
+            self.remove(connection, buffer_id, list(connection.execute(victims).scalars()))
+
+    @staticmethod
+    def _oldest_task(connection: Connection, buffer_id: int, rows: Any) -> Any:
+        """Select the rows of the task whose last write is oldest; None where there is one task."""
+        oldest = text("SELECT task_id FROM tasks WHERE buffer_id = :id ORDER BY last_seq LIMIT 2")
+        found = connection.execute(oldest, {"id": buffer_id}).scalars().all()
+        return rows.where(experiences.c.task_id == found[0]) if len(found) == 2 else None
+
+    @staticmethod
+    def _oldest_episode(connection: Connection, buffer_id: int, rows: Any) -> Any:
+        """Select the rows of the ended episode that began first; None where all are open."""
+        oldest = text(
+            "SELECT id FROM episode_states WHERE buffer_id = :id AND n_rows > 0 "
+            "AND status <> 'open' ORDER BY id LIMIT 1"
+        )
+        found = connection.execute(oldest, {"id": buffer_id}).scalar()
+        return None if found is None else rows.where(experiences.c.episode_id == found)
 
     def wrote(self, engine: Engine, n_rows: int) -> None:
         """Look after what eviction leaves behind: nothing, the file uses its pages again."""

@@ -21,6 +21,7 @@ windows = table(
     column("buffer_id"),
     column("buffer", Text()),
     column("max_capacity"),
+    column("max_episodes"),
     column("evict_unit", Text()),
     column("deletions"),
     column("live_rows"),

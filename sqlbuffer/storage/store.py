@@ -1,21 +1,21 @@
 """One buffer in a database: what `ReplayBuffer` asks of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, case, func, select, update
+from sqlalchemy import Connection, Engine, Select, case, delete, func, select, update
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.errors import BufferNotFoundError, EpisodeExistsError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog, episodes, statements
-from sqlbuffer.storage.catalog import BufferInfo
+from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import (
     begin_epoch,
@@ -26,12 +26,14 @@ from sqlbuffer.storage.engine import (
     resolve_url,
     server_epoch,
 )
-from sqlbuffer.storage.episodes import Ending
+from sqlbuffer.storage.episodes import Beginning, Ending
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Insertion, Row
+from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
+from sqlbuffer.storage.models import episodes as episode_rows
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
@@ -77,6 +79,7 @@ class Window:
     """Which rows a buffer is: those with low < seq <= high."""
 
     max_capacity: int | None
+    max_episodes: int | None
     evict_by: str
     deletions: int
     live_rows: int
@@ -86,11 +89,12 @@ class Window:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a batch, as ids."""
+    """What became of a batch, as ids; and the number of each."""
 
     inserted: list[str]
     duplicates: list[str]
     conflicts: list[str]
+    seqs: dict[str, int]
 
 
 def _repeats(
@@ -152,8 +156,7 @@ class BufferStore:
         url: str | URL | Engine | None,
         name: str,
         *,
-        max_capacity: int | None,
-        evict_by: str | None,
+        limits: Limits,
         create: bool | None,
         fields: Fields | None = None,
         options: Options = DEFAULT_OPTIONS,
@@ -170,8 +173,7 @@ class BufferStore:
                     used,
                     resolved,
                     name,
-                    max_capacity,
-                    evict_by,
+                    limits,
                     fields,
                     may_create=create is not False,
                 )
@@ -214,35 +216,44 @@ class BufferStore:
         records: Sequence[Record],
         *,
         ignore: frozenset[str] = frozenset(),
-        ending: Ending | None = None,
+        endings: Sequence[Ending] = (),
+        metas: Mapping[EpisodeKey, str] | None = None,
     ) -> Written:
         """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
         Args:
-            records: The batch.
+            records: The batch; may be empty.
             ignore: Fields that do not make a conflict when they differ from the stored row.
-            ending: How their episode ends, where they are a whole one.
+            endings: How episodes end with it.
+            metas: JSON of what the user says of episodes that may begin with it.
         """
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)
 
-        def end_episode(connection: Connection, seqs: Sequence[int]) -> None:
-            if ending is not None:
-                episodes.end(connection, self.info.id, ending, seqs)
+        def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
+            if self.info.evict_by == "episode":
+                self._lock(connection)  # before the episodes, as the triggers do
+            episodes.end(connection, self.info.id, endings, seqs)
 
         insertion = Insertion(
-            self._dialect, self.url, self.info.id, list(first.values()), end_episode
+            self._dialect,
+            self.url,
+            self.info.id,
+            list(first.values()),
+            end_episodes if endings else None,
+            metas,
         )
         outcome = self._surviving(lambda: insertion.run(self.engine, self.options.durability))
         self._dialect.wrote(self.engine, len(outcome.numbers))
-        written = Written(list(outcome.numbers), [], [])
+        written = Written(list(outcome.numbers), [], [], outcome.seqs)
         fresh = set(outcome.numbers)
         for record in records:
             if record.id in fresh:
                 fresh.discard(record.id)
                 continue
-            other = outcome.stored.get(record.id, first[record.id])
+            held = outcome.stored.get(record.id)
+            other = first[record.id] if held is None else held[1:]
             same = same_content(record, other, ignore=ignore, layout=self.layout)
             (written.duplicates if same else written.conflicts).append(record.id)
         return written
@@ -268,27 +279,43 @@ class BufferStore:
 
     @_repeats
     def clear(self) -> int:
-        """Delete all rows, those behind the window too; return how many were live."""
+        """Delete all rows, those behind the window too, and the list of episodes; return how many
+        rows were live.
+        """
         with translated(self.url), self._dialect.writing(self.engine) as connection:
             window = self._window(connection)
             self._note_deletion(connection, window)
             self._remove(connection, experiences.c.seq <= window.low)
-            return self._remove(connection, experiences.c.seq <= window.high)
+            n_removed = self._remove(connection, experiences.c.seq <= window.high)
+            connection.execute(delete(episode_rows).where(episode_rows.c.buffer_id == self.info.id))
+            return n_removed
 
     @_repeats
-    def resize(self, max_capacity: int | None) -> None:
-        """Set the capacity and evict at once what no longer fits."""
+    def begin_episode(self, beginning: Beginning) -> None:
+        """Make the row of an episode.
+
+        Raises:
+            EpisodeExistsError: There is one.
+        """
+        key, task = beginning.key, beginning.task_id
+        with translated(self.url), self._dialect.writing(self.engine) as connection:
+            if not episodes.begin(connection, self.info.id, beginning):
+                status = episodes.status_of(connection, self.info.id, key, task)
+                raise EpisodeExistsError(
+                    f"episode {key!r} of task {task!r} is stored already (it is {status}); take "
+                    f"another episode_id, or leave it out to have one made"
+                )
+
+    @_repeats
+    def resize(self, limits: Mapping[str, int | None]) -> None:
+        """Set columns of the buffer that are limits, and evict at once what no longer fits."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
             self._lock(connection)
             window = self._window(connection)
             self._note_deletion(connection, window)
-            connection.execute(
-                update(buffers)
-                .where(buffers.c.id == self.info.id)
-                .values(max_capacity=max_capacity)
-            )
-            if window.evict_by == "task":
-                self._dialect.evict_tasks(connection, self.info.id)
+            connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(**limits))
+            if window.evict_by != "row":
+                self._dialect.evict(connection, self.info.id)
             else:
                 low = self._window(connection).low
                 self._remove(connection, experiences.c.seq <= low)
@@ -341,8 +368,8 @@ class BufferStore:
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
             window = self._window(connection)
             low = window.low
-            if window.evict_by == "task":
-                # Whole tasks leave, so nothing else tells where the oldest row is.
+            if window.evict_by != "row":
+                # Whole tasks or episodes leave, so nothing else tells where the oldest row is.
                 low = connection.execute(statements.before_oldest(self.info.id, low)).scalar_one()
             yield Population(connection, self.info.id, low, window.high, node, columns)
 
@@ -360,6 +387,7 @@ class BufferStore:
             )
         return Window(
             row.max_capacity,
+            row.max_episodes,
             row.evict_unit,
             row.deletions,
             row.live_rows,
@@ -393,7 +421,7 @@ class BufferStore:
             return self.window().high if settled is None else settled
 
     def _count_all(self, connection: Connection, window: Window, settled: int | None) -> int:
-        if window.evict_by == "task":
+        if window.evict_by != "row":
             return window.live_rows
         end = window.high if settled is None else min(settled, window.high)
         state = (window.deletions, server_epoch(self.engine))

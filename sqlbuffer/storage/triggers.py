@@ -11,6 +11,7 @@ _TRIGGER_TABLES = {
     "trg_buffers_": "buffers",
     "trg_new_": "new_experiences",
     "trg_experiences_": "experiences",
+    "trg_episodes_": "episodes",
 }
 # A colon that `text` would take for the beginning of a parameter.
 _WORD_AFTER_COLON = re.compile(r"(?<![:\w\\]):(?=\w)")

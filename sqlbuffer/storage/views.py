@@ -102,7 +102,11 @@ VIEWS = {
             "episode_id": ("text", "id of the episode, unique within buffer and task"),
             "task_id": ("text", "the task"),
             "agent_id": ("text", "the agent"),
-            "status": ("text", "`open`, or `complete` where it was stored whole"),
+            "status": (
+                "text",
+                "`open`, `complete`, `aborted` (an error in the middle), or `abandoned`: open, and "
+                "no step written for the buffer's `open_timeout_s`",
+            ),
             "length": ("integer", "steps; null while it is open"),
             "episode_return": (
                 "real",
@@ -124,7 +128,7 @@ VIEWS = {
             "rows": ("integer", "rows held"),
             "capacity": ("integer", "rows held at most; null is unlimited"),
             "fill": ("real", "`rows / capacity`; null where unlimited"),
-            "evict_by": ("text", "what leaves at once: `row` or `task`"),
+            "evict_by": ("text", "what leaves at once: `row`, `task` or `episode`"),
             "oldest_at": ("time", "earliest `executed_at`"),
             "newest_at": ("time", "latest `executed_at`"),
             "last_insert_at": ("time", "when the last row was written"),
@@ -138,9 +142,10 @@ VIEWS = {
             "buffer_id": ("integer", "key of the buffer in the tables"),
             "buffer": _BUFFER,
             "max_capacity": ("integer", "rows held at most; null is unlimited"),
+            "max_episodes": ("integer", "episodes held at most; null is unlimited"),
             "evict_unit": ("text", "what leaves at once"),
             "deletions": ("integer", "grows with every delete"),
-            "live_rows": ("integer", "rows held, where eviction is by task"),
+            "live_rows": ("integer", "rows held, where eviction is by task or episode"),
             "high_seq": ("integer", "the newest row's `seq`"),
             "low_seq": ("integer", "rows up to this `seq` have left"),
         },

@@ -69,6 +69,7 @@ def test_takes_the_same_arguments_as_the_buffer() -> None:
         "get_all",
         "get_paginated",
         "delete",
+        "resize",
     ):
         ours = inspect.signature(getattr(ReplayBuffer, name)).parameters
         theirs = inspect.signature(getattr(sqlbuffer.ReplayBuffer, name)).parameters

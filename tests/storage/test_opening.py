@@ -182,8 +182,8 @@ def test_another_eviction_than_the_stored_one_is_refused_and_both_are_named(buff
 
 
 def test_an_unknown_eviction_is_refused(buffer_url):
-    with pytest.raises(BufferConfigError, match="row, task"):
-        ReplayBuffer(buffer_url, evict_by="episode")
+    with pytest.raises(BufferConfigError, match="row, task, episode, got 'step'"):
+        ReplayBuffer(buffer_url, evict_by="step")
     assert ReplayBuffer.list(buffer_url) == []
 
 

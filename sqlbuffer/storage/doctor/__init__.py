@@ -143,7 +143,7 @@ def _buffer(
     detail = f"{live:,} rows, {limit}"
     if outside:
         detail += f", and {outside:,} evicted rows that are not removed yet"
-    wrong = f"; the count kept beside it says {counted:,}" if evict_by == "task" else ""
+    wrong = f"; the count kept beside it says {counted:,}" if evict_by != "row" else ""
     if wrong and counted != live:
         remedy = f"delete a task, or `sqlbuffer delete URL --buffer {name} --all-rows`"
         return Finding(f"buffer {name!r}", "FAIL", detail + wrong, remedy, StorageError)

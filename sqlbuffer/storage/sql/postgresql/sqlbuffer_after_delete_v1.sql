@@ -1,4 +1,4 @@
--- A DELETE or TRUNCATE typed by hand: count the tasks of buffers that evict by task once more.
+-- A DELETE or TRUNCATE typed by hand: count what buffers that evict by task or episode hold once more.
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -12,6 +12,17 @@ BEGIN
     WHERE t.buffer_id = e.buffer_id AND t.task_id = e.task_id AND t.n_rows <> e.n;
     UPDATE buffers b SET live_rows = coalesce((SELECT sum(t.n_rows) FROM tasks t WHERE t.buffer_id = b.id), 0)
     WHERE b.evict_unit = 'task';
+    UPDATE episodes p SET n_rows = e.n
+    FROM (
+        SELECT p.id, count(e.seq) AS n FROM episodes p
+        JOIN buffers b ON b.id = p.buffer_id AND b.evict_unit = 'episode'
+        LEFT JOIN experiences e ON e.buffer_id = p.buffer_id AND e.episode_id = p.id
+        WHERE p.n_rows > 0 GROUP BY p.id
+    ) e
+    WHERE p.id = e.id AND p.n_rows <> e.n;
+    UPDATE buffers b SET live_rows = (SELECT count(*) FROM experiences e WHERE e.buffer_id = b.id),
+        live_episodes = (SELECT count(*) FROM episodes p WHERE p.buffer_id = b.id AND p.n_rows > 0)
+    WHERE b.evict_unit = 'episode';
     RETURN NULL;
 END
 $$

@@ -6,6 +6,7 @@ DECLARE
     written record;
     b buffers%ROWTYPE;
     bound bigint;
+    n_begun bigint;
 BEGIN
     FOR written IN SELECT buffer_id, count(*) AS n, max(seq) AS high FROM new_rows GROUP BY buffer_id ORDER BY buffer_id LOOP
         SELECT * INTO b FROM buffers WHERE id = written.buffer_id;
@@ -22,6 +23,18 @@ BEGIN
             SET n_rows = t.n_rows + excluded.n_rows, last_seq = greatest(t.last_seq, excluded.last_seq);
             UPDATE buffers SET live_rows = live_rows + written.n WHERE id = written.buffer_id;
             PERFORM sqlbuffer_evict_tasks_v1(written.buffer_id);
+        ELSIF b.evict_unit = 'episode' THEN
+            -- One writer at a time, as above.
+            PERFORM 1 FROM buffers WHERE id = written.buffer_id FOR NO KEY UPDATE;
+            WITH grown AS (
+                UPDATE episodes p SET n_rows = coalesce(p.n_rows, 0) + n.n
+                FROM (SELECT episode_id, count(*) AS n FROM new_rows WHERE buffer_id = written.buffer_id GROUP BY episode_id) n
+                WHERE p.id = n.episode_id RETURNING p.n_rows - n.n AS n_before
+            )
+            SELECT count(*) INTO n_begun FROM grown WHERE n_before <= 0;
+            UPDATE buffers SET live_rows = live_rows + written.n, live_episodes = live_episodes + n_begun
+            WHERE id = written.buffer_id;
+            PERFORM sqlbuffer_evict_episodes_v1(written.buffer_id);
         ELSIF b.evict_unit = 'row' AND b.max_capacity IS NOT NULL THEN
             bound := written.high - b.max_capacity;
             PERFORM sqlbuffer_remove_v1(written.buffer_id, ARRAY(

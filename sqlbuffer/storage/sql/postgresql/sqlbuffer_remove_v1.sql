@@ -5,6 +5,7 @@ DECLARE
     b buffers%ROWTYPE;
     n_removed bigint;
     gone_tasks text[];
+    n_emptied bigint;
 BEGIN
     IF p_seqs = '{}' THEN
         RETURN 0;
@@ -24,6 +25,17 @@ BEGIN
         SELECT count(*), array_agg(DISTINCT task_id) INTO n_removed, gone_tasks FROM gone;
         DELETE FROM tasks WHERE buffer_id = p_buffer_id AND task_id = ANY (gone_tasks) AND n_rows <= 0;
         UPDATE buffers SET live_rows = live_rows - n_removed WHERE id = p_buffer_id;
+    ELSIF b.evict_unit = 'episode' THEN
+        PERFORM 1 FROM buffers WHERE id = p_buffer_id FOR NO KEY UPDATE;
+        WITH gone AS (
+            DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) RETURNING episode_id
+        ), shrunk AS (
+            UPDATE episodes p SET n_rows = p.n_rows - g.n
+            FROM (SELECT episode_id, count(*) AS n FROM gone GROUP BY episode_id) g
+            WHERE p.id = g.episode_id AND p.n_rows > 0 RETURNING p.n_rows
+        )
+        SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM shrunk WHERE n_rows <= 0) INTO n_removed, n_emptied;
+        UPDATE buffers SET live_rows = live_rows - n_removed, live_episodes = live_episodes - n_emptied WHERE id = p_buffer_id;
     ELSE
         DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
         GET DIAGNOSTICS n_removed = ROW_COUNT;

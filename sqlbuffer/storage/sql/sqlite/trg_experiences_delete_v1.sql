@@ -14,8 +14,10 @@ BEGIN
             OLD.seq - max_capacity,
             coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id), 0) - max_capacity
         ) ELSE low_seq END,
-        live_rows = live_rows - (evict_unit = 'task')
+        live_rows = live_rows - (evict_unit <> 'row'),
+        live_episodes = live_episodes - (SELECT count(*) FROM episodes WHERE id = OLD.episode_id AND n_rows = 1)
     WHERE id = OLD.buffer_id;
+    UPDATE episodes SET n_rows = n_rows - 1 WHERE id = OLD.episode_id AND n_rows > 0;
     UPDATE tasks SET n_rows = n_rows - 1 WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id;
     DELETE FROM tasks WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id AND n_rows <= 0;
     DELETE FROM priorities WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;

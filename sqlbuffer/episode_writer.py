@@ -1,0 +1,134 @@
+"""One episode, written step by step."""
+
+import logging
+from typing import Any
+
+from sqlbuffer.errors import FieldError, SQLBufferError
+from sqlbuffer.packing import Layout
+from sqlbuffer.storage.episodes import Beginning, Ending, pack_final
+from sqlbuffer.storage.step_encoder import StepEncoder
+from sqlbuffer.storage.write_queue import WriteQueue
+
+logger = logging.getLogger("sqlbuffer")
+
+
+class EpisodeWriter:
+    """An open episode; `ReplayBuffer.episode` makes one. For one thread at a time.
+
+    As a context manager it ends the episode when the block ends, and marks it `aborted` when the
+    block raises; its steps are stored then.
+
+    Attributes:
+        episode_id: Its id.
+        task_id: Its task.
+        agent_id: Who acts.
+        length: Steps so far.
+        episode_return: Sum of their rewards; None without any.
+        is_open: It has not ended.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (2,)), "action": "int64"})
+        >>> with buffer.episode(level=3) as episode:
+        ...     episode.append(obs=[0.0, 0.0], action=1, reward=1.0)
+        ...     episode.append(obs=[0.0, 1.0], action=0, reward=0.5, terminated=True)
+        ...     episode.end(obs=[1.0, 1.0])
+        >>> len(buffer), episode.length, episode.episode_return
+        (2, 2, 1.5)
+    """
+
+    def __init__(
+        self,
+        layouts: tuple[Layout, Layout],
+        queue: WriteQueue,
+        beginning: Beginning,
+        casting: str,
+    ) -> None:
+        fields, self._observation = layouts
+        self._encoder = StepEncoder(fields, beginning, casting)
+        self._queue, self._casting = queue, casting
+        self.episode_id, self.task_id = beginning.key, beginning.task_id
+        self.agent_id = beginning.agent_id
+        self.length = 0
+        self.episode_return: float | None = None
+        self.is_open = True
+
+    def append(self, **step: Any) -> None:
+        """Add a step; it is stored within the buffer's `flush_s`.
+
+        Args:
+            **step: A value for each declared field; `reward`, `terminated`, `truncated`, `state`,
+                `actions`, `messages` and `extra` if there are any. They are copied.
+
+        Raises:
+            FieldError: An unknown or missing field, or a value that cannot be stored; or the
+                episode has ended. The step is not added.
+            StorageError: Earlier steps could not be stored. They wait to be, and this one is not
+                added.
+        """
+        self._check_open()
+        record = self._encoder.record(self.length, step)
+        self._queue.add(record)
+        self.length += 1
+        if record.reward_t is not None:
+            self.episode_return = (self.episode_return or 0.0) + record.reward_t
+
+    def end(self, **final: Any) -> None:
+        """End the episode and store all of it.
+
+        Args:
+            **final: The observation after the last step, a value for each observation field; none
+                where there is none.
+
+        Raises:
+            FieldError: Other fields, or a value that a field cannot hold; the episode stays open.
+            StorageError: It could not be stored; it waits to be.
+        """
+        self.finish(final)
+        self._queue.flush()
+
+    def finish(self, final: dict[str, Any] | None = None) -> None:
+        """End the episode, to be stored within the buffer's `flush_s`: `end` without its wait."""
+        self._check_open()
+        self._close("complete", pack_final(self._observation, final, self._casting))
+
+    def abort(self) -> None:
+        """End the episode as one that went wrong: its steps are kept, and not trained on."""
+        self._check_open()
+        self._close("aborted", None)
+        self._queue.flush()
+
+    def __enter__(self) -> "EpisodeWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.is_open and kind is None:
+            self.end()
+        elif self.is_open:
+            try:
+                self.abort()
+            except SQLBufferError as error:  # what went wrong first is what the caller must see
+                logger.warning("episode %r waits to be stored: %s", self.episode_id, error)
+
+    def _close(self, status: str, final_arrays: bytes | None) -> None:
+        self._queue.end(
+            Ending(
+                self.episode_id,
+                self.task_id,
+                status,
+                self.length,
+                self.episode_return,
+                f"{self.episode_id}/0",
+                f"{self.episode_id}/{self.length - 1}",
+                final_arrays,
+            )
+        )
+        self.is_open = False
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise FieldError(f"episode {self.episode_id!r} has ended; begin another one")
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "ended"
+        return f"EpisodeWriter({self.episode_id!r}, {self.length} steps, {state})"

@@ -1,0 +1,11 @@
+-- The status of each episode, with those that are abandoned: open, and without a write for the time that the buffer
+-- allows. Asked when it matters, instead of kept: a writer that was slow only goes on.
+CREATE VIEW episode_states AS
+SELECT p.id, p.buffer_id, p.n_rows,
+    CASE WHEN p.status = 'open' AND coalesce(
+        (SELECT e.inserted_at FROM experiences e WHERE e.buffer_id = p.buffer_id AND e.episode_id = p.id
+         ORDER BY e.t DESC NULLS LAST LIMIT 1),
+        p.started_at
+    ) < clock_timestamp() - make_interval(secs => b.open_timeout_s) THEN 'abandoned' ELSE p.status END AS status
+FROM episodes p
+JOIN buffers b ON b.id = p.buffer_id

@@ -1,0 +1,29 @@
+-- Evicts whole ended episodes, first begun first, until the buffer holds no more than it may; then the oldest rows, until
+-- they fit. Open episodes stay, so that a buffer may hold more than it should of those.
+-- The caller holds the lock on the row of the buffer.
+CREATE FUNCTION sqlbuffer_evict_episodes_v1(p_buffer_id integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    b buffers%ROWTYPE;
+    victim bigint;
+BEGIN
+    LOOP
+        SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
+        EXIT WHEN (b.live_episodes > b.max_episodes) IS NOT TRUE;
+        SELECT s.id INTO victim FROM episode_states s
+        WHERE s.buffer_id = p_buffer_id AND s.n_rows > 0 AND s.status <> 'open' ORDER BY s.id LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        IF sqlbuffer_remove_v1(p_buffer_id, ARRAY(
+            SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND episode_id = victim)) = 0
+        THEN
+            -- Its rows were removed behind the triggers' back; without this the loop would not end.
+            UPDATE episodes SET n_rows = 0 WHERE id = victim;
+            UPDATE buffers SET live_episodes = live_episodes - 1 WHERE id = p_buffer_id;
+        END IF;
+    END LOOP;
+    IF b.live_rows > b.max_capacity THEN
+        PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
+            SELECT seq FROM experiences WHERE buffer_id = p_buffer_id ORDER BY seq LIMIT b.live_rows - b.max_capacity));
+    END IF;
+END
+$$

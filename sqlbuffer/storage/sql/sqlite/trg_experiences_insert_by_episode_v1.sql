@@ -1,0 +1,26 @@
+-- Where a number of episodes is the limit: the ended one that began first leaves whole; the oldest row leaves where there
+-- are too many rows as well. Rows of a batch, whose later numbers are drawn already, wait for its last: a batch is one
+-- write, and the library evicts the rest behind it. Open episodes stay.
+CREATE TRIGGER trg_experiences_insert_by_episode_v1 AFTER INSERT ON experiences
+WHEN (SELECT evict_unit = 'episode' FROM buffers WHERE id = NEW.buffer_id)
+BEGIN
+    UPDATE buffers
+    SET live_rows = live_rows + 1,
+        live_episodes = live_episodes + (SELECT count(*) FROM episodes WHERE id = NEW.episode_id AND coalesce(n_rows, 0) = 0)
+    WHERE id = NEW.buffer_id;
+    UPDATE episodes SET n_rows = coalesce(n_rows, 0) + 1 WHERE id = NEW.episode_id;
+    DELETE FROM experiences
+    WHERE buffer_id = NEW.buffer_id
+      AND episode_id = (
+          SELECT s.id FROM episode_states s
+          JOIN buffers b ON b.id = s.buffer_id AND b.live_episodes > b.max_episodes AND b.next_seq <= NEW.seq + 1
+          WHERE s.buffer_id = NEW.buffer_id AND s.n_rows > 0 AND s.status <> 'open' ORDER BY s.id LIMIT 1
+      );
+    DELETE FROM experiences
+    WHERE buffer_id = NEW.buffer_id
+      AND seq = (
+          SELECT min(e.seq) FROM experiences e
+          JOIN buffers b ON b.id = e.buffer_id AND b.live_rows > b.max_capacity AND b.next_seq <= NEW.seq + 1
+          WHERE e.buffer_id = NEW.buffer_id
+      );
+END

@@ -1,0 +1,71 @@
+"""The steps of an episode as records, one at a time."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.codec import Encoder
+from sqlbuffer.errors import FieldError
+from sqlbuffer.packing import Layout
+from sqlbuffer.row_packer import RowPacker
+from sqlbuffer.storage.episodes import Beginning
+from sqlbuffer.storage.records import Record, encode_extra, encode_flag, encode_real
+
+_PAYLOADS = ("state", "actions", "messages", "extra")
+_BUILT_IN = ("reward", "terminated", "truncated", *_PAYLOADS)
+
+
+class StepEncoder:
+    """Makes the records of one episode.
+
+    Args:
+        layout: The typed fields of the buffer.
+        beginning: The episode.
+        casting: See `FieldSpec.cast_rows`.
+    """
+
+    def __init__(self, layout: Layout, beginning: Beginning, casting: str) -> None:
+        self._packer = RowPacker(layout, casting)
+        self._known = {*layout.specs, *_BUILT_IN}
+        self._beginning = beginning
+
+    def record(self, t: int, step: Mapping[str, Any]) -> Record:
+        """Return the record of step t; it holds copies.
+
+        Raises:
+            FieldError: An unknown or missing field, or a value that cannot be stored.
+        """
+        if not self._known.issuperset(step):
+            self._refuse(step)
+        tags: dict[str, Any] = {}
+        reward = step.get("reward")
+        if isinstance(reward, np.ndarray) and reward.shape == ():
+            reward = reward[()]
+        reward = encode_real(reward, "reward_t", "reward", tags)
+        blob = self._packer.pack(step)
+        state = actions = messages = extra = None
+        if tags or any(name in step for name in _PAYLOADS):
+            encoder = Encoder(blob)
+            state = encoder.json(step.get("state"), "state")
+            actions = encoder.json(step.get("actions"), "actions")
+            messages = encoder.json(step.get("messages"), "messages")
+            extra = encode_extra(step.get("extra"), tags, encoder)
+            blob = bytes(encoder.blob)
+        of = self._beginning
+        return Record(
+            f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key, None,
+            state, actions, messages, extra, reward, None, None,
+            encode_flag(step.get("terminated"), "terminated"),
+            encode_flag(step.get("truncated"), "truncated"),
+            of.model_version, blob or None,
+        )  # fmt: skip
+
+    def _refuse(self, step: Mapping[str, Any]) -> None:
+        fields = [name for name in self._known if name not in _BUILT_IN]
+        unknown = next(name for name in step if name not in self._known)
+        raise FieldError(
+            f"unknown field {unknown!r}; the buffer has {', '.join(sorted(fields)) or 'none'}, and "
+            f"{', '.join(_BUILT_IN)}"
+        )

@@ -1,0 +1,229 @@
+"""Steps of open episodes on their way to the database."""
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.util import Finalize
+from weakref import WeakSet
+
+from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.storage.episodes import Ending
+from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.records import Record
+
+logger = logging.getLogger("sqlbuffer")
+
+FLUSH_S = 1.0
+# A thread with nothing to do stays for so long.
+IDLE_S = 1.0
+# A batch is stored when it has so many rows or bytes.
+FLUSH_ROWS, FLUSH_BYTES = 1_000, 8 * 2**20
+# So much may wait behind a slow database; then `add` waits as well.
+MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
+
+# Stores records and endings in one transaction, returns the number of each id.
+Write = Callable[[Sequence[Record], Sequence[Ending], Mapping[EpisodeKey, str]], Mapping[str, int]]
+
+
+class WriteQueue:
+    """Gathers steps and stores them in batches, in the order in which they came: when there are
+    enough, and never later than `flush_s` after the first, from a thread that ends with the work.
+
+    What could not be stored stays here and is tried again: a batch that was sent twice is stored
+    once.
+
+    Args:
+        write: Stores a batch.
+        flush_s: How long a step waits at most.
+    """
+
+    def __init__(self, write: Write, flush_s: float = FLUSH_S) -> None:
+        self._write, self._flush_s = write, flush_s
+        self.forget()
+        _queues.add(self)
+
+    def forget(self) -> None:
+        """Be empty: in a forked child, whose parent stores what it has itself."""
+        self._mutex = threading.Condition()
+        self._writing = threading.Lock()
+        self._records: list[Record] = []
+        self._endings: list[Ending] = []
+        self._metas: dict[EpisodeKey, str] = {}
+        # The first and the last step of each open episode that are stored.
+        self._spans: dict[EpisodeKey, dict[str, int]] = {}
+        self._size_bytes = 0
+        self._due, self._not_before = float("inf"), 0.0
+        self._thread: threading.Thread | None = None
+        self._error: SQLBufferError | None = None
+
+    @property
+    def n_waiting(self) -> int:
+        """How many steps wait."""
+        return len(self._records)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not (self._records or self._endings)
+
+    def begin(self, key: EpisodeKey, meta: str | None) -> None:
+        """Note what the user says of an episode whose row is made with its first step."""
+        if meta is not None:
+            with self._mutex:
+                self._metas[key] = meta
+
+    def add(self, record: Record) -> None:
+        """Take a step; waits for the database when too many are waiting.
+
+        Raises:
+            SQLBufferError: Earlier steps could not be stored since the last call. They wait, and
+                this one was not taken.
+        """
+        with self._mutex:
+            self._raise_error()
+            self._records.append(record)
+            self._size_bytes += len(record.arrays or b"")
+            n_rows, size_bytes = len(self._records), self._size_bytes
+            self._see_to()
+            if n_rows == FLUSH_ROWS or size_bytes > FLUSH_BYTES:
+                self._mutex.notify()
+        if n_rows >= MAX_ROWS or size_bytes >= MAX_BYTES:
+            self.flush()
+
+    def end(self, ending: Ending) -> None:
+        """Take the end of an episode."""
+        with self._mutex:
+            self._endings.append(ending)
+            self._see_to()
+
+    def flush(self) -> None:
+        """Store all that waits.
+
+        Raises:
+            SQLBufferError: It could not be stored, and waits.
+        """
+        with self._writing:
+            with self._mutex:
+                records, endings, metas = self._records, self._endings, dict(self._metas)
+                size_bytes, self._size_bytes = self._size_bytes, 0
+                self._records, self._endings, self._due = [], [], float("inf")
+                self._error = None
+            if not records and not endings:
+                return
+            try:
+                self._store(records, endings, metas)
+            except BaseException:
+                with self._mutex:
+                    self._records[:0], self._endings[:0] = records, endings
+                    self._size_bytes += size_bytes
+                    self._see_to()
+                raise
+
+    def _store(
+        self,
+        records: Sequence[Record],
+        endings: Sequence[Ending],
+        metas: Mapping[EpisodeKey, str],
+    ) -> None:
+        seqs = self._write(records, [self._resolved(ending) for ending in endings], metas)
+        for record in records:
+            seq = seqs.get(record.id)
+            if seq is not None and record.episode_key is not None:
+                key = (record.episode_key, record.task_id)
+                first = next(iter(self._spans.get(key, {record.id: seq}).items()))
+                self._spans[key] = dict([first, (record.id, seq)])
+                self._metas.pop(key, None)
+        for ending in endings:
+            self._spans.pop((ending.key, ending.task_id), None)
+        with self._mutex:
+            self._mutex.notify()  # the thread waited for what is stored now
+
+    def _resolved(self, ending: Ending) -> Ending:
+        """Fill in the numbers of steps that were stored in earlier batches."""
+        known = self._spans.get((ending.key, ending.task_id), {})
+        first, last = (known.get(str(step), step) for step in (ending.first, ending.last))
+        return replace(ending, first=first, last=last)
+
+    def _see_to(self) -> None:
+        """Have a thread store what waits in time. (The caller holds the mutex.)"""
+        if self._due == float("inf"):
+            self._due = time.monotonic() + self._flush_s
+        if self._thread is None:
+            _flush_at_exit()
+            self._thread = threading.Thread(target=self._run, name="sqlbuffer-writer", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the process ends: it flushes by itself
+                self._thread = None
+
+    def _run(self) -> None:
+        while self._wait():
+            try:
+                self.flush()
+            except SQLBufferError as error:
+                logger.warning("%d steps could not be stored yet: %s", len(self._records), error)
+                with self._mutex:
+                    self._error = error
+                    self._not_before = time.monotonic() + self._flush_s
+            except BaseException:
+                with self._mutex:
+                    self._thread = None
+                raise
+
+    def _wait(self) -> bool:
+        """Wait until it is time to store; False when there has been nothing for a while."""
+        with self._mutex:
+            idle_until = time.monotonic() + IDLE_S
+            while True:
+                now = time.monotonic()
+                is_full = len(self._records) >= FLUSH_ROWS or self._size_bytes > FLUSH_BYTES
+                due = max(now if is_full else self._due, self._not_before)
+                if due <= now:
+                    return True
+                if not self.is_empty:
+                    idle_until = now + IDLE_S
+                elif now >= idle_until:
+                    self._thread = None
+                    return False
+                self._mutex.wait(min(due, idle_until) - now if self.is_empty else due - now)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+_queues: "WeakSet[WriteQueue]" = WeakSet()
+
+
+def _flush_all() -> None:
+    for queue in list(_queues):
+        try:
+            queue.flush()
+        except SQLBufferError as error:
+            logger.error("%d steps were lost at the end: %s", queue.n_waiting, error)
+
+
+def _forget_all() -> None:
+    for queue in list(_queues):
+        queue.forget()
+
+
+def _flush_at_exit() -> None:
+    """See to it that this process stores what waits when it ends; a child of multiprocessing runs
+    no `atexit` of its parent.
+    """
+    global _exit_pid
+    if _exit_pid != os.getpid():
+        _exit_pid = os.getpid()
+        atexit.register(_flush_all)
+        Finalize(None, _flush_all, exitpriority=0)
+
+
+_exit_pid = 0
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
