@@ -232,8 +232,6 @@ class BufferStore:
             first.setdefault(record.id, record)
 
         def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
-            if self.info.evict_by == "episode":
-                self._lock(connection)  # before the episodes, as the triggers do
             episodes.end(connection, self.info.id, endings, seqs)
 
         insertion = Insertion(

@@ -78,6 +78,30 @@ def test_learners_delete_clear_and_resize(with_roles, login, evict_by):
         assert buffer.clear() == 2
 
 
+@pytest.mark.parametrize("role", ["sqlbuffer_writer", "sqlbuffer_learner"])
+def test_writers_and_learners_write_episodes_that_leave_whole(with_roles, login, role):
+    url = login(role)
+    with ReplayBuffer(url, name="newer", max_episodes=2) as buffer:
+        for i in range(3):
+            with buffer.episode(episode_id=f"e{i}", seed=i) as episode:
+                episode.append(state=i, reward=1.0)
+                buffer.flush()
+                episode.append(state=i, reward=1.0)
+        assert len(buffer) == 4
+    with psycopg.connect(url) as connection:
+        listed = connection.execute("SELECT status, length FROM v_episodes WHERE buffer = 'newer'")
+        assert listed.fetchall() == [("complete", 2)] * 3
+
+
+def test_learners_resize_and_clear_buffers_of_episodes(with_roles, login):
+    with ReplayBuffer(login("sqlbuffer_learner"), name="newer", max_episodes=2) as buffer:
+        for _ in range(2):
+            with buffer.episode() as episode:
+                episode.append(state=1)
+        buffer.resize(max_episodes=1)
+        assert buffer.clear() == 1
+
+
 def test_learners_drop_no_buffer(with_roles, login):
     with pytest.raises(StorageReadOnlyError):
         ReplayBuffer.drop(login("sqlbuffer_learner"), "older")

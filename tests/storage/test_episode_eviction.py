@@ -273,35 +273,54 @@ def test_it_holds_what_a_model_in_memory_holds(buffer_url, actions, max_episodes
         max_capacity=max_capacity,
         flush_s=1_000,
     )
-    rows, order, ended, writers = [], [], set(), {}  # rows: the episode of each, by seq
+    model, writers = Model(max_episodes, max_capacity), {}
     for n, (what, number) in enumerate(actions):
         if what == "whole":
             store(buffer, f"w{n}", number)
-            rows += [f"w{n}"] * number
-            order.append(f"w{n}")
-            ended.add(f"w{n}")
+            model.add(f"w{n}", number)
+            model.end(f"w{n}")
         elif what == "append":
             if number not in writers:
                 writers[number] = buffer.episode(episode_id=f"o{n}")
-                order.append(f"o{n}")
             writers[number].append(obs=1.0)
             buffer.flush()
-            rows.append(writers[number].episode_id)
+            model.add(writers[number].episode_id, 1)
         elif what == "end" and number in writers:
             writers[number].end()
-            ended.add(writers.pop(number).episode_id)
+            model.end(writers.pop(number).episode_id)
         elif what == "rows":
             buffer.extend({"obs": np.zeros(number)})
-            rows += [None] * number
-        while len({key for key in rows if key}) > max_episodes:
-            gone = next((key for key in order if key in rows and key in ended), None)
-            if gone is None:
-                break
-            rows = [key for key in rows if key != gone]
-        rows = rows[-max_capacity:] if max_capacity else rows
+            model.add(None, number)
         found = run(
             buffer_url,
             "SELECT episode_id FROM v_experiences WHERE buffer = 'model' ORDER BY seq",
         )
-        assert [key for (key,) in found] == rows
-        assert len(buffer) == len(rows)
+        assert [key for (key,) in found] == model.rows
+        assert len(buffer) == len(model.rows)
+
+
+class Model:
+    """What a buffer holds: the episode of each row, oldest first."""
+
+    def __init__(self, max_episodes, max_capacity):
+        self.max_episodes, self.max_capacity = max_episodes, max_capacity
+        self.rows, self.order, self.ended = [], [], set()
+
+    def add(self, key, n):
+        self.rows += [key] * n
+        if key not in self.order:
+            self.order.append(key)
+        self.evict()
+
+    def end(self, key):
+        self.ended.add(key)
+        self.evict()
+
+    def evict(self):
+        while len({key for key in self.rows if key}) > self.max_episodes:
+            ended = [key for key in self.order if key in self.rows and key in self.ended]
+            if not ended:
+                break
+            self.rows = [key for key in self.rows if key != ended[0]]
+        if self.max_capacity:
+            self.rows = self.rows[-self.max_capacity :]

@@ -27,7 +27,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, v_buffers, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, uses, queue_items, labels, payload_parts,
     schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -48,8 +48,8 @@ BEGIN
 END
 $$;
 
-GRANT DELETE ON experiences TO sqlbuffer_learner;
-GRANT UPDATE (max_capacity, low_seq, deletions) ON buffers TO sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1 TO sqlbuffer_learner;
+GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
+GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions) ON buffers TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 
 COMMIT;
