@@ -26,11 +26,10 @@ def chosen_buffer(url: str | None, name: str | None) -> str:
         UsageError: Several and none named.
     """
     from sqlbuffer.cli.output import shown_url
-    from sqlbuffer.storage import readonly, schema_status
+    from sqlbuffer.storage import catalog, schema_status
 
     schema_status.check(url)
-    answer = readonly.query(url, "SELECT name FROM buffers ORDER BY name")
-    names = [found for (found,) in answer.rows]
+    names = [info.name for info in catalog.list_buffers(url)]
     if not names:
         raise BufferNotFoundError(
             f"{shown_url(url)} has no buffers yet; a program makes one with "
@@ -52,10 +51,9 @@ def buffer_of_task(url: str | None, task: str) -> str | None:
     Raises:
         UsageError: Several have it.
     """
-    from sqlbuffer.storage import readonly
+    from sqlbuffer.storage import listings
 
-    statement = "SELECT DISTINCT buffer FROM v_experiences WHERE task_id = :task ORDER BY buffer"
-    names = [name for (name,) in readonly.query(url, statement, {"task": task}).rows]
+    names = listings.buffers_of_task(url, task)
     return _one_of(names) if names else None
 
 
@@ -74,12 +72,10 @@ def opened(url: str | None, name: str | None) -> "ReplayBuffer":
 
 def similar_tasks(url: str | None, buffer: str | None, task: str) -> list[str]:
     """Return the ids of tasks that resemble one, of a buffer or of all."""
-    from sqlbuffer.storage import readonly
+    from sqlbuffer.storage import listings
 
-    condition = "" if buffer is None else "WHERE buffer = :buffer"
-    statement = f"SELECT task_id FROM v_tasks {condition} LIMIT :tasks"
-    found = readonly.query(url, statement, {"buffer": buffer, "tasks": SEARCHED_TASKS})
-    return difflib.get_close_matches(task, [task_id for (task_id,) in found.rows], n=5)
+    known = listings.task_ids(url, buffer, SEARCHED_TASKS)
+    return difflib.get_close_matches(task, known, n=5)
 
 
 def listed(names: list[str]) -> str:

@@ -8,14 +8,6 @@ from sqlbuffer.cli.options import Csv, Json, Ndjson, Url, database, example
 from sqlbuffer.cli.plain import iso_time
 
 EPILOG = example("sqlbuffer info sqlite:///replay.db", "sqlbuffer info replay.db --json")
-_BUFFERS = """
-SELECT b.buffer, b.rows, b.capacity, b.fill,
-    (SELECT count(DISTINCT e.task_id) FROM experiences e
-     WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
-    b.evict_by, b.oldest_at, b.newest_at, b.last_insert_at, b.created_at
-FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
-ORDER BY b.buffer
-"""
 
 
 def info(url: Url = None, json: Json = False, csv: Csv = False, ndjson: Ndjson = False) -> None:
@@ -24,15 +16,16 @@ def info(url: Url = None, json: Json = False, csv: Csv = False, ndjson: Ndjson =
     Times are UTC. In a file or a pipe tables are not cut. `sqlbuffer ls` says less, and sooner.
     """
     from sqlbuffer.cli.output import console, shown_url
-    from sqlbuffer.storage import readonly, schema_status
+    from sqlbuffer.storage import listings, schema_status
+    from sqlbuffer.storage.sizes import shown_size
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     found = schema_status.check(url)
-    answer = readonly.query(url, _BUFFERS)
+    answer = listings.buffers_in_full(url)
     if format_ is Format.TABLE:
         server = schema_status.server(url)
         out = console()
-        facts = f"{server.version}, {size(server.size_bytes)}, schema {found.revision}"
+        facts = f"{server.version}, {shown_size(server.size_bytes)}, schema {found.revision}"
         out.print(f"{shown_url(url)}: {facts}", markup=False, soft_wrap=True)
         if answer.rows:
             write(answer.columns, for_people(answer.columns, answer.rows), format_)
@@ -56,13 +49,3 @@ def _for_people(column: str, value: Any) -> Any:
         text = value if isinstance(value, str) else iso_time(value)
         return f"{text[:10]} {text[11:19]}" if text[10:11] == "T" else text
     return value
-
-
-def size(n_bytes: int) -> str:
-    """Return a size as a person reads it."""
-    amount = float(n_bytes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:,.3g} TB"

@@ -24,27 +24,6 @@ EPILOG = example(
     "sqlbuffer ls sqlite:///replay.db cartpole",
     "sqlbuffer ls replay.db --tasks --limit 0 --csv",
 )
-# The rows are counted in an index and the rest is looked up: v_buffers takes twice as long.
-_BUFFERS = """
-SELECT buffer, rows, capacity, rows * 1.0 / capacity AS fill, tasks, last_insert_at
-FROM (
-    SELECT w.buffer, w.max_capacity AS capacity,
-        (SELECT count(*) FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS rows,
-        (SELECT count(DISTINCT e.task_id) FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
-        (SELECT e.inserted_at FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq
-        ) AS last_insert_at
-    FROM v_windows w
-) counted
-ORDER BY buffer
-"""
-_TASKS = """
-SELECT task_id, task_name, steps, agents, total_reward, first_at, last_at,
-    count(*) OVER () AS tasks
-FROM v_tasks WHERE buffer = :buffer ORDER BY last_at DESC NULLS LAST, task_id
-"""
 
 
 def ls(
@@ -84,10 +63,10 @@ def ls(
 
 
 def _list_buffers(url: str | None, format_: Format) -> None:
-    from sqlbuffer.storage import readonly, schema_status
+    from sqlbuffer.storage import listings, schema_status
 
     schema_status.check(url)
-    answer = readonly.query(url, _BUFFERS)
+    answer = listings.buffers(url)
     if format_ is not Format.TABLE:
         write(answer.columns, answer.rows, format_)
     elif answer.rows:
@@ -97,11 +76,10 @@ def _list_buffers(url: str | None, format_: Format) -> None:
 
 
 def _list_tasks(url: str | None, name: str | None, limit: int, format_: Format) -> None:
-    from sqlbuffer.storage import readonly
+    from sqlbuffer.storage import listings
 
     buffer = chosen_buffer(url, name)
-    statement = f"{_TASKS} LIMIT :limit" if limit else _TASKS
-    with readonly.stream(url, statement, {"buffer": buffer, "limit": limit}) as found:
+    with listings.tasks(url, buffer, limit) as found:
         columns, rows = found.columns[:-1], _Counted(found.rows)
         if format_ is Format.TABLE:
             write(*_without_empty(columns, list(for_people(columns, rows))), format_)

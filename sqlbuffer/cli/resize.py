@@ -68,14 +68,13 @@ def _capacity(word: str) -> int | None:
 def _leaving(url: str | None, buffer: "ReplayBuffer", capacity: int | None) -> int:
     """Return how many rows fall out of the window; of a buffer that evicts by task, at least."""
     from sqlbuffer import QueryBuilder
-    from sqlbuffer.storage import readonly
+    from sqlbuffer.storage import listings
 
     if capacity is None:
         return 0
     if buffer.evict_by != "row":
         return max(len(buffer) - capacity, 0)
-    statement = "SELECT high_seq FROM v_windows WHERE buffer = :buffer"
-    ((newest,),) = readonly.query(url, statement, {"buffer": buffer.name}).rows
+    newest = listings.newest_seq(url, buffer.name)
     return buffer.size(QueryBuilder().lte("seq", newest - capacity))
 
 

@@ -14,7 +14,7 @@ from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoade
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError, StorageUnreachableError, URLError
-from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url
+from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url, sqlite_path
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
 
@@ -89,7 +89,7 @@ def existing_file(url: URL) -> Path:
         URLError: A database in memory.
     """
     refuse_memory(url)
-    path = Path((url.database or "").removeprefix("file:")).absolute()
+    path = sqlite_path(url).absolute()
     if not path.is_file():
         raise StorageUnreachableError(
             f"there is no file {path}; check the path, or create it with "

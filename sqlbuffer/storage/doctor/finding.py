@@ -55,11 +55,3 @@ def fetch_all(connection: Connection, statement: str, **parameters: Any) -> Sequ
 
 def fetch_one(connection: Connection, statement: str, **parameters: Any) -> Any:
     return connection.execute(text(statement), parameters).one()
-
-
-def shown_size(n_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:,.3g} GB"

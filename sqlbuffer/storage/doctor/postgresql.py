@@ -8,7 +8,8 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
-from sqlbuffer.storage.doctor.finding import Checks, Finding, fetch_all, fetch_one, shown_size
+from sqlbuffer.storage.doctor.finding import Checks, Finding, fetch_all, fetch_one
+from sqlbuffer.storage.sizes import shown_size
 
 LONG_TRANSACTION_S = 300
 MANY_CONNECTIONS = 0.8

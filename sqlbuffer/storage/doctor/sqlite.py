@@ -11,15 +11,10 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
-from sqlbuffer.storage.doctor.finding import (
-    Checks,
-    Finding,
-    fetch_all,
-    fetch_one,
-    shown_size,
-)
+from sqlbuffer.storage.doctor.finding import Checks, Finding, fetch_all, fetch_one
 from sqlbuffer.storage.filesystems import filesystem_of, warn_of_network
 from sqlbuffer.storage.readonly import existing_file
+from sqlbuffer.storage.sizes import shown_size
 from sqlbuffer.storage.sqlite import lock_path
 
 try:
