@@ -39,7 +39,10 @@ _STATE = text(
     """
 SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
     extract(epoch FROM greatest(s.last_vacuum, s.last_autovacuum))::double precision AS cleaned_at,
-    pg_has_role(c.relowner, 'USAGE') AS is_owner
+    pg_has_role(c.relowner, 'USAGE') OR CASE
+        -- Before PostgreSQL 17 there is no such right, and asking for it is an error.
+        WHEN current_setting('server_version_num')::integer >= 170000
+        THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
 WHERE s.relid IN (to_regclass('experiences'), to_regclass('tasks'), to_regclass('priorities'),
     to_regclass('uses'), to_regclass('queue_items'), to_regclass('labels'),
@@ -166,18 +169,7 @@ def cleaner_for(engine: Engine) -> Cleaner:
 
 
 def _tables(connection: Connection) -> list[Table]:
-    return [
-        Table(name, dead, live, died, cleaned_at, is_owner or _is_granted(connection, name))
-        for name, dead, live, died, cleaned_at, is_owner in connection.execute(_STATE)
-    ]
-
-
-def _is_granted(connection: Connection, table: str) -> bool:
-    version: Any = connection.dialect.server_version_info
-    if version < (17,):
-        return False
-    statement = text("SELECT has_table_privilege(:table, 'MAINTAIN')")
-    return bool(connection.execute(statement, {"table": table}).scalar_one())
+    return [Table(*row) for row in connection.execute(_STATE)]
 
 
 def _lease(connection: Connection, lease_s: float, *, renew: bool = False) -> bool:
