@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, case, delete, func, select, update
@@ -29,7 +29,7 @@ from sqlbuffer.storage.engine import (
 from sqlbuffer.storage.episodes import Beginning, Ending
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
-from sqlbuffer.storage.insertion import Insertion, Row
+from sqlbuffer.storage.insertion import Insertion, Outcome, Row
 from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
@@ -97,28 +97,28 @@ class Written:
     seqs: dict[str, int]
 
 
-def _repeats(
-    method: Callable[Concatenate["BufferStore", P], T],
-) -> Callable[Concatenate["BufferStore", P], T]:
-    """Have a method that writes start anew after a deadlock, which undid what it did."""
-
-    @wraps(method)
-    def repeating(self: "BufferStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return retried(lambda: method(self, *args, **kwargs), 0.0, self._forget_connections)
-
-    return repeating
+Method = Callable[Concatenate["BufferStore", P], T]
 
 
-def _survives(
-    method: Callable[Concatenate["BufferStore", P], T],
-) -> Callable[Concatenate["BufferStore", P], T]:
-    """Have a method that reads start anew after a lost connection or a deadlock."""
+def _started_anew(*, after_loss: bool) -> Callable[[Method[P, T]], Method[P, T]]:
+    """Have a method start anew after a deadlock, which undid what it did; or also after a lost
+    connection.
+    """
 
-    @wraps(method)
-    def surviving(self: "BufferStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._surviving(lambda: method(self, *args, **kwargs))
+    def decorate(method: Method[P, T]) -> Method[P, T]:
+        @wraps(method)
+        def repeating(self: "BufferStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+            retry_s = self.options.retry_s if after_loss else 0.0
+            work = partial(method, self, *args, **kwargs)
+            return retried(work, retry_s, self._forget_connections)
 
-    return surviving
+        return repeating
+
+    return decorate
+
+
+_repeats = _started_anew(after_loss=False)
+_survives = _started_anew(after_loss=True)
 
 
 class BufferStore:
@@ -242,7 +242,7 @@ class BufferStore:
             end_episodes if endings else None,
             metas,
         )
-        outcome = self._surviving(lambda: insertion.run(self.engine, self.options.durability))
+        outcome = self._insert(insertion)
         self._dialect.wrote(self.engine, len(outcome.numbers))
         written = Written(list(outcome.numbers), [], [], outcome.seqs)
         fresh = set(outcome.numbers)
@@ -256,8 +256,9 @@ class BufferStore:
             (written.duplicates if same else written.conflicts).append(record.id)
         return written
 
-    def _surviving(self, work: Callable[[], T]) -> T:
-        return retried(work, self.options.retry_s, self._forget_connections)
+    @_survives
+    def _insert(self, insertion: Insertion) -> Outcome:
+        return insertion.run(self.engine, self.options.durability)
 
     def _forget_connections(self) -> None:
         """When one connection was lost, those idle in the pool are dead as well."""
