@@ -145,4 +145,4 @@ def _with_length(spec: FieldSpec, n: int) -> tuple[int, ...]:
     return tuple(n if size == VARIABLE else size for size in spec.shape)
 
 
-NO_FIELDS = Layout({})
+EMPTY_LAYOUT = Layout({})

@@ -21,7 +21,7 @@ from sqlbuffer.codec import (
 )
 from sqlbuffer.errors import FieldError
 from sqlbuffer.ids import uuid7
-from sqlbuffer.packing import NO_FIELDS, Layout
+from sqlbuffer.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 
 MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
@@ -303,7 +303,7 @@ def same_content(
     held: Sequence[Any],
     *,
     ignore: frozenset[str] = frozenset(),
-    layout: Layout = NO_FIELDS,
+    layout: Layout = EMPTY_LAYOUT,
 ) -> bool:
     """Tell whether a record says the same as a stored one (a tuple of the columns of `Record`), to
     the bit.
