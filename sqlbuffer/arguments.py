@@ -2,7 +2,7 @@
 
 import difflib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -79,6 +79,25 @@ def row_of(fields: Mapping[str, Any]) -> DataRow:
         first = error.errors()[0]
         path = ".".join(map(str, first["loc"]))
         raise FieldError(f"{path}: {first['msg']}, got {first['input']!r}") from None
+
+
+def columns_of(
+    arrays: Mapping[str, Any], keys: Mapping[str, Any], also: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what was given in one dict and, unless it is None, as arguments, as columns.
+
+    Args:
+        arrays: The dict.
+        keys: The arguments.
+        also: What the arguments say of rows beside their names.
+    """
+    if not hasattr(arrays, "keys"):  # a table of pandas will do
+        raise FieldError(f"arrays are given as a dict {{field: values}}, got {arrays!r:.100}")
+    given = {name: value for name, value in keys.items() if value is not None}
+    double = set(arrays) & {*given, *also}
+    if double:
+        raise FieldError(f"{min(double)!r} is given twice")
+    return {**arrays, **given}
 
 
 def one_condition(condition: Condition, query_condition: Condition) -> Condition:

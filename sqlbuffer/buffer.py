@@ -21,6 +21,7 @@ from sqlbuffer.arguments import (
     check_options,
     check_seconds,
     check_sufficient,
+    columns_of,
     one_condition,
     row_of,
 )
@@ -266,10 +267,8 @@ class ReplayBuffer:
             FieldError: An unknown or missing field, another shape, a value that the field cannot
                 hold; nothing is written.
         """
-        double = set(arrays) & set(keys)
-        if double:
-            raise FieldError(f"{sorted(double)[0]!r} is given twice")
-        records = encode_columns(self._store.layout, {**arrays, **keys}, casting=casting)
+        columns = columns_of(arrays, keys)
+        records = encode_columns(self._store.layout, columns, casting=casting)
         return self._insert_records(records, ignore=_MADE_TIME)
 
     def store_episode(
@@ -278,7 +277,7 @@ class ReplayBuffer:
         *,
         episode_id: str | None = None,
         task_id: str | None = None,
-        agent_id: str = "default",
+        agent_id: str | None = None,
         model_version: int | None = None,
         final: Mapping[str, Any] | None = None,
         casting: str = "same_kind",
@@ -292,8 +291,8 @@ class ReplayBuffer:
             episode_id: Its id; made when left out. Given, the episode is stored once however often
                 it is sent, as long as the buffer holds it.
             task_id: Its task; the episode's own id when left out.
-            agent_id: Who acted.
-            model_version: Version of the model that acted.
+            agent_id: Who acted; `default` when left out. A column of `arrays`, where it changes.
+            model_version: Version of the model that acted; likewise.
             final: The observation after the last step, a value for each observation field.
             casting: See `extend`.
             **meta: JSON values that are kept with the episode.
@@ -305,8 +304,10 @@ class ReplayBuffer:
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
         keys = {"task_id": task, "agent_id": agent_id, "model_version": model_version}
+        own_ids = () if episode_id is None else ("id",)  # made of the episode's
+        columns = columns_of(arrays, keys, own_ids)
         store = self._store
-        records = encode_columns(store.layout, {**keys, **arrays}, casting=casting, episode=key)
+        records = encode_columns(store.layout, columns, casting=casting, episode=key)
         if not records:
             raise FieldError("an episode has at least one step")
         if episode_id is not None:

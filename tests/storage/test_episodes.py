@@ -109,6 +109,39 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(buffer_url, buffer,
     assert episodes(buffer_url) == []
 
 
+@pytest.mark.parametrize(
+    ("arrays", "options", "name"),
+    [
+        ({"task_id": ["x"] * 2}, {}, "task_id"),
+        ({"task_id": "x"}, {"task_id": "t"}, "task_id"),
+        ({"agent_id": ["a", "b"]}, {"agent_id": "default"}, "agent_id"),
+        ({"model_version": 1}, {"model_version": 0}, "model_version"),
+        ({"id": ["a", "b"]}, {"episode_id": "e"}, "id"),
+    ],
+)
+def test_what_an_episode_says_of_its_steps_is_not_given_as_a_column_too(
+    buffer_url, buffer, arrays, options, name
+):
+    with pytest.raises(FieldError, match=f"'{name}' is given twice"):
+        buffer.store_episode({**make_arrays(2), **arrays}, **options)
+    assert len(buffer) == 0
+    assert episodes(buffer_url) == []
+
+
+def test_steps_of_one_episode_may_have_agents_versions_and_ids_of_their_own(buffer_url, buffer):
+    columns = {"agent_id": ["a", "b"], "model_version": [1, 2], "id": ["x", "y"]}
+    buffer.store_episode({**make_arrays(2), **columns})
+    found = [(row.exp_meta.agent_id, row.exp_meta.model_version, row.id) for row in buffer]
+    assert found == [("a", 1, "x"), ("b", 2, "y")]
+
+
+@pytest.mark.parametrize("arrays", [None, [1, 2], np.ones(3)])
+def test_arrays_are_given_by_name(buffer, arrays):
+    for store in (buffer.extend, buffer.store_episode):
+        with pytest.raises(FieldError, match="arrays are given as a dict"):
+            store(arrays)
+
+
 def test_an_episode_has_at_least_one_step(buffer):
     with pytest.raises(FieldError, match="at least one step"):
         buffer.store_episode(make_arrays(0))
