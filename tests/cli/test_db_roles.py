@@ -120,6 +120,21 @@ def test_analysts_read_tables_and_views_with_sql_and_in_python(with_roles, login
     assert run("info", url).exit_code == 0
 
 
+def test_an_analyst_whose_transactions_only_read_counts_and_streams(with_roles, login):
+    url = login("sqlbuffer_analyst")
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER ROLE CURRENT_USER SET default_transaction_read_only = on")
+    with ReplayBuffer(with_roles, name="older") as writer, psycopg.connect(url) as connection:
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            connection.execute("INSERT INTO buffers (name) VALUES ('mine')")
+        connection.rollback()
+        with ReplayBuffer(url, name="older", create=False) as buffer:
+            assert len(buffer) == buffer.size() == len(list(buffer)) == 4
+            # The newest numbers are settled by a transaction of the reader's own.
+            writer.store(make_array_row(step=9))
+            assert len(buffer) == len(list(buffer)) == 5
+
+
 @pytest.mark.parametrize(
     "statement",
     [
