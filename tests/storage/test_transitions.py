@@ -70,9 +70,9 @@ def fill(buffer, made):
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=EPISODES, n_step=st.integers(1, 4), gamma=st.sampled_from([0.0, 0.5, 0.99, 1.0]))
-def test_every_transition_is_that_of_the_reference(buffer, made, n_step, gamma):
+def test_every_transition_is_that_of_the_reference(buffer_url, buffer, made, n_step, gamma):
     buffer.clear()
-    run(str(buffer._store.url.render_as_string(hide_password=False)), "DELETE FROM episodes")
+    run(buffer_url, "DELETE FROM episodes")
     fill(buffer, made)
     expected = {
         (f"e{e}", t): found
