@@ -30,7 +30,7 @@ from sqlbuffer.converters import Converter
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.ids import uuid7
-from sqlbuffer.query import EVERYTHING, check
+from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.specs import Fields, FieldSpec, check_casting
@@ -400,7 +400,7 @@ class ReplayBuffer:
             InsufficientDataError: Fewer rows were drawn: with the default sampler none matches.
             FieldError: An unknown field.
         """
-        node = check(condition)
+        node = self._node(condition)
         sampler = RandomSampler(replace=True) if sampler is None else sampler
         check_batch_size(batch_size)
         n = min(int(batch_size), MAX_LIMIT)
@@ -446,7 +446,7 @@ class ReplayBuffer:
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: An unknown field, or no observation field.
         """
-        node = check(condition)
+        node = self._node(condition)
         sampler = RandomSampler(replace=True) if sampler is None else sampler
         check_batch_size(batch_size)
         check_n_step(n_step, gamma)
@@ -499,7 +499,7 @@ class ReplayBuffer:
             InsufficientDataError: Fewer match and `strict` is set.
             ValueError: A negative batch size.
         """
-        node = check(one_condition(condition, query_condition))
+        node = self._node(condition, query_condition)
         sampler = RandomSampler() if sampler is None else sampler
         check_batch_size(batch_size)
         if isinstance(sampler, TaskSampler):
@@ -546,7 +546,7 @@ class ReplayBuffer:
                 f"sample_tasks takes a TaskSampler, got {type(sampler).__name__}; use sample() for "
                 f"rows"
             )
-        node = check(one_condition(condition, query_condition))
+        node = self._node(condition, query_condition)
         check_batch_size(n)
         tasks = self._sample_tasks(sampler, n, node)
         check_sufficient(len(tasks), n, strict)
@@ -566,7 +566,7 @@ class ReplayBuffer:
 
     def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
         """Return how many rows match."""
-        return self._store.count(check(one_condition(condition, query_condition)))
+        return self._store.count(self._node(condition, query_condition))
 
     def __len__(self) -> int:
         """Return how many rows the buffer holds; nothing is scanned."""
@@ -588,7 +588,7 @@ class ReplayBuffer:
         Rows come in pages and no transaction stays open between them, so any number may be read in
         little memory. Rows evicted before their page is read are left out.
         """
-        node = check(one_condition(condition, query_condition))
+        node = self._node(condition, query_condition)
         pages = self._store.pages(node)
         return (row for page in pages for row in self._decoder.rows(page))
 
@@ -615,7 +615,7 @@ class ReplayBuffer:
             raise ValueError("Page must be greater than 0")
         if page_size < 1:
             raise ValueError("Page size must be greater than 0")
-        node = check(one_condition(condition, query_condition))
+        node = self._node(condition, query_condition)
         offset = min((page - 1) * page_size, MAX_LIMIT)
         return self._decoder.rows(self._store.page(node, offset, min(page_size, MAX_LIMIT)))
 
@@ -639,7 +639,7 @@ class ReplayBuffer:
         Raises:
             ConditionError: An empty condition; `clear()` deletes everything.
         """
-        node = check(one_condition(condition, query_condition))
+        node = self._node(condition, query_condition)
         if node == EVERYTHING:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
         return self._store.delete(node)
@@ -676,11 +676,11 @@ class ReplayBuffer:
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes, its values written out for reading."""
-        return self._store.sql(check(one_condition(condition, query_condition)))
+        return self._store.sql(self._node(condition, query_condition))
 
     def explain(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the database's plan for that select."""
-        return self._store.explain(check(one_condition(condition, query_condition)))
+        return self._store.explain(self._node(condition, query_condition))
 
     def close(self) -> None:
         """Store the steps that wait, and close this process's idle connections to the database; a
@@ -733,6 +733,11 @@ class ReplayBuffer:
         self._warn_of(written.conflicts)
         return written.seqs
 
+    def _node(self, condition: Condition, query_condition: Condition = None) -> Node:
+        """Return a condition checked, by either of its two names."""
+        one = one_condition(condition, query_condition)
+        return check(one, self._store.info.fields.comparable)
+
     def _insert(
         self,
         rows: builtins.list[DataRow],
@@ -775,7 +780,7 @@ class ReplayBuffer:
                 ", ".join(conflicts[:10]),
             )
 
-    def _sample_rows(self, sampler: Sampler, batch_size: int, node: Any) -> builtins.list[DataRow]:
+    def _sample_rows(self, sampler: Sampler, batch_size: int, node: Node) -> builtins.list[DataRow]:
         if batch_size == 0:
             return []
         n = min(int(batch_size), MAX_LIMIT)

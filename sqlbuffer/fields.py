@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,8 +67,15 @@ class Field:
     path: tuple[Segment, ...] = ()
 
 
-def parse_field(name: object) -> Field:
+NONE_DECLARED: Mapping[str, bool] = {}
+
+
+def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> Field:
     """Return the field of a dotted name such as `exp_meta.step` or `exp_data.state.tags[0]."a.b"`.
+
+    Args:
+        name: The name.
+        declared: The buffer's own fields, and whether conditions can use each.
 
     Raises:
         ConditionError: No such field, or a malformed path; names the nearest known fields.
@@ -76,9 +84,12 @@ def parse_field(name: object) -> Field:
         raise ConditionError(f"a field is named by text such as 'exp_meta.task_id', got {name!r}")
     if name in FIELDS:
         return Field(name, *FIELDS[name])
+    if name in declared:
+        return _declared_field(name, declared[name])
     root = re.match(r"exp_data\.(state|actions|messages|extra)(?=[.\[])", name)
     if root is None:
-        raise ConditionError(f"unknown field {name!r}{_nearest(name)}")
+        usable = [own for own, is_usable in declared.items() if is_usable]
+        raise ConditionError(f"unknown field {name!r}{_nearest(name, [*FIELDS, *usable])}")
     path = _parse_path(name, root.end())
     if len(path) > MAX_PATH_SEGMENTS:
         raise ConditionError(
@@ -87,6 +98,15 @@ def parse_field(name: object) -> Field:
     if sum(isinstance(segment, int) for segment in path) > MAX_PATH_INDEXES:
         raise ConditionError(f"field {name!r} has more than {MAX_PATH_INDEXES} list indexes")
     return Field(name, root[1], "json", path)
+
+
+def _declared_field(name: str, is_usable: bool) -> Field:
+    if not is_usable:
+        raise ConditionError(
+            f"field {name!r} is kept among the arrays of a row, where conditions do not look; "
+            f"declare it with column=True, or store a copy in extra"
+        )
+    return Field(name, "fields", "json", (name,))
 
 
 def _parse_path(name: str, start: int) -> tuple[Segment, ...]:
@@ -109,12 +129,10 @@ def _parse_path(name: str, start: int) -> tuple[Segment, ...]:
     return tuple(path)
 
 
-def _nearest(name: str) -> str:
+def _nearest(name: str, known: Sequence[str]) -> str:
     name = name[:100]
-    by_last_part = [
-        known for known in FIELDS if known.rpartition(".")[2] == name.rpartition(".")[2]
-    ]
-    nearest = by_last_part or difflib.get_close_matches(name, FIELDS, n=3, cutoff=0.5)
+    by_last_part = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
+    nearest = by_last_part or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if nearest:
         return "; did you mean " + " or ".join(nearest) + "?"
-    return "; known are " + ", ".join(FIELDS)
+    return "; known are " + ", ".join(known)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sqlbuffer.codec import INT64_MAX, INT64_MIN
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.fields import Field, parse_field
+from sqlbuffer.fields import NONE_DECLARED, Field, parse_field
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte", "in", "like", "is_null"]
 Tree = Mapping[str, Any]
@@ -175,12 +175,15 @@ EVERYTHING = Group("all", ())
 NOTHING = Group("any", ())
 
 
-def check(condition: "Tree | QueryBuilder | None") -> Node:
+def check(
+    condition: "Tree | QueryBuilder | None", declared: Mapping[str, bool] = NONE_DECLARED
+) -> Node:
     """Check a condition tree and return it with fields resolved and values in the form the
     evaluators take.
 
     Args:
         condition: A tree, a builder, or None or `{}` for no condition.
+        declared: The buffer's own fields, and whether conditions can use each.
 
     Raises:
         ConditionError: An unknown field or operator, a malformed node or a value that cannot be
@@ -192,10 +195,10 @@ def check(condition: "Tree | QueryBuilder | None") -> Node:
         condition = condition.build()
     if isinstance(condition, Mapping) and not condition:
         return EVERYTHING
-    return _check_node(condition, 0)
+    return _check_node(condition, declared, 0)
 
 
-def _check_node(node: Any, depth: int) -> Node:
+def _check_node(node: Any, declared: Mapping[str, bool], depth: int) -> Node:
     if not isinstance(node, Mapping):
         raise ConditionError(
             f"a condition is a dict such as QueryBuilder().build() makes, got {reprlib.repr(node)}"
@@ -204,20 +207,20 @@ def _check_node(node: Any, depth: int) -> Node:
         raise ConditionError(f"the condition is nested deeper than {MAX_DEPTH} levels")
     keys = set(node)
     if keys <= {"field", "op", "value"} and {"field", "op"} <= keys:
-        return _check_leaf(node)
+        return _check_leaf(node, declared)
     if len(keys) == 1:
         ((key, parts),) = node.items()
         if key == "nested":
-            return _check_node(parts, depth + 1)
+            return _check_node(parts, declared, depth + 1)
         if key in ("and_", "or_"):
-            return _check_group(key, parts, depth)
+            return _check_group(key, parts, declared, depth)
     raise ConditionError(
         f"a condition node has the keys field, op and value, or one key and_ or or_ (with the "
         f"underscore), got {sorted(map(str, keys))}"
     )
 
 
-def _check_group(key: str, parts: Any, depth: int) -> Group:
+def _check_group(key: str, parts: Any, declared: Mapping[str, bool], depth: int) -> Group:
     if not isinstance(parts, (list, tuple)):
         raise ConditionError(f"{key} takes a list of conditions, got {reprlib.repr(parts)}")
     kind: Literal["all", "any"] = "all" if key == "and_" else "any"
@@ -236,12 +239,12 @@ def _check_group(key: str, parts: Any, depth: int) -> Group:
         ):
             pending.extend(reversed(part[key]))
         else:
-            flat.append(_check_node(part, depth + 1))
+            flat.append(_check_node(part, declared, depth + 1))
     return Group(kind, tuple(flat))
 
 
-def _check_leaf(leaf: Mapping[str, Any]) -> Node:
-    field, op = parse_field(leaf["field"]), leaf["op"]
+def _check_leaf(leaf: Mapping[str, Any], declared: Mapping[str, bool]) -> Node:
+    field, op = parse_field(leaf["field"], declared), leaf["op"]
     if op == "between":
         return _check_between(field, leaf.get("value"))
     if not isinstance(op, str) or op not in _OPERATORS:

@@ -1,6 +1,6 @@
 """One row's typed fields as bytes, for writers that have one row at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,10 @@ class RowPacker:
             put(_default(spec) if value is None else value)
         tails = [self._tail(spec, values.get(spec.name)) for spec in self._variable]
         return b"".join([self._row.tobytes(), *tails]) if tails else self._row.tobytes()
+
+    def scalars(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return what the row that was packed last has in fields without a shape."""
+        return {name: self._row[name][0].item() for name in names}
 
     def _tail(self, spec: FieldSpec, value: Any) -> bytes:
         cast = spec.cast(_default(spec) if value is None else value, casting=self._casting)

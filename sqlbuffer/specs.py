@@ -33,7 +33,7 @@ class FieldSpec:
         dtype: Its numpy dtype, of fixed size.
         shape: Shape of one row's value; -1 in one place is a length that varies from row to row.
         default: Shape and bytes of the value of rows that name none; None: every row must.
-        column: The value, a scalar, can be used in conditions.
+        column: Conditions can use the value, a scalar.
 
     Example:
         >>> FieldSpec.parse("obs", ("float32", (3, 2))).shape
@@ -66,10 +66,10 @@ class FieldSpec:
         )
         if not isinstance(column, bool):
             raise FieldError(f"field {name!r}: column is True or False, got {column!r}")
-        if spec.column and (spec.shape != () or spec.dtype.kind not in "biufU"):
+        if spec.column and (spec.shape != () or not _is_json(spec.dtype)):
             raise FieldError(
-                f"field {name!r}: only a number, a boolean or a text can be a column, and this is "
-                f"{spec}; leave column out"
+                f"field {name!r}: only a number of up to 64 bits, a boolean or a text can be a "
+                f"column, and this is {spec}; leave column out"
             )
         default = parts.get("default")
         if default is None:
@@ -231,6 +231,11 @@ class Fields:
             )
         return cls(specs, tuple(stored["observations"]))
 
+    @property
+    def comparable(self) -> dict[str, bool]:
+        """Whether conditions can use each of them."""
+        return {name: spec.column for name, spec in self.specs.items()}
+
 
 NO_FIELDS = Fields({})
 
@@ -304,6 +309,11 @@ def _parse_dtype(name: str, given: Any) -> np.dtype[Any]:
         )
     little: np.dtype[Any] = dtype.newbyteorder("<")
     return little
+
+
+def _is_json(dtype: np.dtype[Any]) -> bool:
+    """Tell whether JSON has its values, as numbers of 64 bits at most, booleans or text."""
+    return dtype.kind == "U" or (dtype.kind in "biuf" and dtype.itemsize <= 8)
 
 
 def _parse_shape(name: str, given: Any) -> tuple[int, ...]:

@@ -271,6 +271,7 @@ def create_tables() -> None:
         sa.Column("actions", JSON, comment="what was done"),
         sa.Column("messages", JSON, comment="conversation of an LLM agent"),
         sa.Column("extra", JSON, comment="anything else"),
+        sa.Column("fields", JSON, comment="declared fields that conditions can use"),
         sa.Column("reward_t", sa.Double(), comment="reward of the step"),
         sa.Column("adv_t", sa.Double(), comment="advantage"),
         sa.Column("v_t", sa.Double(), comment="value estimate"),

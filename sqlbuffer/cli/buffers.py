@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sqlbuffer.cli.errors import UsageError
@@ -10,6 +11,7 @@ from sqlbuffer.errors import BufferNotFoundError, ConditionError
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer
     from sqlbuffer.query import Tree
+    from sqlbuffer.specs import FieldSpec
 
 SHOWN_NAMES = 10
 SEARCHED_TASKS = 20_000
@@ -85,25 +87,24 @@ def listed(names: list[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def condition_of(condition: str | None, equals: list[str] | None) -> "Tree | None":
+def condition_of(
+    buffer: "ReplayBuffer", condition: str | None, equals: list[str] | None
+) -> "Tree | None":
     """Return the condition that `--condition` and `--eq` say together; None where neither is given.
 
     Args:
+        buffer: Whose rows it is about.
         condition: A condition tree as JSON.
         equals: Texts `field=value`.
 
     Raises:
         ConditionError: Malformed JSON, or no `=`.
     """
-    from sqlbuffer.query import check
-
     trees = [] if condition is None else [_tree(condition)]
-    trees += [_equal(text) for text in equals or ()]
+    trees += [_equal(text, buffer.fields) for text in equals or ()]
     if not trees:
         return None
-    tree = trees[0] if len(trees) == 1 else {"and_": trees}
-    check(tree)
-    return tree
+    return trees[0] if len(trees) == 1 else {"and_": trees}
 
 
 def _tree(text: str) -> Any:
@@ -119,7 +120,7 @@ def _tree(text: str) -> Any:
     return tree
 
 
-def _equal(text: str) -> dict[str, Any]:
+def _equal(text: str, specs: "Mapping[str, FieldSpec]") -> dict[str, Any]:
     from sqlbuffer.fields import FIELDS, parse_field
 
     name, sign, value = text.partition("=")
@@ -128,10 +129,11 @@ def _equal(text: str) -> dict[str, Any]:
     field = name.strip()
     root = field.partition(".")[0].partition("[")[0]
     for part in _PARTS:
-        if field not in FIELDS and f"{part}.{root}" in FIELDS:
+        if field not in {*FIELDS, *specs} and f"{part}.{root}" in FIELDS:
             field = f"{part}.{field}"
-    kind = parse_field(field).kind
-    return {"field": field, "op": "eq", "value": value if kind == "text" else _value(value)}
+    kind = parse_field(field, {name: spec.column for name, spec in specs.items()}).kind
+    is_text = kind == "text" or (field in specs and specs[field].dtype.kind == "U")
+    return {"field": field, "op": "eq", "value": value if is_text else _value(value)}
 
 
 def _value(text: str) -> Any:

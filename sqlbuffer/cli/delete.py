@@ -45,10 +45,9 @@ def delete(
     both hold), --all-rows and --whole-buffer.
     """
     url = database(url)
-    tree = condition_of(condition, eq)
     ways = {
         "--task": bool(task),
-        "--condition or --eq": tree is not None,
+        "--condition or --eq": condition is not None or bool(eq),
         "--all-rows": all_rows,
         "--whole-buffer": whole_buffer,
     }
@@ -64,6 +63,7 @@ def delete(
         elif all_rows:
             _delete(chosen, None, yes=yes)
         else:
+            tree = condition_of(chosen, condition, eq)
             if task:
                 _want_tasks(url, chosen, task)
                 tree = {"field": "exp_meta.task_id", "op": "in", "value": task}

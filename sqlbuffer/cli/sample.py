@@ -65,8 +65,8 @@ def sample(
     from sqlbuffer.cli.rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
-    tree = condition_of(condition, eq)
     with opened(url, buffer) as found:
+        tree = condition_of(found, condition, eq)
         if tasks:
             drawn = found.sample_tasks(n, sampler=RandomTaskSample(seed=seed), condition=tree)
             rows = [row for task in drawn for row in task]

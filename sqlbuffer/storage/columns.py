@@ -53,10 +53,9 @@ def encode_columns(
             field cannot hold; names the field.
     """
     n_rows = _check_names(layout, columns)
-    packed = layout.pack(
-        {name: _column(spec, columns, n_rows, casting) for name, spec in layout.specs.items()},
-        n_rows,
-    )
+    values = {name: _column(spec, columns, n_rows, casting) for name, spec in layout.specs.items()}
+    packed = layout.pack(values, n_rows)
+    fields = _comparable(layout, values, n_rows)
     rewards, tags = _rewards(columns, n_rows, casting)
     flags = [_flags(name, columns, n_rows) for name in _FLAGS]
     ids, tasks, agents, steps, versions = (_keys(name, columns, n_rows) for name in _KEYS)
@@ -64,16 +63,27 @@ def encode_columns(
     ts = [None] * n_rows if episode is None else range(n_rows)
     now = time.time()
     rows = zip(
-        ids, tasks, agents, steps, ts, payloads, rewards, *flags, versions, blobs, strict=True
-    )
+        ids, tasks, agents, steps, ts, payloads, fields, rewards, *flags, versions, blobs,
+        strict=True,
+    )  # fmt: skip
     return [
         Record(
             id_, task, None, agent, None, step, t, now, episode, None, state, actions, messages,
-            extra, reward, None, None, terminated, truncated, version, blob or None,
+            extra, field_values, reward, None, None, terminated, truncated, version, blob or None,
         )
-        for id_, task, agent, step, t, (state, actions, messages, extra), reward, terminated,
-            truncated, version, blob in rows
+        for id_, task, agent, step, t, (state, actions, messages, extra), field_values, reward,
+            terminated, truncated, version, blob in rows
     ]  # fmt: skip
+
+
+def _comparable(layout: Layout, values: Mapping[str, Any], n_rows: int) -> Sequence[str | None]:
+    """Return the JSON of those fields that conditions can use."""
+    names = [name for name, spec in layout.specs.items() if spec.column]
+    if not names:
+        return [None] * n_rows
+    encoder = Encoder()  # numbers and texts: none of them is kept as bytes
+    rows = zip(*(values[name].tolist() for name in names), strict=True)
+    return [encoder.json(dict(zip(names, row, strict=True)), "fields") for row in rows]
 
 
 def _payloads(

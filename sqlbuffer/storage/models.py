@@ -185,6 +185,7 @@ experiences = Table(
     Column("actions", JSON, comment="what was done"),
     Column("messages", JSON, comment="conversation of an LLM agent"),
     Column("extra", JSON, comment="anything else"),
+    Column("fields", JSON, comment="declared fields that conditions can use"),
     Column("reward_t", Double, comment="reward of the step"),
     Column("adv_t", Double, comment="advantage"),
     Column("v_t", Double, comment="value estimate"),

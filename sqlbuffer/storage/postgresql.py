@@ -58,7 +58,7 @@ _ENCODE: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("step", "model_version"), _bigint),
     "t": _integer,
     **dict.fromkeys(("execute_time", "reward_t", "adv_t", "v_t"), _double),
-    **dict.fromkeys(("state", "actions", "messages", "extra"), _json),
+    **dict.fromkeys(("state", "actions", "messages", "extra", "fields"), _json),
     **dict.fromkeys(("terminated", "truncated"), _bool),
     "arrays": _bytes,
 }

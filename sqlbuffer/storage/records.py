@@ -32,7 +32,8 @@ class Record(NamedTuple):
     """One row, encoded; the columns in the order in which they are written and read.
 
     `episode_key` and `session_key` are the user's keys; the tables hold numbers. `t` is the step
-    within an episode that was stored as one.
+    within an episode that was stored as one. `fields` repeats those of `arrays` that conditions can
+    use.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Record(NamedTuple):
     actions: str | None
     messages: str | None
     extra: str | None
+    fields: str | None
     reward_t: float | None
     adv_t: float | None
     v_t: float | None
@@ -112,6 +114,7 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         encoder.json(data.actions, "exp_data.actions"),
         encoder.json(data.messages, "exp_data.messages"),
         encode_extra(data.extra, tags, encoder),
+        None,
         reward_t,
         adv_t,
         v_t,
@@ -222,8 +225,8 @@ class Decoder:
         """Return the row of a tuple (seq, *Record)."""
         (
             seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
-            session_key, state, actions, messages, extra, reward_t, adv_t, v_t, terminated,
-            truncated, model_version, arrays,
+            session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
+            terminated, truncated, model_version, arrays,
         ) = values  # fmt: skip
         # Written out: at nine in ten rows nothing is tagged, and the calls would cost more than the
         # work.

@@ -13,7 +13,7 @@ from sqlbuffer.storage.keys import one_of
 from sqlbuffer.storage.models import episodes, experiences, sessions
 from sqlbuffer.storage.records import Record
 
-_JSON_COLUMNS = {"state", "actions", "messages", "extra"}
+_JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
 
 # The window of every buffer: its rows are those with low_seq < seq <= high_seq.
 windows = table(

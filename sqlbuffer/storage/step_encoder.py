@@ -28,6 +28,7 @@ class StepEncoder:
 
     def __init__(self, layout: Layout, beginning: Beginning, casting: str) -> None:
         self._packer = RowPacker(layout, casting)
+        self._columns = [name for name, spec in layout.specs.items() if spec.column]
         self._known = {*layout.specs, *_BUILT_IN}
         self._beginning = beginning
 
@@ -45,7 +46,9 @@ class StepEncoder:
             reward = reward[()]
         reward = encode_real(reward, "reward_t", "reward", tags)
         blob = self._packer.pack(step)
-        state = actions = messages = extra = None
+        fields = state = actions = messages = extra = None
+        if self._columns:
+            fields = Encoder().json(self._packer.scalars(self._columns), "fields")
         if tags or any(name in step for name in _PAYLOADS):
             encoder = Encoder(blob)
             state = encoder.json(step.get("state"), "state")
@@ -56,7 +59,7 @@ class StepEncoder:
         of = self._beginning
         return Record(
             f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key, None,
-            state, actions, messages, extra, reward, None, None,
+            state, actions, messages, extra, fields, reward, None, None,
             encode_flag(step.get("terminated"), "terminated"),
             encode_flag(step.get("truncated"), "truncated"),
             of.model_version, blob or None,

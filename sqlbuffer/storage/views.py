@@ -55,6 +55,7 @@ VIEWS = {
             "actions": ("JSON", "what was done"),
             "messages": ("JSON", "conversation of an LLM agent"),
             "extra": ("JSON", "anything else"),
+            "fields": ("JSON", "declared fields that conditions can use"),
         },
     ),
     "v_tasks": View(

@@ -68,6 +68,17 @@ def test_only_rows_that_match_are_drawn(run, filled, options, steps):
     assert {row["step"] for row in rows} == steps
 
 
+def test_declared_fields_are_asked_for_by_their_names(run, sqlite_url):
+    fields = {"level": {"dtype": "int64", "column": True}, "map": {"dtype": "U8", "column": True}}
+    with ReplayBuffer(sqlite_url, fields=fields) as buffer:
+        buffer.extend({"level": [1, 2, 2], "map": ["a", "7", "b"]})
+    assert len(drawn(run("sample", sqlite_url, "--eq", "level=2", "--ndjson"))) == 2
+    assert len(drawn(run("sample", sqlite_url, "--eq", "map=7", "--ndjson"))) == 1
+    assert "did you mean level?" in run("sample", sqlite_url, "--eq", "levels=2").stderr
+    assert run("delete", sqlite_url, "--eq", "level=2", "--yes").exit_code == 0
+    assert len(ReplayBuffer(sqlite_url)) == 1
+
+
 def test_text_keys_compare_as_text(run, sqlite_url):
     with ReplayBuffer(sqlite_url) as buffer:
         for task in ("007", "1e3", "null"):
