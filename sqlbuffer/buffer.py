@@ -97,6 +97,8 @@ class ReplayBuffer:
             shape, default)`, with -1 for a length that varies. Omitted: what is stored, none for a
             new buffer.
         observation_fields: Which of them an observation is made of; `obs` by default.
+        meta_fields: Typed fields of an episode, declared like `fields`: numbers, booleans, texts
+            and small arrays of them, kept as JSON. Omitted: what is stored.
         state_type: Type that states are rebuilt as when read, by pydantic; plain values without
             one.
         action_type: Type that each action is rebuilt as.
@@ -142,6 +144,7 @@ class ReplayBuffer:
         create: bool | None = None,
         fields: Mapping[str, Any] | None = None,
         observation_fields: Sequence[str] | None = None,
+        meta_fields: Mapping[str, Any] | None = None,
         state_type: Any = None,
         action_type: Any = None,
         max_episodes: int | None = None,
@@ -165,7 +168,9 @@ class ReplayBuffer:
             name,
             limits=limits,
             create=create,
-            fields=None if fields is None else Fields.parse(fields, observation_fields),
+            fields=None
+            if fields is None and meta_fields is None
+            else Fields.parse(fields, observation_fields, meta_fields),
             options=Options(durability, float(retry_s)),
         )
         self._flush_s = float(flush_s)
@@ -195,6 +200,11 @@ class ReplayBuffer:
     def observation_fields(self) -> tuple[str, ...]:
         """Which of them an observation is made of."""
         return self._store.info.fields.observations
+
+    @property
+    def meta_fields(self) -> dict[str, FieldSpec]:
+        """The typed fields of an episode, as stored."""
+        return dict(self._store.info.fields.meta)
 
     def decode(self, arrays: bytes) -> dict[str, Any]:
         """Return the typed fields of one row, `{name: array of its shape}`, from its column
@@ -295,7 +305,7 @@ class ReplayBuffer:
             model_version: Version of the model that acted; likewise.
             final: The observation after the last step, a value for each observation field.
             casting: See `extend`.
-            **meta: JSON values that are kept with the episode.
+            **meta: Kept with the episode: values of `meta_fields`, and of other names JSON values.
 
         Raises:
             FieldError: As `extend`; a final observation with other fields; meta that is no JSON;
@@ -323,7 +333,7 @@ class ReplayBuffer:
             records[-1].id,
             pack_final(store.observation_layout, final, casting),
         )
-        text = encode_meta(meta)
+        text = encode_meta(meta, store.info.fields.meta, casting)
         metas = {} if text is None else {(key, task): text}
         return self._insert_records(records, ignore=_MADE_TIME, endings=[ending], metas=metas)
 
@@ -349,18 +359,19 @@ class ReplayBuffer:
             episode_id: Its id, which no episode of the task may have; made when left out.
             model_version: Version of the model that acts.
             casting: See `extend`.
-            **meta: JSON values that are kept with the episode.
+            **meta: See `store_episode`.
 
         Raises:
             EpisodeExistsError: The buffer knows an episode of that id.
-            FieldError: A key that is no text, or meta that is no JSON.
+            FieldError: A key that is no text, or meta that does not fit.
         """
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
         agent = encode_key("default" if agent_id is None else agent_id, "agent_id")
         version = None if model_version is None else encode_step(model_version, "model_version")
         check_casting(casting)
-        beginning = Beginning(key, task, agent, version, encode_meta(meta))
+        text = encode_meta(meta, self._store.info.fields.meta, casting)
+        beginning = Beginning(key, task, agent, version, text)
         if episode_id is None:
             self._queue.begin((key, task), beginning.meta)
         else:

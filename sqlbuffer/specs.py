@@ -19,6 +19,8 @@ RESERVED = (
     *("discount", "info", "mask", "lens", "weights", "n_rows", "concatenated"),
     *("keys", "values", "items", "get"),
 )
+# What calls that store an episode take beside its meta.
+RESERVED_META = ("arrays", "final", "casting", "self")
 VARIABLE = -1
 _KINDS = "biufcSU"
 _CASTINGS = ("same_kind", "unsafe")
@@ -179,62 +181,100 @@ def parse_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
     return {str(name): FieldSpec.parse(name, spec) for name, spec in given.items()}
 
 
+def parse_meta_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
+    """Return the declared fields of an episode; as `parse_specs`.
+
+    Raises:
+        FieldError: Also for a name that a call which stores episodes uses itself, and for what JSON
+            does not have.
+    """
+    specs = parse_specs(given)
+    for name, spec in specs.items():
+        if name in RESERVED_META:
+            raise FieldError(f"meta field {name!r}: store_episode uses this name; take another")
+        if spec.column:
+            raise FieldError(
+                f"meta field {name!r}: conditions are about steps; leave column out, or declare it "
+                f"in fields"
+            )
+        if not _is_json(spec.dtype):
+            raise FieldError(
+                f"meta field {name!r}: numbers of up to 64 bits, booleans and texts are kept with "
+                f"an episode, and this is {spec}"
+            )
+    return specs
+
+
 @dataclass(frozen=True)
 class Fields:
     """The typed fields of a buffer.
 
     Attributes:
-        specs: They, by name, in the order of their declaration.
+        specs: Those of a step by name, in the order of their declaration.
         observations: The names of those that an observation is made of.
-        are_observations_given: They were named, and not taken from what the fields are called.
+        meta: Those of an episode, likewise.
+        unsaid: Which of the three were not given, and are taken as they are stored.
     """
 
     specs: Mapping[str, FieldSpec]
     observations: tuple[str, ...] = ()
-    are_observations_given: bool = field(default=True, compare=False)
+    meta: Mapping[str, FieldSpec] = field(default_factory=dict)
+    unsaid: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def parse(
-        cls, given: Mapping[str, Any] | None, observations: Sequence[str] | None = None
+        cls,
+        given: Mapping[str, Any] | None,
+        observations: Sequence[str] | None = None,
+        meta: Mapping[str, Any] | None = None,
     ) -> "Fields":
         """Return the declared fields; an observation is the field `obs` where nothing is said.
 
         Raises:
-            FieldError: A malformed declaration, or an observation that is no field.
+            FieldError: A malformed declaration, an observation that is no field, or a name that is
+                declared twice.
         """
-        specs = parse_specs(given)
+        specs, meta_specs = parse_specs(given), parse_meta_specs(meta)
+        if double := set(specs) & set(meta_specs):
+            raise FieldError(
+                f"field {min(double)!r} is declared in fields and in meta_fields; rename one"
+            )
+        named = {"specs": given, "observations": observations, "meta": meta}
+        unsaid = frozenset(part for part, value in named.items() if value is None)
         if isinstance(observations, str):
             observations = (observations,)
         if observations is None:
-            return cls(specs, tuple(name for name in specs if name == "obs"), False)
+            observations = [name for name in specs if name == "obs"]
         for name in observations:
             if name not in specs:
                 raise FieldError(
                     f"observation field {name!r} is not declared; declared are "
                     f"{', '.join(specs) or 'none'}"
                 )
-        return cls(specs, tuple(observations))
+        return cls(specs, tuple(observations), meta_specs, unsaid)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON: a list, since objects do not keep their order everywhere."""
-        fields = [{"name": name, **spec.to_json()} for name, spec in self.specs.items()]
-        return {"fields": fields, "observations": list(self.observations)}
+        found = {"fields": _listed(self.specs), "observations": list(self.observations)}
+        return {**found, "meta": _listed(self.meta)} if self.meta else found
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Fields":
         """Return the fields that `to_json` wrote."""
-        specs = {}
-        for each in stored["fields"]:
-            name = each["name"]
-            specs[name] = FieldSpec.from_json(
-                name, {key: value for key, value in each.items() if key != "name"}
-            )
-        return cls(specs, tuple(stored["observations"]))
+        specs, meta = (
+            {each["name"]: FieldSpec.from_json(each["name"], each) for each in stored.get(part, ())}
+            for part in ("fields", "meta")
+        )
+        return cls(specs, tuple(stored["observations"]), meta)
 
     @property
     def comparable(self) -> dict[str, bool]:
         """Whether conditions can use each of them."""
         return {name: spec.column for name, spec in self.specs.items()}
+
+
+def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
+    return [{"name": name, **spec.to_json()} for name, spec in specs.items()]
 
 
 NO_FIELDS = Fields({})
@@ -244,20 +284,26 @@ def check_same(given: Fields, stored: Fields) -> None:
     """Raise FieldError unless two declarations are the same; names the first field that is not, and
     both declarations.
     """
-    _check_same_specs(given.specs, stored.specs)
-    if given.are_observations_given and set(given.observations) != set(stored.observations):
+    if "specs" not in given.unsaid:
+        _check_same_specs("field", given.specs, stored.specs)
+    if "meta" not in given.unsaid:
+        _check_same_specs("meta field", given.meta, stored.meta)
+    observations = set(given.observations), set(stored.observations)
+    if "observations" not in given.unsaid and observations[0] != observations[1]:
         raise FieldError(
             f"the observation fields are stored as {list(stored.observations)}, and were given as "
             f"{list(given.observations)}; leave them out to use what is stored"
         )
 
 
-def _check_same_specs(given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]) -> None:
+def _check_same_specs(
+    what: str, given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
+) -> None:
     for name in dict.fromkeys([*stored, *given]):
         left, right = given.get(name), stored.get(name)
         if left != right:
             raise FieldError(
-                f"field {name!r} is stored as {_described(right)}, and was given as "
+                f"{what} {name!r} is stored as {_described(right)}, and was given as "
                 f"{_described(left)}; leave the fields out to use what is stored, or give the "
                 f"buffer another name"
             )

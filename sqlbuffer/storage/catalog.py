@@ -150,7 +150,7 @@ def open_buffer(
             found = _find(connection, name)
         if found is None and may_create:
             values: dict[str, Any] = {"name": name, **limits.columns()}
-            if fields is not None and fields.specs:
+            if fields is not None and (fields.specs or fields.meta):
                 specs = literal(orjson.dumps(fields.to_json()).decode(), Text())
                 values["field_specs"] = cast(specs, JSON)
             try:

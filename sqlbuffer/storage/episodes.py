@@ -9,6 +9,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, or_, select, update
 from sqlbuffer.codec import Encoder
 from sqlbuffer.errors import FieldError
 from sqlbuffer.packing import Layout
+from sqlbuffer.specs import FieldSpec
 from sqlbuffer.storage.functions import utc_now
 from sqlbuffer.storage.keys import INSERT_EPISODE
 from sqlbuffer.storage.models import episodes
@@ -85,13 +86,35 @@ _END = (
 )
 
 
-def encode_meta(meta: Mapping[str, Any]) -> str | None:
-    """Return the JSON of what a user says of an episode."""
+def encode_meta(
+    meta: Mapping[str, Any], specs: Mapping[str, FieldSpec], casting: str = "same_kind"
+) -> str | None:
+    """Return the JSON of what a user says of an episode.
+
+    Args:
+        meta: Values by name; those that are not declared may be any JSON.
+        specs: The declared fields of an episode.
+        casting: See `FieldSpec.cast`.
+
+    Raises:
+        FieldError: A declared value is missing or does not fit, or another is no JSON.
+    """
     encoder = Encoder()
-    text = encoder.json(dict(meta), "meta") if meta else None
+    declared = {name: _meta_value(spec, meta.get(name), casting) for name, spec in specs.items()}
+    whole = {**meta, **declared}
+    text = encoder.json(whole, "meta") if whole else None
     if encoder.blob:
         raise FieldError("meta: arrays and bytes are not kept with an episode; give JSON values")
     return text
+
+
+def _meta_value(spec: FieldSpec, value: Any, casting: str) -> Any:
+    """Return a declared value as JSON has it: a list, where the field is an array."""
+    if value is not None:
+        return spec.cast(value, casting=casting).tolist()
+    if spec.default_value is None:
+        raise FieldError(f"meta field {spec.name!r} is missing: expected {spec}")
+    return spec.default_value.tolist()
 
 
 def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) -> bytes | None:
