@@ -26,6 +26,7 @@ from sqlbuffer.arguments import (
     row_of,
 )
 from sqlbuffer.batches import Batch
+from sqlbuffer.compression import check_compression
 from sqlbuffer.converters import Converter
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
@@ -99,6 +100,9 @@ class ReplayBuffer:
         observation_fields: Which of them an observation is made of; `obs` by default.
         meta_fields: Typed fields of an episode, declared like `fields`: numbers, booleans, texts
             and small arrays of them, kept as JSON. Omitted: what is stored.
+        compression: `zstd`: the bytes of arrays, of typed fields and inside payloads, are kept
+            compressed where that makes them shorter. Omitted: what is stored, none for a new
+            buffer.
         state_type: Type that states are rebuilt as when read, by pydantic; plain values without
             one.
         action_type: Type that each action is rebuilt as.
@@ -119,8 +123,9 @@ class ReplayBuffer:
             stored once however often it is sent. 0 raises at once.
 
     Raises:
-        BufferConfigError: The buffer is stored with another capacity or eviction.
+        BufferConfigError: The buffer is stored with another capacity, eviction or compression.
         FieldError: A malformed field, or the buffer is stored with other fields.
+        MissingExtraError: The buffer is compressed, and the package for it is not installed.
         SchemaMissingError: A database without the schema.
         SchemaOutdatedError: A schema of an earlier release.
         SchemaTooNewError: A schema of a later release.
@@ -145,6 +150,7 @@ class ReplayBuffer:
         fields: Mapping[str, Any] | None = None,
         observation_fields: Sequence[str] | None = None,
         meta_fields: Mapping[str, Any] | None = None,
+        compression: str | None = None,
         state_type: Any = None,
         action_type: Any = None,
         max_episodes: int | None = None,
@@ -159,10 +165,10 @@ class ReplayBuffer:
         limits = Limits(max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s)
         check_limits(limits)
         check_seconds("flush_s", flush_s)
+        check_compression(compression)
         if fields is None and observation_fields is not None:
             raise FieldError("observation_fields go with fields=...; leave both out to reopen")
         self._types = (state_type, action_type)
-        self._decoder = Decoder(_rebuild(state_type), _rebuild(action_type))
         self._store = BufferStore.open(
             url,
             name,
@@ -171,8 +177,10 @@ class ReplayBuffer:
             fields=None
             if fields is None and meta_fields is None
             else Fields.parse(fields, observation_fields, meta_fields),
+            compression=compression,
             options=Options(durability, float(retry_s)),
         )
+        self._decoder = self._make_decoder()
         self._flush_s = float(flush_s)
         self._queue = WriteQueue(self._write, self._flush_s)
 
@@ -200,6 +208,11 @@ class ReplayBuffer:
     def observation_fields(self) -> tuple[str, ...]:
         """Which of them an observation is made of."""
         return self._store.info.fields.observations
+
+    @property
+    def compression(self) -> str | None:
+        """How the bytes of arrays are compressed, as stored; None: not at all."""
+        return self._store.info.compression
 
     @property
     def meta_fields(self) -> dict[str, FieldSpec]:
@@ -461,7 +474,8 @@ class ReplayBuffer:
         sampler = RandomSampler(replace=True) if sampler is None else sampler
         check_batch_size(batch_size)
         check_n_step(n_step, gamma)
-        reader = TransitionReader(self._store.info.fields, n_step, gamma)
+        info = self._store.info
+        reader = TransitionReader(info.fields, n_step, gamma, info.compression)
         n = min(int(batch_size), MAX_LIMIT)
 
         def draw(found: Population) -> Batch:
@@ -730,9 +744,13 @@ class ReplayBuffer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._store, self._types = state["store"], state["types"]
-        self._decoder = Decoder(*map(_rebuild, self._types))
+        self._decoder = self._make_decoder()
         self._flush_s = state["flush_s"]
         self._queue = WriteQueue(self._write, self._flush_s)
+
+    def _make_decoder(self) -> Decoder:
+        state, action = map(_rebuild, self._types)
+        return Decoder(state, action, self._store.layout)
 
     def _write(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.compression import check_compression, compress, expand, shown_row
 from sqlbuffer.errors import FieldError
 from sqlbuffer.specs import VARIABLE, FieldSpec
 
@@ -22,6 +23,10 @@ class Layout:
 
     Args:
         specs: The fields by name.
+        compression: How the bytes of whole rows are compressed.
+
+    Raises:
+        MissingExtraError: The package that compresses is not installed.
 
     Example:
         >>> layout = Layout({"x": FieldSpec.parse("x", ("float32", (2,)))})
@@ -29,8 +34,9 @@ class Layout:
         (3, 2)
     """
 
-    def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
-        self.specs = dict(specs)
+    def __init__(self, specs: Mapping[str, FieldSpec], compression: str | None = None) -> None:
+        check_compression(compression)
+        self.specs, self.compression = dict(specs), compression
         self.record: np.dtype[Any] = np.dtype(
             [
                 (name, _LENGTH) if spec.is_variable else (name, spec.dtype, spec.shape)
@@ -67,25 +73,47 @@ class Layout:
         tails = ([values[i].tobytes() for values in variable] for i in range(n_rows))
         return [b"".join([row, *tail]) for row, tail in zip(rows, tails, strict=True)]
 
+    def compress(self, rows: Sequence[bytes | None]) -> list[bytes | None]:
+        """Return whole rows, with what follows their own bytes, as they are stored."""
+        return list(rows) if self.compression is None else compress(rows)
+
+    def expand(
+        self, rows: Sequence[bytes | None], seqs: Sequence[Any] | None = None
+    ) -> Sequence[bytes | None]:
+        """Return stored rows as `pack` made them and what was put behind."""
+        return rows if self.compression is None else expand(rows, seqs)
+
     def unpack(
-        self, rows: Sequence[bytes], fields: Sequence[str] | None = None
+        self,
+        rows: Sequence[bytes | None],
+        fields: Sequence[str] | None = None,
+        *,
+        seqs: Sequence[Any] | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """Return the fields of rows as arrays that own their memory.
+        """Return the fields of stored rows as arrays that own their memory.
 
         Args:
-            rows: Bytes of each row; what follows a row's own is left alone.
+            rows: Bytes of each row, as they are stored; what follows a row's own is left alone.
             fields: Which fields; all by default.
+            seqs: The numbers of the rows, for error messages.
 
         Returns:
             `{name: array of shape (n, *shape)}`. One of varying length is padded with zeros to the
             longest of these rows, its lengths beside it in `<name>_lens`, of shape (n,).
+
+        Raises:
+            FieldError: A row that was not written with these fields, or is damaged.
         """
         wanted = self._wanted(fields)
         size = self.record.itemsize
-        heads = rows if all(len(row) == size for row in rows) else [row[:size] for row in rows]
+        if not wanted:
+            return {}
+        whole: Any = self.expand(rows, seqs)
+        _check_sizes(whole, [size] * len(rows), seqs)
+        heads = whole if all(len(row) == size for row in whole) else [row[:size] for row in whole]
         # Of bytes the array would not be writeable.
         joined = bytearray(b"").join(heads)
-        records: Any = np.frombuffer(joined, self.record) if size else np.empty(0)
+        records: Any = np.frombuffer(joined, self.record)
         starts = [size] * len(rows)
         found: dict[str, NDArray[Any]] = {}
         for name, spec in self.specs.items():
@@ -94,11 +122,13 @@ class Layout:
                     found[name] = np.array(records[name], order="C")  # aligned, of its own memory
                 continue
             lens = records[name].astype(np.int64)
+            n_bytes = (lens * _item_bytes(spec)).tolist()
+            ends = [start + n for start, n in zip(starts, n_bytes, strict=True)]
+            _check_sizes(whole, ends, seqs)
             if name in wanted:
-                found[name] = _padded(spec, rows, starts, lens)
+                found[name] = _padded(spec, whole, starts, lens)
                 found[f"{name}_lens"] = lens
-            ends = (lens * _item_bytes(spec)).tolist()
-            starts = [start + n_bytes for start, n_bytes in zip(starts, ends, strict=True)]
+            starts = ends
         return found
 
     def length_bytes(self, row: bytes) -> int:
@@ -120,6 +150,17 @@ class Layout:
                     f"unknown field {name!r}; the buffer has {', '.join(self.specs) or 'none'}"
                 )
         return set(fields)
+
+
+def _check_sizes(
+    rows: Sequence[bytes | None], sizes: Sequence[int], seqs: Sequence[Any] | None
+) -> None:
+    for i, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+        if row is None or len(row) < size:
+            raise FieldError(
+                f"{shown_row(i, seqs)} holds {'no' if not row else 'too short'} arrays: it was not "
+                f"written with the buffer's fields; delete it, or leave it out with a condition"
+            )
 
 
 def _item_bytes(spec: FieldSpec) -> int:

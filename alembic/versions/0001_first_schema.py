@@ -136,7 +136,10 @@ def create_tables() -> None:
             server_default="row",
             comment="what leaves at once: row, task or episode",
         ),
-        sa.Column("field_specs", JSON, comment="declared array fields"),
+        sa.Column("field_specs", JSON, comment="declared fields"),
+        sa.Column(
+            "compression", sa.Text(), comment="how the bytes of arrays are compressed; null: not"
+        ),
         sa.Column(
             "codec_version",
             sa.SmallInteger(),

@@ -67,6 +67,7 @@ class BufferInfo:
         keep_episodes: Rows of `episodes` kept at most once their steps have left.
         open_timeout_s: How long an open episode may be without a write before it is abandoned.
         fields: Its typed fields.
+        compression: How the bytes of arrays are compressed; None: not at all.
     """
 
     id: int
@@ -77,6 +78,7 @@ class BufferInfo:
     keep_episodes: int
     open_timeout_s: float
     fields: Fields = NO_FIELDS
+    compression: str | None = None
 
 
 def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
@@ -135,6 +137,7 @@ def open_buffer(
     name: str,
     limits: Limits,
     fields: Fields | None = None,
+    compression: str | None = None,
     *,
     may_create: bool,
 ) -> BufferInfo:
@@ -149,7 +152,11 @@ def open_buffer(
         with engine.connect() as connection:
             found = _find(connection, name)
         if found is None and may_create:
-            values: dict[str, Any] = {"name": name, **limits.columns()}
+            values: dict[str, Any] = {
+                "name": name,
+                "compression": compression,
+                **limits.columns(),
+            }
             if fields is not None and (fields.specs or fields.meta):
                 specs = literal(orjson.dumps(fields.to_json()).decode(), Text())
                 values["field_specs"] = cast(specs, JSON)
@@ -163,7 +170,7 @@ def open_buffer(
                 found = _find(connection, name)
     if found is None:
         raise _not_found(name, url)
-    for setting, given in vars(limits).items():
+    for setting, given in {**vars(limits), "compression": compression}.items():
         _compare(setting, given, getattr(found, setting), found)
     if fields is not None:
         check_same(fields, found.fields)
@@ -172,7 +179,8 @@ def open_buffer(
 
 def _compare(setting: str, given: Any, stored: Any, found: BufferInfo) -> None:
     if given is not None and given != stored:
-        shown = "unlimited" if stored is None else repr(stored)
+        unset = "none" if setting == "compression" else "unlimited"
+        shown = unset if stored is None else repr(stored)
         remedy = _REMEDIES.get(setting, "a buffer of another name")
         raise BufferConfigError(
             f"buffer {found.name!r} is stored with {setting}={shown}, and was opened with "
@@ -231,6 +239,7 @@ def _select() -> Any:
         table.max_episodes,
         table.keep_episodes,
         table.open_timeout_s,
+        table.compression,
         cast(table.field_specs, Text),
     )
 
@@ -247,6 +256,7 @@ def _info(row: Any) -> BufferInfo:
         row.keep_episodes,
         row.open_timeout_s,
         fields,
+        row.compression,
     )
 
 

@@ -230,13 +230,7 @@ def decode_columns(
     seqs, tasks, agents, steps, rewards, terminated, truncated, extras, blobs = (
         zip(*rows, strict=True) if rows else [()] * 9
     )
-    for seq, blob in zip(seqs, blobs, strict=True):
-        if len(blob or b"") < layout.size_bytes:
-            raise FieldError(
-                f"the row with seq {seq} holds no arrays: it was not written with the buffer's "
-                f"fields; delete it, or leave it out with a condition"
-            )
-    arrays = layout.unpack(blobs, wanted) if layout.specs or wanted else {}
+    arrays = layout.unpack(blobs, wanted, seqs=seqs)
     own: dict[str, NDArray[Any]] = {
         "reward": _as_float32(reward_array(rewards, extras)),
         "terminated": np.array(terminated, bool),
@@ -259,8 +253,6 @@ def _as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 def decode_row(layout: Layout, arrays: bytes) -> dict[str, Any]:
     """Return the fields of one row, each of its own shape."""
-    if len(arrays) < layout.size_bytes:
-        raise FieldError("these bytes are not a row of the buffer's fields: they are too short")
     found = layout.unpack([arrays])
     return {name: found[name][0] for name in layout.specs}
 

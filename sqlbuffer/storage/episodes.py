@@ -118,7 +118,7 @@ def _meta_value(spec: FieldSpec, value: Any, casting: str) -> Any:
 
 
 def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) -> bytes | None:
-    """Return an observation as bytes.
+    """Return an observation as the bytes that are stored.
 
     Args:
         layout: The observation fields.
@@ -138,7 +138,7 @@ def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) ->
         name: [value] if layout.specs[name].is_variable else value[None]
         for name, value in values.items()
     }
-    return layout.pack(columns, 1)[0]
+    return layout.compress(layout.pack(columns, 1))[0]
 
 
 def begin(connection: Connection, buffer_id: int, beginning: Beginning) -> bool:

@@ -52,7 +52,8 @@ buffers = Table(
         server_default="row",
         comment="what leaves at once: row, task or episode",
     ),
-    Column("field_specs", JSON, comment="declared array fields"),
+    Column("field_specs", JSON, comment="declared fields"),
+    Column("compression", Text, comment="how the bytes of arrays are compressed; null: not"),
     Column(
         "codec_version",
         SmallInteger,

@@ -211,10 +211,17 @@ class Decoder:
     Args:
         state: Rebuilds a state from its plain value.
         action: Rebuilds each action.
+        layout: How `arrays` is stored.
     """
 
-    def __init__(self, state: Rebuild | None = None, action: Rebuild | None = None) -> None:
-        self._state, self._action = state, action
+    def __init__(
+        self,
+        state: Rebuild | None = None,
+        action: Rebuild | None = None,
+        layout: Layout = EMPTY_LAYOUT,
+    ) -> None:
+        self._state, self._action, self._layout = state, action, layout
+        self._expands = layout.compression is not None
         self._rebuilds = state is not None or action is not None
 
     def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
@@ -228,6 +235,10 @@ class Decoder:
             session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
             terminated, truncated, model_version, arrays,
         ) = values  # fmt: skip
+        if self._expands and any(
+            text and '"$' in text for text in (state, actions, messages, extra)
+        ):
+            (arrays,) = self._layout.expand([arrays], [seq])
         # Written out: at nine in ten rows nothing is tagged, and the calls would cost more than the
         # work.
         if extra is not None and '"$' in extra:
@@ -317,13 +328,13 @@ def same_content(
         ignore: Fields that may differ.
         layout: The typed fields at the beginning of `arrays`.
     """
-    plain = Decoder()
+    plain = Decoder(layout=layout)
     left, right = plain.row((0, *new)), plain.row((0, *held))
     for part in ("exp_meta", "exp_data"):
         ours, theirs = vars(getattr(left, part)), vars(getattr(right, part))
         for name, value in ours.items():
             if name not in ignore and not equal(value, theirs[name], strict=True):
                 return False
-    mine, other = new.arrays or b"", held[Record._fields.index("arrays")] or b""
-    own, others = layout.length_bytes(mine), layout.length_bytes(other)
-    return bool(mine[:own] == other[:others])
+    stored = [new.arrays or b"", held[Record._fields.index("arrays")] or b""]
+    mine, other = (row or b"" for row in layout.expand(stored))
+    return mine[: layout.length_bytes(mine)] == other[: layout.length_bytes(other)]

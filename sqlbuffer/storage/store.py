@@ -143,9 +143,9 @@ class BufferStore:
     ) -> None:
         self._made_engine = made_engine
         self.url, self.info, self._engine, self.options = url, info, engine, options
-        self.layout = Layout(info.fields.specs)
+        self.layout = Layout(info.fields.specs, info.compression)
         self.observation_layout = Layout(
-            {name: info.fields.specs[name] for name in info.fields.observations}
+            {name: info.fields.specs[name] for name in info.fields.observations}, info.compression
         )
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
@@ -159,6 +159,7 @@ class BufferStore:
         limits: Limits,
         create: bool | None,
         fields: Fields | None = None,
+        compression: str | None = None,
         options: Options = DEFAULT_OPTIONS,
     ) -> "BufferStore":
         """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`)."""
@@ -175,6 +176,7 @@ class BufferStore:
                     name,
                     limits,
                     fields,
+                    compression,
                     may_create=create is not False,
                 )
 
@@ -227,6 +229,12 @@ class BufferStore:
             endings: How episodes end with it.
             metas: JSON of what the user says of episodes that may begin with it.
         """
+        if self.layout.compression is not None:
+            stored = self.layout.compress([record.arrays for record in records])
+            records = [
+                record._replace(arrays=arrays)
+                for record, arrays in zip(records, stored, strict=True)
+            ]
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)

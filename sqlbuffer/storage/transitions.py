@@ -62,15 +62,19 @@ class TransitionReader:
         fields: The typed fields.
         n_step: How many steps a transition spans at most.
         gamma: Discount of one step.
+        compression: How the bytes of arrays are compressed.
 
     Raises:
         FieldError: No observation field, or one of varying length.
     """
 
-    def __init__(self, fields: Fields, n_step: int, gamma: float) -> None:
+    def __init__(
+        self, fields: Fields, n_step: int, gamma: float, compression: str | None = None
+    ) -> None:
         self._fields, self._n, self._gamma = fields, n_step, gamma
-        self._layout = Layout(fields.specs)
-        self._observation = Layout({name: fields.specs[name] for name in fields.observations})
+        observed = {name: fields.specs[name] for name in fields.observations}
+        self._layout = Layout(fields.specs, compression)
+        self._observation = Layout(observed, compression)
         self._declared = bool(fields.observations) and all(
             NEXT + name in fields.specs for name in fields.observations
         )

@@ -1,0 +1,84 @@
+"""The bytes of rows, compressed where that makes them shorter.
+
+A compressed row is a Zstandard frame and begins with its magic number. A row that would not shrink
+is kept as it is, unless it begins with that number by chance.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlbuffer.errors import BufferConfigError, FieldError, MissingExtraError
+
+NAMES = ("zstd",)
+_MAGIC = b"\x28\xb5\x2f\xfd"
+_LEVEL = 3
+
+
+def check_compression(name: str | None) -> None:
+    """Raise unless it is None or a compression that can be used here.
+
+    Raises:
+        BufferConfigError: An unknown name.
+        MissingExtraError: Its package is not installed.
+    """
+    if name is None:
+        return
+    if name not in NAMES:
+        raise BufferConfigError(
+            f"compression is one of {', '.join(NAMES)}, or omitted, got {name!r}; a later release "
+            f"may know more"
+        )
+    _zstandard()
+
+
+def compress(rows: Sequence[bytes | None]) -> list[bytes | None]:
+    """Return each row compressed, or as it is where it would not shrink; None stays."""
+    # Of this call's own: contexts are not to be used by two threads at once.
+    compressor = _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True)
+    return [row and _shorter(row, compressor.compress(row)) for row in rows]
+
+
+def expand(rows: Sequence[bytes | None], seqs: Sequence[Any] | None = None) -> list[bytes | None]:
+    """Return rows as they were before `compress`.
+
+    Args:
+        rows: What it returned.
+        seqs: Their numbers, for error messages.
+
+    Raises:
+        FieldError: Damaged bytes; names the row.
+    """
+    zstandard = _zstandard()
+    decompressor = zstandard.ZstdDecompressor()
+    found: list[bytes | None] = []
+    for i, row in enumerate(rows):
+        if row is None or row[:4] != _MAGIC:
+            found.append(row)
+            continue
+        try:
+            found.append(decompressor.decompress(row, allow_extra_data=False))
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise FieldError(
+                f"{shown_row(i, seqs)} has damaged arrays ({error}); delete it, or restore it from "
+                f"a backup"
+            ) from None
+    return found
+
+
+def shown_row(i: int, seqs: Sequence[Any] | None) -> str:
+    """Return how an error names the row at a place."""
+    return f"row {i} of these" if seqs is None else f"the row with seq {seqs[i]}"
+
+
+def _shorter(row: bytes, frame: bytes) -> bytes:
+    return frame if len(frame) < len(row) or row[:4] == _MAGIC else row
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingExtraError(
+            "a buffer with compression='zstd' needs `pip install zstandard`, the extra zstd"
+        ) from None
+    return zstandard
