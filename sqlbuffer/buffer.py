@@ -615,7 +615,8 @@ class ReplayBuffer:
         """
         node = self._node(condition, query_condition)
         pages = self._store.pages(node)
-        return (row for page in pages for row in self._decoder.rows(page))
+        # One by one: a page of compressed rows may be many times as large expanded.
+        return (row for page in pages for row in map(self._decoder.row, page))
 
     def get_paginated(
         self,

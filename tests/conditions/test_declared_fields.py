@@ -21,6 +21,7 @@ FIELDS = {
     "solved": {"dtype": "bool", "column": True, "default": False},
     "map": {"dtype": "U8", "column": True, "default": "none"},
     "huge": {"dtype": "uint64", "column": True, "default": 0},
+    "größe": {"dtype": "int8", "column": True, "default": 0},
 }
 COLUMNS = [name for name in FIELDS if name != "obs"]
 FLOAT32 = [float(np.float32(x)) for x in FLOATS if not 1e38 < abs(x) < math.inf]
@@ -146,6 +147,7 @@ values = {
     "solved": st.booleans(),
     "map": texts,
     "huge": st.sampled_from([0, 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]),
+    "größe": st.integers(-3, 3),
 }
 operands = st.sampled_from([*FLOATS, *INTEGERS, True, False]) | texts
 leaves = st.one_of(
