@@ -102,6 +102,19 @@ def test_transitions_and_final_observations_are_read(buffer_url):
     assert bytes(final).startswith(MAGIC)
 
 
+def test_steps_that_are_written_one_at_a_time_are_compressed(buffer_url):
+    fields = {"obs": ("float32", (64,))}
+    with ReplayBuffer(buffer_url, name="steps", fields=fields, compression="zstd") as buffer:
+        with buffer.episode() as episode:
+            for i in range(3):
+                episode.append(obs=np.full(64, i, np.float32), state={"grid": np.full((9, 9), i)})
+            episode.end(obs=np.full(64, 3, np.float32))
+        assert all(blob.startswith(MAGIC) for blob in blobs(buffer_url))
+        batch = buffer.sample_transitions(20)
+        np.testing.assert_array_equal(batch.next_obs, batch.obs + 1)
+        assert [row.exp_data.state["grid"][0, 0] for row in buffer] == [0, 1, 2]
+
+
 def test_a_blob_that_plain_sql_returns_is_decoded(buffer_url, buffer):
     buffer.extend(make_columns())
     found = buffer.decode(blobs(buffer_url)[3])

@@ -42,6 +42,17 @@ def test_what_is_declared_is_cast_and_kept_beside_what_is_not(buffer_url, buffer
     ]
 
 
+@pytest.mark.parametrize("episode_id", [None, "e"])
+def test_an_episode_that_is_written_step_by_step_has_them_too(buffer_url, buffer, episode_id):
+    for meta in ({}, {"level": 1.5}):
+        with pytest.raises(FieldError, match="level"):
+            buffer.episode(episode_id=episode_id, **meta)
+    with buffer.episode(episode_id=episode_id, level=np.int8(3), map="maze") as episode:
+        episode.append(obs=[0.0, 0.0])
+    expected = {"level": 3, "map": "maze", "seed": 7, "scale": [0.5, 1.5], "name": "none"}
+    assert meta_of(buffer_url) == [expected]
+
+
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
