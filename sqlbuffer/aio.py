@@ -10,6 +10,7 @@ from sqlbuffer import buffer as sync
 from sqlbuffer.arguments import SAME, Condition, Same
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import AnyConverter, StoreResult
+from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
 
@@ -37,7 +38,7 @@ class EpisodeWriter:
         1
     """
 
-    def __init__(self, writer: sync.EpisodeWriter) -> None:
+    def __init__(self, writer: StepWriter) -> None:
         self.sync = writer
 
     async def append(self, **step: Any) -> None:

@@ -56,7 +56,10 @@ def expand(rows: Sequence[bytes | None], seqs: Sequence[Any] | None = None) -> l
             found.append(row)
             continue
         try:
-            found.append(decompressor.decompress(row, allow_extra_data=False))
+            expanded = decompressor.decompress(row, allow_extra_data=False)
+            if not expanded:  # the package does not look at a frame that says it is empty
+                raise zstandard.ZstdError("no content")
+            found.append(expanded)
         except (zstandard.ZstdError, MemoryError) as error:
             raise FieldError(
                 f"{shown_row(i, seqs)} has damaged arrays ({error}); delete it, or restore it from "
