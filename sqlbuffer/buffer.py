@@ -35,15 +35,16 @@ from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.specs import Fields, FieldSpec, check_casting
-from sqlbuffer.storage import catalog, statements, transitions
+from sqlbuffer.storage import catalog
 from sqlbuffer.storage.catalog import Limits
-from sqlbuffer.storage.columns import decode_columns, decode_row, encode_columns
+from sqlbuffer.storage.columns import decode_row, encode_columns
 from sqlbuffer.storage.episodes import Beginning, Ending, encode_meta, pack_final
 from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.readers.base import Reader
+from sqlbuffer.storage.readers.steps import StepReader
+from sqlbuffer.storage.readers.transitions import TransitionReader
 from sqlbuffer.storage.records import Decoder, Record, encode_key, encode_rows, encode_step
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
-from sqlbuffer.storage.transitions import TransitionReader
 from sqlbuffer.storage.write_queue import FLUSH_S, WriteQueue
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ logger = logging.getLogger("sqlbuffer")
 AnyConverter = Converter[Any] | Callable[[Any], Any]
 
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
-REJECTION_ROUNDS = 50
 _MADE_TIME = frozenset(("execute_time",))  # was not given, so it makes no conflict
 
 
@@ -427,12 +427,8 @@ class ReplayBuffer:
         node = self._node(condition)
         sampler = RandomSampler(replace=True) if sampler is None else sampler
         check_batch_size(batch_size)
-        n = min(int(batch_size), MAX_LIMIT)
-        rows = self._store.draw(
-            node, lambda found: found.rows(sampler.choose(found, n)), statements.COLUMNS
-        ) if n else []  # fmt: skip
-        check_sufficient(len(rows), batch_size, True)
-        return decode_columns(self._store.layout, rows, fields)
+        reader = StepReader(self._store.info.fields, fields, self._store.info.compression)
+        return self._draw(reader, sampler, batch_size, node)
 
     def sample_transitions(
         self,
@@ -440,6 +436,8 @@ class ReplayBuffer:
         *,
         n_step: int = 1,
         gamma: float = 0.99,
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
         condition: Condition = None,
@@ -457,6 +455,10 @@ class ReplayBuffer:
             batch_size: How many.
             n_step: How many steps a transition spans at most.
             gamma: Discount of one step.
+            stack: `{"obs": 4}`: each observation as its last 4 frames, of shape (batch_size, 4,
+                *shape), the oldest first; at an episode's start the first frame is repeated.
+            terminal_field: The declared field, such as `done`, that tells where an episode
+                terminated, for buffers that do not store `terminated`.
             fields: Which of the declared fields; all by default.
             sampler: Which first steps; `RandomSampler(replace=True)` by default.
             condition: Which first steps may be drawn.
@@ -468,31 +470,24 @@ class ReplayBuffer:
 
         Raises:
             InsufficientDataError: Too few steps have their successors stored.
-            FieldError: An unknown field, or no observation field.
+            FieldError: An unknown field, no observation field, or a field `done` where neither
+                `terminated` nor `truncated` is stored and no `terminal_field` is given.
         """
         node = self._node(condition)
         sampler = RandomSampler(replace=True) if sampler is None else sampler
         check_batch_size(batch_size)
         check_n_step(n_step, gamma)
         info = self._store.info
-        reader = TransitionReader(info.fields, n_step, gamma, info.compression)
-        n = min(int(batch_size), MAX_LIMIT)
-
-        def draw(found: Population) -> Batch:
-            batches = [reader.read(found, (), fields)]
-            for _ in range(REJECTION_ROUNDS):
-                missing = n - sum(batch.n_rows for batch in batches)
-                if missing <= 0:
-                    break
-                rows = found.rows(sampler.choose(found, missing))
-                if not rows:
-                    break
-                batches.append(reader.read(found, rows, fields))
-            return Batch.concatenated(batches)
-
-        drawn = self._store.draw(node, draw, transitions.columns(n_step))
-        check_sufficient(drawn.n_rows, batch_size, True)
-        return drawn
+        reader = TransitionReader(
+            info.fields,
+            int(n_step),
+            float(gamma),
+            names=fields,
+            stack=stack,
+            terminal_field=terminal_field,
+            compression=info.compression,
+        )
+        return self._draw(reader, sampler, batch_size, node)
 
     def sample(
         self,
@@ -809,6 +804,14 @@ class ReplayBuffer:
                 len(conflicts),
                 ", ".join(conflicts[:10]),
             )
+
+    def _draw(self, reader: Reader, sampler: Sampler, batch_size: int, node: Node) -> Batch:
+        n = min(int(batch_size), MAX_LIMIT)
+        batch = self._store.draw(
+            node, lambda population: reader.draw(population, sampler, n), reader.columns
+        )
+        check_sufficient(batch.n_rows, batch_size, True)
+        return batch
 
     def _sample_rows(self, sampler: Sampler, batch_size: int, node: Node) -> builtins.list[DataRow]:
         if batch_size == 0:

@@ -13,7 +13,8 @@ from sqlbuffer.samplers.seeding import Seeding
 if TYPE_CHECKING:
     from sqlbuffer.storage.population import Population
 
-# A window this narrow is read whole; probing pays where most numbers are left alone.
+# A window this narrow is read whole where no row is drawn twice; probing pays where most numbers
+# are left alone.
 SMALL_SPAN = 1024
 PROBE_ROUNDS = 4
 # Below this share of hits, one scan over the keys is cheaper than the probes.
@@ -42,7 +43,9 @@ class RandomSampler(Sampler):
     def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq, uniform over the rows that match."""
         rng = self._seeding.generator()
-        if population.span > max(SMALL_SPAN, 4 * batch_size) and not population.selective:
+        # With replacement any window is probed: its keys would be a statement more.
+        least = 0 if self.replace else max(SMALL_SPAN, 4 * batch_size)
+        if population.span > least and not population.selective:
             found = self._probe(population, batch_size, rng)
             if found is not None:
                 return found
@@ -53,8 +56,9 @@ class RandomSampler(Sampler):
     ) -> Sequence[int] | None:
         """Return a batch by rejection, or None where too few numbers are hits."""
         found: list[int] = []
-        # A few more than wanted: some are drawn twice.
-        drawn, size = 0, batch_size + batch_size**2 // population.span + 8
+        # A few more than wanted: some are drawn twice, or left the buffer.
+        n_twice = 0 if self.replace else batch_size**2 // population.span
+        drawn, size = 0, batch_size + n_twice + 8
         for _ in range(PROBE_ROUNDS):
             # One double a number: how many are drawn at once does not change what they are.
             numbers = population.low + 1 + (rng.random(size) * population.span).astype(np.int64)

@@ -115,41 +115,45 @@ def _sqlite_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     )
 
 
-class is_step(FunctionElement[bool]):
-    """Whether a row of `experiences` is one of some steps of episodes: `is_step(buffer_id, steps)`,
-    each step (number of the episode, t). Looked up one by one; see `has_key`.
+class steps_near(FunctionElement[Any]):
+    """A table of steps and what they are near to: `steps_near(buffer_id, anchors, first, last)`.
+
+    `anchors` is a select of (episode_id, t, length); for each of its rows come the buffer's rows of
+    the episode from t + first to t + last, with t and length of the anchor beside them. Looked up
+    anchor by anchor: PostgreSQL without statistics would rather read the whole buffer.
     """
 
     inherit_cache = True
-    type = Boolean()
-    _is_implicitly_boolean = True
+    COLUMNS = ("seq", "episode_id", "t", "reward_t", "terminated", "truncated", "extra", "arrays")
 
 
-@compiles(is_step, "postgresql")
-def _pg_is_step(element: is_step, compiler: Any, **kw: Any) -> str:
-    buffer_id, steps = (compiler.process(clause, **kw) for clause in element.clauses)
-    its_place = (
-        f"SELECT ctid FROM experiences WHERE buffer_id = {buffer_id} "
-        "AND episode_id = k.steps[i][1] AND t = k.steps[i][2] LIMIT 1"
+@compiles(steps_near, "postgresql")
+def _pg_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
+    buffer_id, anchors, first, last = _processed(element, compiler, kw)
+    columns = ", ".join(element.COLUMNS)
+    return (
+        f"(SELECT a.t AS anchor_t, a.length, f.* FROM {anchors} AS a CROSS JOIN LATERAL ("
+        f"SELECT {columns} FROM experiences WHERE buffer_id = {buffer_id} "
+        f"AND episode_id = a.episode_id AND t BETWEEN a.t + {first} AND a.t + {last} OFFSET 0) f)"
     )
-    # OFFSET 0, or the text would be parsed anew for each step.
-    places = (
-        f"SELECT e.ctid FROM (SELECT CAST({steps} AS bigint[]) AS steps OFFSET 0) AS k "
-        "CROSS JOIN LATERAL generate_subscripts(k.steps, 1) AS i "
-        f"CROSS JOIN LATERAL ({its_place}) AS e"
-    )
-    return f"experiences.ctid = ANY (ARRAY({places}))"
 
 
-@compiles(is_step, "sqlite")
-def _sqlite_is_step(element: is_step, compiler: Any, **kw: Any) -> str:
-    buffer_id, steps = (compiler.process(clause, **kw) for clause in element.clauses)
-    places = (
-        f"SELECT e.rowid FROM json_each({steps}) AS k CROSS JOIN experiences AS e "
-        f"ON e.buffer_id = {buffer_id} AND e.episode_id = json_extract(k.value, '$[0]') "
-        "AND e.t = json_extract(k.value, '$[1]')"
+@compiles(steps_near, "sqlite")
+def _sqlite_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
+    buffer_id, anchors, first, last = _processed(element, compiler, kw)
+    columns = ", ".join(f"f.{name}" for name in element.COLUMNS)
+    # CROSS JOIN, or SQLite may turn the loops around.
+    return (
+        f"(SELECT a.t AS anchor_t, a.length, {columns} FROM {anchors} AS a "
+        f"CROSS JOIN experiences AS f WHERE f.buffer_id = {buffer_id} "
+        f"AND f.episode_id = a.episode_id AND f.t BETWEEN a.t + {first} AND a.t + {last})"
     )
-    return f"experiences.rowid IN ({places})"
+
+
+def _processed(element: FunctionElement[Any], compiler: Any, kw: Any) -> list[str]:
+    # Else a select inside takes part in the FROM around it.
+    kw = {name: value for name, value in kw.items() if name not in ("asfrom", "from_linter")}
+    return [compiler.process(clause, **kw) for clause in element.clauses]
 
 
 class unindexed(FunctionElement[int]):

@@ -3,6 +3,7 @@ read payloads.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.reading import BUFFER_ID, LOW, SEQS, STEP, Reading
 from sqlbuffer.storage.types import SeqList
 
 
@@ -28,6 +30,7 @@ class Population:
         connection: The transaction that it is read in.
         buffer_id: Key of the buffer in the tables.
         selective: The condition names ids or tasks: few rows match, and an index finds them.
+        steps: Steps that were read along with rows; see `Near`.
     """
 
     def __init__(
@@ -37,15 +40,14 @@ class Population:
         low: int,
         high: int,
         node: Node,
-        columns: Sequence[Any] = statements.ROW_COLUMNS,
+        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
     ) -> None:
         self.low, self.high = low, high
         self.selective = statements.names_few_rows(node)
-        self.connection, self.buffer_id, self._node = connection, buffer_id, node
-        self._seq = statements.seq_for(node)
-        self._matching = statements.matching(buffer_id, node)
-        self._condition = compile_condition(node)
-        self._columns = columns
+        self.connection, self.buffer_id, self.node = connection, buffer_id, node
+        self.reading = columns if isinstance(columns, Reading) else Reading(columns)
+        self.steps: list[tuple[Any, ...]] = []
+        self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
 
     @property
@@ -59,6 +61,16 @@ class Population:
         """
         return statements.seqs(self._in_window)
 
+    @cached_property
+    def _seq(self) -> ColumnElement[int]:
+        return statements.seq_for(self.node)
+
+    @cached_property
+    def _matching(self) -> ColumnElement[bool]:
+        matching = statements.matching(self.buffer_id, self.node)
+        is_key = self.reading.is_key
+        return matching if is_key is None else matching & is_key
+
     @property
     def _in_window(self) -> ColumnElement[bool]:
         return self._matching & (self._seq > self.low)
@@ -70,15 +82,33 @@ class Population:
 
     def probe(self, seqs: Sequence[int]) -> set[int]:
         """Return which of the given seq are rows that match; their payloads come along for the
-        batch.
+        batch. Those that were asked for before are not read again.
         """
+        unknown = [
+            seq
+            for seq in dict.fromkeys(seqs)
+            if seq not in self._probed and self.low < seq <= self.high
+        ]
+        if unknown:
+            self._probed.update(unknown)
+            self._read(unknown)
+        return {seq for seq in seqs if seq in self._payloads}
+
+    def _read(self, seqs: Sequence[int]) -> None:
         # Without the lower bound, which SQLite would search by instead; the numbers are of the
         # window anyway.
-        found = statements.fetch(
-            self.connection, statements.rows(self._condition & self._among(seqs), self._columns)
-        )
-        self._payloads.update((row[0], row) for row in found)
-        return {row[0] for row in found}
+        parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs}
+        if self.reading.near is not None:
+            parameters[LOW] = self.low
+        found = statements.fetch(self.connection, self.reading.statement(self.node), parameters)
+        if self.reading.near is None:
+            self._payloads.update((row[0], row) for row in found)
+            return
+        for row in found:
+            if row[STEP] is None:
+                self.steps.append(row)
+            else:
+                self._payloads[row[0]] = row
 
     def random(self, n: int) -> list[int]:
         """Return up to n matching seq in uniform random order; reads all keys."""
@@ -117,7 +147,7 @@ class Population:
         task.
         """
         statement = statements.first_rows_of_tasks(
-            self.buffer_id, self.low, self._node, self._condition & self._among(seqs)
+            self.buffer_id, self.low, self.node, compile_condition(self.node) & self._among(seqs)
         )
         return dict(self.connection.execute(statement).all())
 
@@ -137,11 +167,20 @@ class Population:
         """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left
         out.
         """
-        chosen = self._scalars(seqs) if isinstance(seqs, Select) else [int(seq) for seq in seqs]
-        missing = [seq for seq in dict.fromkeys(chosen) if seq not in self._payloads]
-        if missing:
-            self.probe(missing)
-        return [self._payloads[seq] for seq in chosen if seq in self._payloads]
+        chosen = self.numbers(seqs)
+        hits = self.probe(chosen)
+        return [self._payloads[seq] for seq in chosen if seq in hits]
+
+    def numbers(self, chosen: Sequence[int] | Select[Any]) -> list[int]:
+        """Return what a sampler chose as a list."""
+        if isinstance(chosen, Select):
+            return self._scalars(chosen)
+        return chosen.tolist() if isinstance(chosen, np.ndarray) else [int(seq) for seq in chosen]
+
+    @property
+    def n_probed(self) -> int:
+        """How many numbers have been looked up."""
+        return len(self._probed)
 
     def _among(self, seqs: Sequence[int]) -> ColumnElement[bool]:
         wanted = bindparam(None, list(seqs), SeqList(), unique=True)

@@ -35,6 +35,7 @@ from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
 from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.retrying import ONCE_MORE_S, retried
@@ -351,7 +352,7 @@ class BufferStore:
         self,
         node: Node,
         choose: Callable[[Population], T],
-        columns: Sequence[Any] = statements.ROW_COLUMNS,
+        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
     ) -> T:
         """Return what is chosen of the rows that match."""
         with self.population(node, columns) as population:
@@ -368,7 +369,7 @@ class BufferStore:
 
     @contextmanager
     def population(
-        self, node: Node, columns: Sequence[Any] = statements.ROW_COLUMNS
+        self, node: Node, columns: Reading | Sequence[Any] = statements.ROW_COLUMNS
     ) -> Iterator[Population]:
         """What a sampler chooses from, while the connection lives."""
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.

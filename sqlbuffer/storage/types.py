@@ -42,18 +42,6 @@ class SeqList(TypeDecorator[Any]):
         return f"{{{numbers}}}" if dialect.name == "postgresql" else f"[{numbers}]"
 
 
-class StepList(TypeDecorator[Any]):
-    """A list of pairs of integers as text, as `SeqList`."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        begin, end = "{}" if dialect.name == "postgresql" else "[]"
-        pairs = ",".join([f"{begin}{first},{second}{end}" for first, second in value])
-        return f"{begin}{pairs}{end}"
-
-
 class IntegerList(_List):
     """A list of integers of 64 bits."""
 

@@ -1,0 +1,89 @@
+"""What may be asked of a reader, checked before anything is read."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sqlbuffer.errors import FieldError
+from sqlbuffer.specs import Fields
+
+
+def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
+    """Return how many frames are stacked, by field.
+
+    Raises:
+        FieldError: Not a dict of fields of fixed shape and numbers from 1 on.
+    """
+    if stack is None:
+        return {}
+    if not isinstance(stack, Mapping):
+        raise FieldError(f"stack is given as a dict such as {{'obs': 4}}, got {stack!r}")
+    for name, k in stack.items():
+        _check_fixed(fields, name, "stack")
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise FieldError(f"stack: field {name!r} has a number of frames from 1 on, got {k!r}")
+    return {name: int(k) for name, k in stack.items()}
+
+
+def checked_names(what: str, names: Sequence[str] | None) -> list[str] | None:
+    """Return names of fields.
+
+    Raises:
+        FieldError: Not a list of texts.
+    """
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise FieldError(f"{what} are given as a list of names, got {names!r}")
+    return list(dict.fromkeys(names))
+
+
+def checked_terminal_field(fields: Fields, name: str | None) -> str | None:
+    """Return the field that tells which steps are terminal.
+
+    Raises:
+        FieldError: Not a declared number or boolean.
+    """
+    if name is None:
+        return None
+    _check_fixed(fields, name, "terminal_field")
+    spec = fields.specs[name]
+    if spec.shape or spec.dtype.kind not in "biuf":
+        raise FieldError(f"terminal_field is a boolean or a number, and field {name!r} is {spec}")
+    return name
+
+
+def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
+    """Return the fields that are given for each step.
+
+    Raises:
+        FieldError: Not a list of fields of fixed shape, or of `reward`.
+    """
+    found = checked_names("sequence_fields", names) or []
+    for name in found:
+        if name != "reward":
+            _check_fixed(fields, name, "sequence_fields")
+        if f"seq_{name}" in fields.specs:
+            raise FieldError(f"sequence_fields: field 'seq_{name}' is declared; rename it")
+    return found
+
+
+def check_observations(fields: Fields) -> None:
+    """Raise FieldError unless there are observation fields, all of fixed shape."""
+    if not fields.observations:
+        raise FieldError(
+            "transitions need an observation field: declare one named obs, or name it with "
+            "observation_fields=[...]"
+        )
+    for name in fields.observations:
+        if fields.specs[name].is_variable:
+            raise FieldError(f"field {name!r}: transitions need observations of fixed shape")
+
+
+def _check_fixed(fields: Fields, name: str, what: str) -> None:
+    if name not in fields.specs:
+        raise FieldError(
+            f"{what}: unknown field {name!r}; the buffer has {', '.join(fields.specs) or 'none'}"
+        )
+    if fields.specs[name].is_variable:
+        raise FieldError(f"{what}: field {name!r} has a length that varies")

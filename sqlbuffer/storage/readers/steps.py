@@ -1,0 +1,119 @@
+"""Steps as rows of a population are read."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches import Batch
+from sqlbuffer.packing import Layout
+from sqlbuffer.specs import Fields
+from sqlbuffer.step_table import StepTable
+from sqlbuffer.storage import statements
+from sqlbuffer.storage.columns import decode_columns, reward_array
+from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.reading import (
+    ARRAYS,
+    EXTRA,
+    LENGTH,
+    PLACE,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    Reading,
+    T,
+)
+
+if TYPE_CHECKING:
+    from sqlbuffer.samplers import Sampler
+
+N_OWN = len(statements.COLUMNS)
+_OWN_ROWS = Reading(statements.COLUMNS)
+
+Row = tuple[Any, ...]
+
+
+class StepReader:
+    """Makes batches of rows as they are; see `Reader`.
+
+    Args:
+        fields: The typed fields.
+        names: Which of them; all by default.
+        compression: How the bytes of arrays are compressed.
+    """
+
+    columns = _OWN_ROWS
+
+    def __init__(
+        self,
+        fields: Fields,
+        names: Sequence[str] | None = None,
+        compression: str | None = None,
+    ) -> None:
+        self._layout, self._names = Layout(fields.specs, compression), names
+
+    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
+        """Return n rows, or fewer where the sampler finds fewer."""
+        return self._batch(population.rows(sampler.choose(population, n)) if n else [])
+
+    def read(self, population: Population, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
+        """Return the rows of the keys that match."""
+        return self._batch(population.rows(np.asarray(keys, np.int64).tolist()))
+
+    def keys(self, population: Population) -> None:
+        """Return None: any number of the window may be a row."""
+
+    def _batch(self, rows: Sequence[Row]) -> Batch:
+        return decode_columns(self._layout, rows, self._names)
+
+
+def table_of(rows: Sequence[Row]) -> StepTable:
+    """Return the steps of rows that were read with their places."""
+    columns: Any = list(zip(*rows, strict=True)) if rows else [()] * (T + 1)
+    return StepTable(
+        columns[PLACE],
+        columns[T],
+        reward_array(columns[REWARD], columns[EXTRA]),
+        np.array(columns[TERMINATED], bool),
+        np.array(columns[TRUNCATED], bool),
+        columns[ARRAYS],
+    )
+
+
+def places_of(rows: Sequence[Row]) -> tuple[NDArray[np.int64], ...]:
+    """Return of each row the number of its episode, its step there, and the episode's steps: -1
+    while it is open. Rows of no episode have a negative number.
+    """
+    places = np.array([row[PLACE] for row in rows], np.int64)
+    ts = np.array([row[T] for row in rows], np.int64)
+    lengths = np.array([-1 if row[LENGTH] is None else row[LENGTH] for row in rows], np.int64)
+    return places, ts, np.where(places < 0, -1, lengths)
+
+
+def gather(
+    table: StepTable, layout: Layout, index: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return fields of the steps at the indexes, each decoded once; zeros at -1.
+
+    Returns:
+        Arrays of shape (*index.shape, *shape), of fields of fixed shape.
+    """
+    wanted, inverse = np.unique(index, return_inverse=True)
+    blobs: list[Any] = [table.blobs[i] for i in wanted.tolist() if i >= 0]
+    found = layout.unpack(blobs, names)
+    n_missing = len(wanted) - len(blobs)
+    places = inverse.reshape(index.shape)
+    if not n_missing:
+        return {name: found[name][places] for name in names}
+    padded = {
+        name: np.concatenate([np.zeros((1, *array.shape[1:]), array.dtype), array])
+        for name, array in found.items()
+    }
+    return {name: padded[name][places] for name in names}
+
+
+def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return rewards as batches have them; those too large are infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)

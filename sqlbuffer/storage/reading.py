@@ -1,0 +1,130 @@
+"""What is read of a key: its own row, and in the same statement the steps near it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Integer, Text, bindparam, case, cast, column, null, select, union_all
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage import statements
+from sqlbuffer.storage.conditions import compile_condition
+from sqlbuffer.storage.models import episodes, experiences
+from sqlbuffer.storage.types import SeqList
+
+BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
+
+# Another name than that which conditions look episodes up by.
+ends = episodes.alias("ends")
+_own = experiences.c
+_has_place = _own.episode_id.is_not(None) & _own.t.is_not(None)
+
+# What is read of a step: `statements.COLUMNS`, and where it is. One of no episode is alone in one
+# of a number that no episode has.
+PLACE, T, KEY, LENGTH, FINAL = range(len(statements.COLUMNS), len(statements.COLUMNS) + 5)
+SEQ, STEP, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = 0, 3, 4, 5, 6, 7, 8
+
+
+def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
+    """Return the columns that say where a step is, and how its episode ends.
+
+    Args:
+        final: When the final observation is read; never by default.
+    """
+    ended = case((ends.c.status != "open", ends.c.length))
+    return (
+        case((_has_place, _own.episode_id), else_=-_own.seq).label("place"),
+        case((_has_place, _own.t), else_=0).label("t"),
+        ends.c.key.label("episode"),
+        ended.label("length"),
+        (null() if final is None else case((final, ends.c.final_arrays))).label("final_arrays"),
+    )
+
+
+def is_near_end(n_steps: int) -> ColumnElement[bool]:
+    """Return whether the episode ends within n steps."""
+    return _own.t + n_steps >= ends.c.length
+
+
+@dataclass(frozen=True)
+class Near:
+    """Steps to read along with a key.
+
+    Attributes:
+        first: From how many steps after it; negative are before.
+        last: To how many.
+        arrays: Whether the arrays of one of them are needed, given a table with its columns and
+            `anchor_t` and `length`, those of the key's; None: always.
+    """
+
+    first: int
+    last: int
+    arrays: Callable[[Any], ColumnElement[bool]] | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a population reads of a key.
+
+    Attributes:
+        columns: The columns of its own row, `seq` first.
+        near: Steps to read along. The columns are then `statements.COLUMNS` and `place_columns`.
+        is_key: What else must hold of a row to be a key.
+        is_readable: What must hold to be read, but is left to reading to find out: of `ends`.
+    """
+
+    columns: Sequence[Any]
+    near: Near | None = None
+    is_key: ColumnElement[bool] | None = None
+    is_readable: ColumnElement[bool] | None = None
+    joins_ends: bool = False
+
+    def statement(self, node: Node) -> Any:
+        """Return the select of what is read of the parameters `seqs`, of a buffer above `low`."""
+        # Made anew it would cost more than the rows of a small batch.
+        return self._of_everything if node == EVERYTHING else self._statement(node)
+
+    @cached_property
+    def _of_everything(self) -> Any:
+        return self._statement(EVERYTHING)
+
+    def _statement(self, node: Node) -> Any:
+        wanted = compile_condition(node) & fn.has_key(
+            _buffer_id(), bindparam(SEQS, type_=SeqList())
+        )
+        if self.is_key is not None:
+            wanted = wanted & self.is_key
+        own: Any = select(*self.columns).where(wanted)
+        if self.joins_ends:
+            own = own.select_from(experiences.outerjoin(ends, ends.c.id == _own.episode_id))
+        if self.is_readable is not None:
+            own = own.where(self.is_readable)
+        return own if self.near is None else union_all(own, _near(self.near, wanted))
+
+
+def _near(near: Near, wanted: ColumnElement[bool]) -> Any:
+    length: Any = null()
+    if near.arrays is not None:
+        length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
+    anchors = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
+    names = ("anchor_t", "length", *fn.steps_near.COLUMNS)
+    table = fn.steps_near(
+        _buffer_id(), anchors.correlate(None).scalar_subquery(), near.first, near.last
+    ).table_valued(*(column(name, _type(name)) for name in names))
+    found = table.c
+    arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
+    return select(
+        found.seq, null(), null(), null(), found.reward_t, found.terminated, found.truncated,
+        cast(found.extra, Text), arrays, found.episode_id, found.t, null(), null(), null(),
+    ).where(fn.unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip
+
+
+def _buffer_id() -> Any:
+    return bindparam(BUFFER_ID, type_=Integer())
+
+
+def _type(name: str) -> Any:
+    return _own[name].type if name in _own else Integer()
