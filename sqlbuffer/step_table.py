@@ -85,6 +85,16 @@ class StepTable:
         )
         return np.where(is_there, index, -1)
 
+    def run_lengths(self, index: Integers) -> Integers:
+        """Return how many steps follow each other without a hole from the indexes on, themselves
+        among them.
+        """
+        breaks = np.ones(len(self), bool)
+        breaks[:-1] = (np.diff(self.episode) != 0) | (np.diff(self.t) != 1)
+        last = np.flatnonzero(breaks)
+        found: Integers = last[np.searchsorted(last, index)] - index + 1
+        return found
+
     def with_arrays(self, index: Integers) -> Integers:
         """Return the indexes, with -1 also for steps whose arrays were not read."""
         return np.where((index >= 0) & self._take(self.has_arrays, index), index, -1)

@@ -358,6 +358,7 @@ def create_tables() -> None:
         sqlite_where=held,
         postgresql_where=held,
     )
+    op.create_index("ix_episodes_buffer_id_last_seq", "episodes", ["buffer_id", "last_seq"])
     op.create_table(
         "sessions",
         sa.Column("id", sa.Integer(), nullable=False, comment="key of the session"),

@@ -43,13 +43,16 @@ class RandomSampler(Sampler):
     def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq, uniform over the rows that match."""
         rng = self._seeding.generator()
-        # With replacement any window is probed: its keys would be a statement more.
-        least = 0 if self.replace else max(SMALL_SPAN, 4 * batch_size)
-        if population.span > least and not population.selective:
+        if self._is_worth_probing(population, batch_size):
             found = self._probe(population, batch_size, rng)
             if found is not None:
                 return found
         return self._order(population, batch_size, rng)
+
+    def _is_worth_probing(self, population: "Population", batch_size: int) -> bool:
+        # With replacement any window is probed: its keys would be a statement more.
+        least = 0 if self.replace else max(SMALL_SPAN, 4 * batch_size)
+        return population.span > least and not population.selective and not population.picks_first
 
     def _probe(
         self, population: "Population", batch_size: int, rng: np.random.Generator
@@ -80,6 +83,9 @@ class RandomSampler(Sampler):
     ) -> Sequence[int]:
         if self._seeding.seed is None and not self.replace:
             return population.random(batch_size)
+        picked = population.pick(rng, batch_size, replace=self.replace)
+        if picked is not None:
+            return picked
         keys: NDArray[np.int64] = population.keys()
         if not keys.size:
             return []

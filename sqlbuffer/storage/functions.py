@@ -115,11 +115,50 @@ def _sqlite_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     )
 
 
+class seqs_of(FunctionElement[Any]):
+    """The numbers that a select of `key` returns, in the form of a parameter of numbers."""
+
+    inherit_cache = True
+
+
+@compiles(seqs_of, "postgresql")
+def _pg_seqs_of(element: seqs_of, compiler: Any, **kw: Any) -> str:
+    (keys,) = _processed(element, compiler, kw)
+    return f"ARRAY{keys}"
+
+
+@compiles(seqs_of, "sqlite")
+def _sqlite_seqs_of(element: seqs_of, compiler: Any, **kw: Any) -> str:
+    (keys,) = _processed(element, compiler, kw)
+    return f"(SELECT json_group_array(key) FROM {keys})"
+
+
+class numbers_in(FunctionElement[Any]):
+    """A table of the numbers of one parameter, its columns `value` and `place`."""
+
+    inherit_cache = True
+
+
+@compiles(numbers_in, "postgresql")
+def _pg_numbers_in(element: numbers_in, compiler: Any, **kw: Any) -> str:
+    (numbers,) = _processed(element, compiler, kw)
+    return (
+        f"(SELECT value, place FROM unnest(CAST({numbers} AS bigint[])) "
+        "WITH ORDINALITY AS n(value, place))"
+    )
+
+
+@compiles(numbers_in, "sqlite")
+def _sqlite_numbers_in(element: numbers_in, compiler: Any, **kw: Any) -> str:
+    (numbers,) = _processed(element, compiler, kw)
+    return f"(SELECT value, key AS place FROM json_each({numbers}))"
+
+
 class steps_near(FunctionElement[Any]):
     """A table of steps and what they are near to: `steps_near(buffer_id, anchors, first, last)`.
 
     `anchors` is a select of (episode_id, t, length); for each of its rows come the buffer's rows of
-    the episode from t + first to t + last, with t and length of the anchor beside them. Looked up
+    the episode from t + first to t + last but itself, with its t and length beside them. Looked up
     anchor by anchor: PostgreSQL without statistics would rather read the whole buffer.
     """
 
@@ -134,7 +173,8 @@ def _pg_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
     return (
         f"(SELECT a.t AS anchor_t, a.length, f.* FROM {anchors} AS a CROSS JOIN LATERAL ("
         f"SELECT {columns} FROM experiences WHERE buffer_id = {buffer_id} "
-        f"AND episode_id = a.episode_id AND t BETWEEN a.t + {first} AND a.t + {last} OFFSET 0) f)"
+        f"AND episode_id = a.episode_id AND t BETWEEN a.t + {first} AND a.t + {last} AND t <> a.t "
+        "OFFSET 0) f)"
     )
 
 
@@ -146,7 +186,8 @@ def _sqlite_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
     return (
         f"(SELECT a.t AS anchor_t, a.length, {columns} FROM {anchors} AS a "
         f"CROSS JOIN experiences AS f WHERE f.buffer_id = {buffer_id} "
-        f"AND f.episode_id = a.episode_id AND f.t BETWEEN a.t + {first} AND a.t + {last})"
+        f"AND f.episode_id = a.episode_id AND f.t BETWEEN a.t + {first} AND a.t + {last} "
+        "AND f.t <> a.t)"
     )
 
 

@@ -263,6 +263,9 @@ Index(
     postgresql_where=episodes.c.n_rows > 0,
 )
 
+# Those with steps that are left, without those whose steps have left.
+Index(None, episodes.c.buffer_id, episodes.c.last_seq)
+
 sessions = Table(
     "sessions",
     metadata,

@@ -16,7 +16,7 @@ from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.models import experiences
-from sqlbuffer.storage.reading import BUFFER_ID, LOW, SEQS, STEP, Reading
+from sqlbuffer.storage.reading import BUFFER_ID, LOW, NEAR, OWN, SEQS, Reading
 from sqlbuffer.storage.types import SeqList
 
 
@@ -31,7 +31,10 @@ class Population:
         buffer_id: Key of the buffer in the tables.
         selective: The condition names ids or tasks: few rows match, and an index finds them.
         steps: Steps that were read along with rows; see `Near`.
+        picks_first: `pick` costs less than to look numbers up.
     """
+
+    picks_first = False
 
     def __init__(
         self,
@@ -101,18 +104,25 @@ class Population:
         if self.reading.near is not None:
             parameters[LOW] = self.low
         found = statements.fetch(self.connection, self.reading.statement(self.node), parameters)
-        if self.reading.near is None:
+        if not self.reading.has_places:
             self._payloads.update((row[0], row) for row in found)
-            return
+        else:
+            self._sort(found)
+
+    def _sort(self, found: Sequence[tuple[Any, ...]]) -> None:
         for row in found:
-            if row[STEP] is None:
-                self.steps.append(row)
-            else:
+            if row[-1] == OWN:
                 self._payloads[row[0]] = row
+            elif row[-1] == NEAR:
+                self.steps.append(row)
 
     def random(self, n: int) -> list[int]:
         """Return up to n matching seq in uniform random order; reads all keys."""
         return self._scalars(self.select().order_by(func.random()).limit(n))
+
+    def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
+        """Return n matching seq by a way of its own, uniform over all; None: it has none."""
+        return None
 
     def newest(self, n: int) -> list[int]:
         """Return up to n matching seq, newest first."""

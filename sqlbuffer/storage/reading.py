@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Integer, Text, bindparam, case, cast, column, null, select, union_all
+from sqlalchemy import (
+    Integer,
+    Text,
+    bindparam,
+    case,
+    cast,
+    column,
+    literal,
+    null,
+    select,
+    union_all,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import EVERYTHING, Node
@@ -24,8 +35,10 @@ _has_place = _own.episode_id.is_not(None) & _own.t.is_not(None)
 
 # What is read of a step: `statements.COLUMNS`, and where it is. One of no episode is alone in one
 # of a number that no episode has.
-PLACE, T, KEY, LENGTH, FINAL = range(len(statements.COLUMNS), len(statements.COLUMNS) + 5)
-SEQ, STEP, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = 0, 3, 4, 5, 6, 7, 8
+SEQ, _, _, _, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = range(len(statements.COLUMNS))
+PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
+# The last column: which part of the statement a row is from.
+OWN, NEAR, PICK = range(3)
 
 
 def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
@@ -41,6 +54,8 @@ def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
         ends.c.key.label("episode"),
         ended.label("length"),
         (null() if final is None else case((final, ends.c.final_arrays))).label("final_arrays"),
+        ends.c.status.label("status"),
+        ends.c["return"].label("return"),
     )
 
 
@@ -71,41 +86,62 @@ class Reading:
 
     Attributes:
         columns: The columns of its own row, `seq` first.
-        near: Steps to read along. The columns are then `statements.COLUMNS` and `place_columns`.
+        has_places: These are `statements.COLUMNS` and `place_columns`, and one more follows, which
+            tells the part of the statement that a row is from.
+        near: Steps to read along, where there are places.
         is_key: What else must hold of a row to be a key.
         is_readable: What must hold to be read, but is left to reading to find out: of `ends`.
     """
 
     columns: Sequence[Any]
+    has_places: bool = False
     near: Near | None = None
     is_key: ColumnElement[bool] | None = None
     is_readable: ColumnElement[bool] | None = None
-    joins_ends: bool = False
 
     def statement(self, node: Node) -> Any:
         """Return the select of what is read of the parameters `seqs`, of a buffer above `low`."""
         # Made anew it would cost more than the rows of a small batch.
-        return self._of_everything if node == EVERYTHING else self._statement(node)
+        return self._of_everything if node == EVERYTHING else self._given(node)
 
     @cached_property
     def _of_everything(self) -> Any:
-        return self._statement(EVERYTHING)
+        return self._given(EVERYTHING)
 
-    def _statement(self, node: Node) -> Any:
-        wanted = compile_condition(node) & fn.has_key(
-            _buffer_id(), bindparam(SEQS, type_=SeqList())
+    def _given(self, node: Node) -> Any:
+        parts = self._parts(node, bindparam(SEQS, type_=SeqList()))
+        return parts[0] if len(parts) == 1 else union_all(*parts)
+
+    def picked(self, node: Node, picks: Any) -> Any:
+        """Return the select of what is read of keys that are picked in the same statement.
+
+        Args:
+            node: The condition.
+            picks: Select of (key, rank, n); they come as rows of their own, the rank as the number
+                of the episode and n as the step there.
+        """
+        found = picks.cte("picks")
+        nulls = [null()] * (len(self.columns) - T - 1)
+        rows = select(
+            found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK)
         )
+        seqs = fn.seqs_of(select(found.c.key).correlate(None).scalar_subquery())
+        return union_all(*self._parts(node, seqs), rows)
+
+    def _parts(self, node: Node, seqs: Any) -> list[Any]:
+        wanted = compile_condition(node) & fn.has_key(_buffer_id(), seqs)
         if self.is_key is not None:
             wanted = wanted & self.is_key
-        own: Any = select(*self.columns).where(wanted)
-        if self.joins_ends:
-            own = own.select_from(experiences.outerjoin(ends, ends.c.id == _own.episode_id))
+        if not self.has_places:
+            return [select(*self.columns).where(wanted)]
+        own: Any = select(*self.columns, literal(OWN).label("part")).where(wanted)
+        own = own.select_from(experiences.outerjoin(ends, ends.c.id == _own.episode_id))
         if self.is_readable is not None:
             own = own.where(self.is_readable)
-        return own if self.near is None else union_all(own, _near(self.near, wanted))
+        return [own] if self.near is None else [own, _near(self.near, wanted, len(self.columns))]
 
 
-def _near(near: Near, wanted: ColumnElement[bool]) -> Any:
+def _near(near: Near, wanted: ColumnElement[bool], n_columns: int) -> Any:
     length: Any = null()
     if near.arrays is not None:
         length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
@@ -118,7 +154,8 @@ def _near(near: Near, wanted: ColumnElement[bool]) -> Any:
     arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
     return select(
         found.seq, null(), null(), null(), found.reward_t, found.terminated, found.truncated,
-        cast(found.extra, Text), arrays, found.episode_id, found.t, null(), null(), null(),
+        cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
+        literal(NEAR),
     ).where(fn.unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class Made:
 
     @property
     def is_ended(self) -> bool:
-        return self.status in ("complete", "abandoned")
+        return self.status == "complete"
 
     def held(self, t: int) -> bool:
         return 0 <= t < self.n and t not in self.gone
@@ -45,7 +45,7 @@ MADE = st.builds(
     st.integers(1, 6),
     st.sampled_from(["terminated", "truncated", "cut"]),
     st.booleans(),
-    st.sampled_from(["complete", "complete", "open", "abandoned", "aborted"]),
+    st.sampled_from(["complete", "complete", "open", "aborted"]),
     st.frozensets(st.integers(0, 5), max_size=2),
 )
 EPISODES = st.lists(MADE, min_size=1, max_size=4)

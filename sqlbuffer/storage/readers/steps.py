@@ -97,7 +97,7 @@ def gather(
     """Return fields of the steps at the indexes, each decoded once; zeros at -1.
 
     Returns:
-        Arrays of shape (*index.shape, *shape), of fields of fixed shape.
+        Arrays of shape (*index.shape, *shape); with the lengths of those that vary.
     """
     wanted, inverse = np.unique(index, return_inverse=True)
     blobs: list[Any] = [table.blobs[i] for i in wanted.tolist() if i >= 0]
@@ -105,12 +105,12 @@ def gather(
     n_missing = len(wanted) - len(blobs)
     places = inverse.reshape(index.shape)
     if not n_missing:
-        return {name: found[name][places] for name in names}
+        return {name: array[places] for name, array in found.items()}
     padded = {
         name: np.concatenate([np.zeros((1, *array.shape[1:]), array.dtype), array])
         for name, array in found.items()
     }
-    return {name: padded[name][places] for name in names}
+    return {name: array[places] for name, array in padded.items()}
 
 
 def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -72,7 +72,7 @@ def _reading(n_step: int, declared: bool, n_before: int, all_arrays: bool) -> Re
     arrays = None if n_before or all_arrays else last if declared else successor
     near = Near(first, end, arrays) if first <= end else None
     is_readable = ends.c.status.is_distinct_from("aborted")
-    return Reading(columns, near, is_readable=is_readable, joins_ends=True)
+    return Reading(columns, True, near, is_readable=is_readable)
 
 
 @dataclass(frozen=True)
