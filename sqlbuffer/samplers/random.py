@@ -13,9 +13,9 @@ from sqlbuffer.samplers.seeding import Seeding
 if TYPE_CHECKING:
     from sqlbuffer.storage.population import Population
 
-# A window this narrow is read whole where no row is drawn twice; probing pays where most numbers
-# are left alone.
+# Of a window this narrow, numbers are drawn without replacement where rows are.
 SMALL_SPAN = 1024
+LARGEST_SHUFFLED = 2**24
 PROBE_ROUNDS = 4
 # Below this share of hits, one scan over the keys is cheaper than the probes.
 LOWEST_HIT_RATE = 1 / 32
@@ -43,34 +43,37 @@ class RandomSampler(Sampler):
     def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq, uniform over the rows that match."""
         rng = self._seeding.generator()
-        if self._is_worth_probing(population, batch_size):
+        if population.span and not population.selective and not population.picks_first:
             found = self._probe(population, batch_size, rng)
             if found is not None:
                 return found
         return self._order(population, batch_size, rng)
 
-    def _is_worth_probing(self, population: "Population", batch_size: int) -> bool:
-        # With replacement any window is probed: its keys would be a statement more.
-        least = 0 if self.replace else max(SMALL_SPAN, 4 * batch_size)
-        return population.span > least and not population.selective and not population.picks_first
-
     def _probe(
         self, population: "Population", batch_size: int, rng: np.random.Generator
     ) -> Sequence[int] | None:
         """Return a batch by rejection, or None where too few numbers are hits."""
-        found: list[int] = []
+        span = population.span
+        is_narrow = not self.replace and span <= max(SMALL_SPAN, 4 * batch_size)
+        if is_narrow and span > LARGEST_SHUFFLED:
+            return None
+        shuffled = rng.permutation(span) if is_narrow else None
         # A few more than wanted: some are drawn twice, or left the buffer.
-        n_twice = 0 if self.replace else batch_size**2 // population.span
+        n_twice = 0 if self.replace or is_narrow else batch_size**2 // span
+        found: list[int] = []
         drawn, size = 0, batch_size + n_twice + 8
         for _ in range(PROBE_ROUNDS):
-            # One double a number: how many are drawn at once does not change what they are.
-            numbers = population.low + 1 + (rng.random(size) * population.span).astype(np.int64)
-            candidates: list[int] = numbers.tolist()
+            if shuffled is not None:
+                numbers = shuffled[drawn : drawn + size]
+            else:
+                # One double a number: how many are drawn at once does not change what they are.
+                numbers = (rng.random(size) * span).astype(np.int64)
+            candidates: list[int] = (population.low + 1 + numbers).tolist()
             hits = population.probe(list(dict.fromkeys(candidates)))
             found.extend(seq for seq in candidates if seq in hits)
-            drawn += size
+            drawn += len(candidates)
             kept = found if self.replace else list(dict.fromkeys(found))
-            if len(kept) >= batch_size:
+            if len(kept) >= batch_size or (is_narrow and drawn == span):
                 return kept[:batch_size]
             hit_rate = len(found) / drawn
             if hit_rate < LOWEST_HIT_RATE:

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sqlbuffer.errors import FieldError
-from sqlbuffer.specs import Fields
+from sqlbuffer.specs import BUILT_IN, Fields
+
+MOST_STEPS = 1_000_000
 
 
 def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
@@ -66,6 +68,40 @@ def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
         if f"seq_{name}" in fields.specs:
             raise FieldError(f"sequence_fields: field 'seq_{name}' is declared; rename it")
     return found
+
+
+def checked_step_names(
+    fields: Fields, names: Sequence[str] | None, things: str
+) -> tuple[list[str], list[str]]:
+    """Return the declared fields and the built-in ones that are asked for; all where nothing is
+    said.
+
+    Raises:
+        FieldError: Not a list of names, or an unknown one.
+    """
+    wanted = checked_names("fields", names)
+    if wanted is None:
+        return list(fields.specs), list(BUILT_IN)
+    for name in wanted:
+        if name not in (*fields.specs, *BUILT_IN):
+            known = ", ".join((*fields.specs, *BUILT_IN))
+            raise FieldError(f"unknown field {name!r}; {things} have {known}")
+    return (
+        [name for name in fields.specs if name in wanted],
+        [name for name in BUILT_IN if name in wanted],
+    )
+
+
+def check_window(length: int, burn_in: int, stride: int) -> None:
+    """Raise ValueError unless these are a length and a stride from 1 on and a burn-in from 0 on."""
+    given = (("length", length, 1), ("burn_in", burn_in, 0), ("stride", stride, 1))
+    for name, value, least in given:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, np.integer))
+            or not least <= value <= MOST_STEPS
+        ):
+            raise ValueError(f"{name} is an integer from {least} to {MOST_STEPS}, got {value!r}")
 
 
 def check_observations(fields: Fields) -> None:

@@ -117,3 +117,16 @@ def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return rewards as batches have them; those too large are infinite."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
+
+
+def step_arrays(
+    table: StepTable, index: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return `reward`, `terminated` and `truncated` of steps, zeros and False at -1."""
+    found: dict[str, NDArray[Any]] = {}
+    for name in names:
+        if name == "reward":
+            found[name] = as_float32(np.where(index >= 0, table.rewards(index), 0.0))
+        else:
+            found[name] = table.flags(getattr(table, name), index)
+    return found

@@ -20,9 +20,9 @@ from sqlbuffer.storage.columns import decode_columns
 from sqlbuffer.storage.episode_population import EpisodePopulation
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.population import Population
-from sqlbuffer.storage.readers.checks import checked_names
+from sqlbuffer.storage.readers.checks import checked_step_names
 from sqlbuffer.storage.readers.drawing import Plan, Row, draw_plan
-from sqlbuffer.storage.readers.steps import N_OWN, as_float32, gather, places_of, table_of
+from sqlbuffer.storage.readers.steps import N_OWN, gather, places_of, step_arrays, table_of
 from sqlbuffer.storage.reading import (
     FINAL,
     KEY,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sqlbuffer.samplers import Sampler
 
 FINAL_PREFIX = "final_"
-_BUILT_IN = ("reward", "terminated", "truncated")
 _ALL_STEPS = 2**30
 
 Integers = NDArray[np.int64]
@@ -98,9 +97,7 @@ class TrajectoryReader:
         self._partial = include_partial
         self._layout = Layout(fields.specs)
         self._observation = Layout({name: fields.specs[name] for name in fields.observations})
-        wanted = checked_names("fields", names)
-        self._names = list(fields.specs) if wanted is None else self._declared(fields, wanted)
-        self._built_in = [name for name in _BUILT_IN if wanted is None or name in wanted]
+        self._names, self._built_in = checked_step_names(fields, names, "trajectories")
         self._finals = [name for name in fields.observations if name in self._names]
         for name in self._finals:
             if FINAL_PREFIX + name in fields.specs:
@@ -109,14 +106,6 @@ class TrajectoryReader:
                     f"trajectory: leave {name!r} or it out with fields=[...]"
                 )
         self.columns = _reading(include_partial)
-
-    @staticmethod
-    def _declared(fields: Fields, names: Sequence[str]) -> list[str]:
-        for name in names:
-            if name not in (*fields.specs, *_BUILT_IN):
-                known = ", ".join((*fields.specs, *_BUILT_IN))
-                raise FieldError(f"unknown field {name!r}; trajectories have {known}")
-        return [name for name in fields.specs if name in names]
 
     def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
         """Return n episodes that a sampler draws, or fewer where there are too few."""
@@ -187,14 +176,3 @@ class TrajectoryReader:
             "length": lengths,
             "return": np.array([row[RETURN] for row in rows], np.float64),
         }
-
-
-def step_arrays(table: StepTable, index: Integers, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return `reward`, `terminated` and `truncated` of steps, zeros and False at -1."""
-    found: dict[str, NDArray[Any]] = {}
-    for name in names:
-        if name == "reward":
-            found[name] = as_float32(np.where(index >= 0, table.rewards(index), 0.0))
-        else:
-            found[name] = table.flags(getattr(table, name), index)
-    return found
