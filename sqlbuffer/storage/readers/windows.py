@@ -121,7 +121,7 @@ class WindowReader:
         learnt = usable[:, self._burn_in :]
         # A burn-in reaches back to the nearest hole, or to an end inside the episode.
         before: Flags = (usable & ~ends_here)[:, : self._burn_in]
-        before = _up_to_first(~before[:, ::-1])[:, ::-1] & before
+        before &= _up_to_first(~before[:, ::-1])[:, ::-1]
         wanted = _up_to_first(ends_here[:, self._burn_in :])
         accepted = (places >= 0) & (learnt | ~wanted).all(axis=1)
         kept = np.concatenate([before, wanted], axis=1)
@@ -131,7 +131,7 @@ class WindowReader:
         if self._n_frames == 1:
             return np.ones(ts.shape, bool)
         frames = table.find(places[:, None, None], frame_times(ts, self._n_frames))
-        found: Flags = (frames >= 0).all(axis=-1)
+        found: Flags = np.asarray((frames >= 0).all(axis=-1))
         return found
 
     def _batch(self, plan: Windows) -> Batch:
