@@ -22,15 +22,16 @@ class StepTable:
         terminated: The episode terminated there.
         truncated: It was cut there.
         blobs: The arrays of each row as bytes; None where they were not read.
+        seq: Number of each row.
 
     Attributes:
-        episode, t, reward, terminated, truncated: The same of the steps that are kept.
+        episode, t, reward, terminated, truncated, seq: The same of the steps that are kept.
         blobs: Likewise, a list.
         has_arrays: Whether there are any.
 
     Example:
         >>> no, blobs = np.zeros(3, bool), [b"b", b"a", b"c"]
-        >>> table = StepTable([7, 7, 9], [1, 0, 0], [0.5, 1.0, 2.0], no, no, blobs)
+        >>> table = StepTable([7, 7, 9], [1, 0, 0], [0.5, 1.0, 2.0], no, no, blobs, [1, 2, 3])
         >>> table.find([7, 7, 9], [0, 2, 0]).tolist(), table.blobs
         ([0, -1, 2], [b'a', b'b', b'c'])
     """
@@ -43,6 +44,7 @@ class StepTable:
         terminated: Any,
         truncated: Any,
         blobs: Sequence[bytes | None],
+        seq: Any,
     ) -> None:
         episode, t = np.asarray(episode, np.int64), np.asarray(t, np.int64)
         has_arrays = np.fromiter((blob is not None for blob in blobs), bool, len(blobs))
@@ -61,6 +63,7 @@ class StepTable:
         self.reward: NDArray[np.float64] = np.asarray(reward, np.float64)[kept]
         self.terminated: Flags = np.asarray(terminated, bool)[kept]
         self.truncated: Flags = np.asarray(truncated, bool)[kept]
+        self.seq: Integers = np.asarray(seq, np.int64)[kept]
         self.has_arrays: Flags = has_arrays[kept]
         self.blobs: list[bytes | None] = [blobs[i] for i in kept.tolist()]
 

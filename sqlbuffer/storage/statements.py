@@ -3,7 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, Text, and_, cast, column, func, select, table
+from sqlalchemy import (
+    Connection,
+    Select,
+    Table,
+    Text,
+    and_,
+    case,
+    cast,
+    column,
+    func,
+    select,
+    table,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import Group, Node
@@ -93,11 +105,20 @@ def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
     return and_(matching(buffer_id, node), seq_for(node) > low)
 
 
-def before_oldest(buffer_id: int, low: int) -> Select[Any]:
-    """Select the seq before the first row of a buffer above `low`; `low` where there is none."""
-    oldest = func.min(experiences.c.seq)
-    return select(func.coalesce(oldest - 1, low)).where(
-        experiences.c.buffer_id == buffer_id, experiences.c.seq > low
+def sampled_window(buffer_id: int) -> Select[Any]:
+    """Select (low, high) of a buffer: its rows are those with low < seq <= high, without a gap at
+    the lower end where whole tasks or episodes leave.
+    """
+    own = experiences.c
+    oldest = (
+        select(func.min(own.seq) - 1)
+        .where(own.buffer_id == buffer_id, own.seq > windows.c.low_seq)
+        .scalar_subquery()
+    )
+    # Where whole tasks or episodes leave, nothing else tells where the oldest row is.
+    low = case((windows.c.evict_unit != "row", func.coalesce(oldest, windows.c.low_seq)))
+    return select(func.coalesce(low, windows.c.low_seq), windows.c.high_seq).where(
+        windows.c.buffer_id == buffer_id
     )
 
 

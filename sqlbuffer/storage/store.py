@@ -374,12 +374,11 @@ class BufferStore:
         """What a sampler chooses from, while the connection lives."""
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
-            window = self._window(connection)
-            low = window.low
-            if window.evict_by != "row":
-                # Whole tasks or episodes leave, so nothing else tells where the oldest row is.
-                low = connection.execute(statements.before_oldest(self.info.id, low)).scalar_one()
-            yield Population(connection, self.info.id, low, window.high, node, columns)
+            window = connection.execute(statements.sampled_window(self.info.id)).one_or_none()
+            if window is None:
+                raise self._dropped()
+            low, high = window
+            yield Population(connection, self.info.id, low, high, node, columns)
 
     @_survives
     def window(self) -> Window:
@@ -390,9 +389,7 @@ class BufferStore:
     def _window(self, connection: Connection) -> Window:
         row = connection.execute(statements.window(self.info.id)).one_or_none()
         if row is None:
-            raise BufferNotFoundError(
-                f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"
-            )
+            raise self._dropped()
         return Window(
             row.max_capacity,
             row.max_episodes,
@@ -401,6 +398,11 @@ class BufferStore:
             row.live_rows,
             row.low_seq,
             row.high_seq,
+        )
+
+    def _dropped(self) -> BufferNotFoundError:
+        return BufferNotFoundError(
+            f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"
         )
 
     @_survives

@@ -15,7 +15,9 @@ def table_of(places, has_arrays=None):
     n = len(places)
     blobs = [b"%d" % i if has_arrays is None or has_arrays[i] else None for i in range(n)]
     no = np.zeros(n, bool)
-    return StepTable([e for e, _ in places], [t for _, t in places], range(n), no, no, blobs)
+    return StepTable(
+        [e for e, _ in places], [t for _, t in places], range(n), no, no, blobs, range(n)
+    )
 
 
 @given(st.lists(st.tuples(PLACES, st.booleans()), max_size=20), st.lists(PLACES, max_size=20))
@@ -45,7 +47,9 @@ def test_places_are_broadcast():
 
 
 def test_what_is_missing_has_no_reward_no_flag_and_no_arrays():
-    table = StepTable([1, 1], [0, 1], [0.5, np.nan], [True, False], [False, True], [b"x", None])
+    table = StepTable(
+        [1, 1], [0, 1], [0.5, np.nan], [True, False], [False, True], [b"x", None], [1, 2]
+    )
     index = np.array([0, 1, -1])
     np.testing.assert_array_equal(table.rewards(index), [0.5, np.nan, np.nan])
     assert table.flags(table.terminated, index).tolist() == [True, False, False]

@@ -19,6 +19,7 @@ from sqlbuffer.storage.reading import (
     LENGTH,
     PLACE,
     REWARD,
+    SEQ,
     TERMINATED,
     TRUNCATED,
     Reading,
@@ -78,6 +79,7 @@ def table_of(rows: Sequence[Row]) -> StepTable:
         np.array(columns[TERMINATED], bool),
         np.array(columns[TRUNCATED], bool),
         columns[ARRAYS],
+        columns[SEQ],
     )
 
 
@@ -100,8 +102,9 @@ def gather(
         Arrays of shape (*index.shape, *shape); with the lengths of those that vary.
     """
     wanted, inverse = np.unique(index, return_inverse=True)
-    blobs: list[Any] = [table.blobs[i] for i in wanted.tolist() if i >= 0]
-    found = layout.unpack(blobs, names)
+    there = wanted[wanted >= 0]
+    blobs = [table.blobs[i] for i in there.tolist()]
+    found = layout.unpack(blobs, names, seqs=table.seq[there].tolist() if blobs else ())
     n_missing = len(wanted) - len(blobs)
     places = inverse.reshape(index.shape)
     if not n_missing:

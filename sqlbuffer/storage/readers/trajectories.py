@@ -82,6 +82,7 @@ class TrajectoryReader:
         fields: The typed fields.
         names: Which of them, `reward`, `terminated` and `truncated`; all by default.
         include_partial: Also episodes that are open or have lost steps.
+        compression: How the bytes of arrays are compressed.
 
     Raises:
         FieldError: An unknown field, or one that is called as a final observation.
@@ -93,10 +94,12 @@ class TrajectoryReader:
         *,
         names: Sequence[str] | None = None,
         include_partial: bool = False,
+        compression: str | None = None,
     ) -> None:
         self._partial = include_partial
-        self._layout = Layout(fields.specs)
-        self._observation = Layout({name: fields.specs[name] for name in fields.observations})
+        observed = {name: fields.specs[name] for name in fields.observations}
+        self._layout = Layout(fields.specs, compression)
+        self._observation = Layout(observed, compression)
         self._names, self._built_in = checked_step_names(fields, names, "trajectories")
         self._finals = [name for name in fields.observations if name in self._names]
         for name in self._finals:
@@ -157,7 +160,7 @@ class TrajectoryReader:
         ends_at = reaches_end.tolist()
         blobs = [row[FINAL] if is_end else None for row, is_end in zip(rows, ends_at, strict=True)]
         no = np.zeros(len(rows), bool)
-        table = StepTable(np.arange(len(rows)), no, no, no, no, blobs)
+        table = StepTable(np.arange(len(rows)), no, no, no, no, blobs, no)
         index = table.with_arrays(np.arange(len(rows)))
         found = gather(table, self._observation, index, self._finals)
         return {

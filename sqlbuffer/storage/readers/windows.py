@@ -70,6 +70,7 @@ class WindowReader:
         stride: From one window of an episode to the next.
         names: Which fields, `reward`, `terminated` and `truncated`; all by default.
         stack: How many frames are stacked, by field.
+        compression: How the bytes of arrays are compressed.
 
     Raises:
         FieldError: An unknown field.
@@ -85,10 +86,11 @@ class WindowReader:
         *,
         names: Sequence[str] | None = None,
         stack: Mapping[str, int] | None = None,
+        compression: str | None = None,
     ) -> None:
         check_window(length, burn_in, stride)
         self._length, self._burn_in = int(length), int(burn_in)
-        self._layout = Layout(fields.specs)
+        self._layout = Layout(fields.specs, compression)
         self._names, self._built_in = checked_step_names(fields, names, "windows")
         self._stack = {k: v for k, v in checked_stack(fields, stack).items() if k in self._names}
         self._n_frames = max(self._stack.values(), default=1)
