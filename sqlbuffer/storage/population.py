@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Integer, Select, bindparam, func, literal
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query import Node
+from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.reading import BUFFER_ID, LOW, NEAR, OWN, SEQS, Reading
 from sqlbuffer.storage.types import SeqList
+
+FEW_HOLES = 8
+MOST_PROBED = 65_536
 
 
 class Population:
@@ -126,11 +129,23 @@ class Population:
 
     def newest(self, n: int) -> list[int]:
         """Return up to n matching seq, newest first."""
-        return self._from_one_end(n, newest=True)
+        found = self._of_numbers(range(self.high, max(self.low, self.high - n - FEW_HOLES), -1), n)
+        return self._from_one_end(n, newest=True) if found is None else found
 
     def oldest(self, n: int) -> list[int]:
         """Return up to n matching seq, oldest first."""
-        return self._from_one_end(n)
+        end = min(self.high, self.low + n + FEW_HOLES)
+        found = self._of_numbers(range(self.low + 1, end + 1), n)
+        return self._from_one_end(n) if found is None else found
+
+    def _of_numbers(self, numbers: range, n: int) -> list[int] | None:
+        """Return the first n of the numbers that are rows, if that many are: without a statement
+        for the keys, since all rows are looked for.
+        """
+        if self.node != EVERYTHING or len(numbers) > MOST_PROBED:
+            return None
+        hits = self.probe(numbers)
+        return [seq for seq in numbers if seq in hits][:n] if len(hits) >= n else None
 
     def page(self, offset: int, limit: int) -> list[int]:
         """Return up to `limit` matching seq, oldest first, after the first `offset`."""

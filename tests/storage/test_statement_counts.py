@@ -1,0 +1,129 @@
+"""How many statements a batch costs: a window and one more, and one for each round of rejection."""
+
+import re
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from sqlalchemy import event
+
+from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.query import check
+from sqlbuffer.storage.readers.steps import StepReader
+from sqlbuffer.storage.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.readers.transitions import TransitionReader
+from sqlbuffer.storage.readers.windows import WindowReader
+from tests.support.episodes import FIELDS, Made, store
+
+READERS = {
+    "steps": StepReader,
+    "transitions": TransitionReader,
+    "5-step transitions": lambda fields: TransitionReader(fields, 5),
+    "sequences": lambda fields: TransitionReader(fields, 3, sequence_fields=["action"]),
+    "stacks": lambda fields: TransitionReader(fields, 2, stack={"obs": 4}),
+    "windows": lambda fields: WindowReader(fields, 4, 2),
+    "trajectories": TrajectoryReader,
+    "partial trajectories": lambda fields: TrajectoryReader(fields, include_partial=True),
+}
+SAMPLERS = {
+    "replaced": lambda: RandomSampler(replace=True),
+    "not replaced": RandomSampler,
+    "seeded": lambda: RandomSampler(seed=1),
+    "latest": LatestSampler,
+    "fifo": FifoSampler,
+}
+
+
+@contextmanager
+def selects(buffer):
+    """Note the selects that are sent."""
+    engine, noted = buffer._store.engine, []
+
+    def note(_connection, _cursor, statement, *_):
+        if re.match(r"\s*(SELECT|WITH)\b", statement):
+            noted.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield noted
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def draw(buffer, reader, sampler, n, condition=None):
+    return buffer._store.draw(
+        check(condition), lambda found: reader.draw(found, sampler, n), reader.columns
+    )
+
+
+@pytest.fixture(params=["row", "episode"])
+def buffer(request, buffer_url):
+    limits = {"max_episodes": 30} if request.param == "episode" else {}
+    with ReplayBuffer(buffer_url, fields=FIELDS, **limits) as buffer:
+        # Every step can be trained on: nothing is rejected.
+        store(buffer, buffer_url, [Made(8 + i % 3, final=True) for i in range(30)])
+        yield buffer
+
+
+def test_a_batch_costs_two_statements(buffer):
+    for kind, make in READERS.items():
+        reader = make(buffer._store.info.fields)
+        for name, sampler in SAMPLERS.items():
+            with selects(buffer) as noted:
+                assert draw(buffer, reader, sampler(), 8).n_rows == 8
+            assert len(noted) == 2, (kind, name)
+
+
+def test_keys_that_are_given_cost_one_statement(buffer):
+    for kind, make in READERS.items():
+        reader = make(buffer._store.info.fields)
+        with buffer._store.population(check(None), reader.columns) as population:
+            with selects(buffer) as noted:
+                batch = reader.read(population, np.arange(1, 60))
+            assert batch.n_rows
+            assert len(noted) == 1, kind
+            with selects(buffer) as noted:
+                assert reader.read(population, np.arange(1, 60)).n_rows == batch.n_rows
+            assert not noted, kind  # they are remembered
+
+
+def test_a_round_of_rejection_costs_one_statement(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
+        # Of every 40 steps the last 20 have no successor so far away.
+        store(buffer, buffer_url, [Made(40, end="cut", status="open") for _ in range(30)])
+        reader = TransitionReader(buffer._store.info.fields, 20)
+        rounds = []
+
+        class Counting(RandomSampler):
+            def choose(self, population, batch_size):
+                rounds.append(batch_size)
+                return super().choose(population, batch_size)
+
+        with selects(buffer) as noted:
+            batch = draw(buffer, reader, Counting(replace=True, seed=1), 64)
+        assert set(batch.info["t"].tolist()) <= set(range(20))
+        assert batch.n_rows == 64
+        assert len(rounds) > 1
+        assert len(noted) == 1 + len(rounds)
+
+
+def test_too_few_are_noticed_without_end(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
+        store(buffer, buffer_url, [Made(6, status="aborted") for _ in range(5)])
+        for sampler in (RandomSampler(replace=True), RandomSampler(), RandomSampler(seed=1)):
+            for make in READERS.values():
+                reader = make(buffer._store.info.fields)
+                if isinstance(reader, StepReader):
+                    continue
+                with selects(buffer) as noted:
+                    assert draw(buffer, reader, sampler, 4).n_rows == 0
+                assert len(noted) < 12
+
+
+def test_a_condition_that_few_match_costs_one_statement_for_their_keys(buffer):
+    condition = QueryBuilder().eq("exp_meta.task_id", "e3").build()
+    reader = TransitionReader(buffer._store.info.fields, 2)
+    with selects(buffer) as noted:
+        batch = draw(buffer, reader, RandomSampler(replace=True), 8, condition)
+    assert set(batch.info["episode"]) == {"e3"}
+    assert len(noted) == 3
