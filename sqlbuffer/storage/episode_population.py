@@ -18,7 +18,7 @@ from sqlbuffer.storage.types import SeqList
 
 # Where a window has no more numbers than this, ranking the keys of its episodes costs less than a
 # second probe.
-FEW_KEYS_SPAN = 65_536
+FEW_KEYS_SPAN = 32_768
 MOST_PICKED = 65_536
 MOST_SEQ = 2**63 - 1
 NUMBERS = "numbers"

@@ -20,15 +20,21 @@ from sqlbuffer import (
     RandomTaskSample,
     ReplayBuffer,
 )
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.storage.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.readers.transitions import TransitionReader
+from sqlbuffer.storage.readers.windows import WindowReader
 from tests.conftest import KINDS, close_pool
-from tests.support.sql import connected, fill, is_sqlite, run, run_outside_transaction
+from tests.support.sql import buffer_id, connected, fill, is_sqlite, run, run_outside_transaction
 from tests.support.stepped_rows import make_row, make_rows
 
 N_ROWS = 100_000
 ROWS_PER_TASK = 20
 MOST_ROWS_READ = 10_000
 MOST_STEPS = 200_000
-SCAN = re.compile(r"Seq Scan on experiences|^\s*SCAN (experiences|earlier)", re.MULTILINE)
+SCAN = re.compile(
+    r"Seq Scan on (experiences|episodes)|^\s*SCAN (experiences|earlier|episodes|ends)", re.MULTILINE
+)
 ONE_TASK = QueryBuilder().eq("exp_meta.task_id", "t2500").build()
 ONE_TASK_LATE = QueryBuilder().nested(QueryBuilder().eq("exp_meta.task_id", "t2500")).and_().gt(
     "exp_meta.step", 50_005
@@ -79,6 +85,43 @@ def fill_arrays(url):
             obs = np.full((1_000, 4), episode, np.float32)
             rewards = np.ones(1_000)
             buffer.store_episode({"obs": obs, "reward": rewards}, final={"obs": obs[0]})
+    fill_episodes(url)
+
+
+def fill_episodes(url):
+    """Fill the buffer `episodes` with 5,000 episodes of 10 steps, and 100,000 whose steps left."""
+    buffer = ReplayBuffer(url, name="episodes", fields={"obs": ("float32", (1,))})
+    number = buffer_id(url, "episodes")
+    blob, numbers = (
+        (
+            "X'00000000'",
+            "WITH RECURSIVE g(s) AS (SELECT 0 UNION ALL SELECT s + 1 FROM g WHERE s < :n)",
+        )
+        if is_sqlite(url)
+        else (
+            r"'\\x00000000'::bytea",
+            "WITH g AS (SELECT s FROM generate_series(0, CAST(:n AS int)) s)",
+        )
+    )
+    with connected(url) as connection:
+        connection.execute(
+            text(
+                "INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, "
+                f"last_seq) {numbers} SELECT 1000000 + s, {number}, 'e' || s, 't', 'complete', 10, "
+                "s * 10 + 1, s * 10 + 10 FROM g"
+            ),
+            {"n": 104_999},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO experiences (buffer_id, seq, id, task_id, agent_id, step, episode_id, "
+                f"t, reward_t, arrays) {numbers} SELECT {number}, 1000001 + s, 'r' || s, 't', 'a', "
+                f"s, 1100000 + s / 10, s % 10, 1.0, {blob} FROM g"
+            ),
+            {"n": 49_999},
+        )
+        connection.execute(text(f"UPDATE buffers SET low_seq = 1000000 WHERE id = {number}"))
+    return buffer
 
 
 def rows_read(connection):
@@ -156,6 +199,18 @@ def tasks_stored(buffer):
     return buffer.store_batch([make_row(i, task=f"new{i // 8}") for i in range(64)])
 
 
+def fields_of(buffer):
+    return buffer._store.info.fields
+
+
+def read(buffer, reader, n=32, sampler=None):
+    sampler = RandomSampler(replace=True) if sampler is None else sampler
+    batch = buffer._store.draw(
+        EVERYTHING, lambda found: reader.draw(found, sampler, n), reader.columns
+    )
+    assert batch.n_rows == n
+
+
 OPERATIONS = {
     "store": ("rows", lambda b: b.store_batch(make_rows(range(64)))),
     "store one row": ("rows", lambda b: b.store(make_row(1))),
@@ -200,6 +255,22 @@ OPERATIONS = {
     "arrays": ("arrays", lambda b: b.sample_arrays(256)),
     "transitions": ("arrays", lambda b: b.sample_transitions(256)),
     "transitions, 5 steps": ("arrays", lambda b: b.sample_transitions(256, n_step=5)),
+    "transitions, stacked": ("arrays", lambda b: b.sample_transitions(64, stack={"obs": 4})),
+    "transitions, sequences": (
+        "arrays",
+        lambda b: read(b, TransitionReader(fields_of(b), 3, sequence_fields=["obs"])),
+    ),
+    "windows": ("arrays", lambda b: read(b, WindowReader(fields_of(b), 8, 4, 2))),
+    "trajectories": ("arrays", lambda b: read(b, TrajectoryReader(fields_of(b)), 2)),
+    "trajectories, partial": (
+        "arrays",
+        lambda b: read(b, TrajectoryReader(fields_of(b), include_partial=True), 2),
+    ),
+    "trajectories, short": ("episodes", lambda b: read(b, TrajectoryReader(fields_of(b)), 16)),
+    "trajectories, newest": (
+        "episodes",
+        lambda b: read(b, TrajectoryReader(fields_of(b)), 16, LatestSampler()),
+    ),
     "store an episode": (
         "arrays",
         lambda b: b.store_episode({"obs": np.zeros((64, 4)), "reward": np.ones(64)}),
