@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
-from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.n_step import n_step_returns
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.storage.readers.transitions import TransitionReader
 from tests.support.sql import run
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
@@ -186,3 +189,132 @@ def test_returns_are_those_of_the_formula():
     assert found.complete.all()
     missing = n_step_returns(rewards, terminated & False, ended, known, 0.5)
     assert missing.complete.tolist() == [False, True, True]
+
+
+def sequences(buffer, n, n_step, names):
+    reader = TransitionReader(buffer._store.info.fields, n_step, sequence_fields=names)
+    sampler = RandomSampler(replace=True)
+    return buffer._store.draw(
+        EVERYTHING, lambda found: reader.draw(found, sampler, n), reader.columns
+    )
+
+
+def test_sequences_are_the_fields_of_each_step_and_zeros_behind_the_last(buffer):
+    fill(buffer, [(5, "terminated", True), (2, "truncated", True)])
+    batch = sequences(buffer, 60, 3, ["action", "reward", "obs"])
+    assert batch.seq_action.shape == (60, 3)
+    assert batch.seq_obs.shape == (60, 3, 2)
+    for i in range(60):
+        episode, t = int(batch.info["episode"][i][1:]), int(batch.info["t"][i])
+        m = min(3, (5, 2)[episode] - t)
+        assert batch.info["n_steps"][i] == m
+        steps = [t + k for k in range(m)]
+        np.testing.assert_array_equal(batch.seq_action[i], [*steps, 0, 0][:3])
+        rewards = [np.float32(reward(episode, s)) for s in steps]
+        np.testing.assert_array_equal(batch.seq_reward[i], [*rewards, 0, 0][:3])
+        observed = [observation(episode, s) for s in steps] + [np.zeros(2)] * 2
+        np.testing.assert_array_equal(batch.seq_obs[i], observed[:3])
+
+
+def test_fields_that_cannot_be_sequences_say_so(buffer_url):
+    fields = {**FIELDS, "tokens": ("int32", (-1,)), "seq_action": "int64"}
+    with ReplayBuffer(buffer_url, name="odd", fields=fields) as buffer:
+        for names, message in (
+            (["speed"], "sequence_fields: unknown field 'speed'"),
+            (["tokens"], "sequence_fields: field 'tokens' has a length that varies"),
+            (["action"], "field 'seq_action' is declared; rename it"),
+            ("obs", "sequence_fields are given as a list of names, got 'obs'"),
+        ):
+            with pytest.raises(FieldError, match=message):
+                sequences(buffer, 1, 2, names)
+
+
+def test_a_field_tells_where_an_episode_terminated(buffer_url):
+    for name, dtype in (("as_bool", "bool"), ("as_float", "float32")):
+        with ReplayBuffer(buffer_url, name=name, fields={**FIELDS, "done": dtype}) as buffer:
+            arrays = make_arrays(0, 5, "cut", done=np.arange(5) == 4)
+            del arrays["terminated"], arrays["truncated"]
+            buffer.store_episode(arrays, episode_id="e0")
+            with pytest.raises(FieldError, match="pass terminal_field='done'"):
+                buffer.sample_transitions(4)
+            batch = buffer.sample_transitions(60, n_step=2, gamma=0.5, terminal_field="done")
+            assert set(batch.info["t"]) == set(range(5))
+            ends = batch.info["t"] >= 3
+            np.testing.assert_array_equal(batch.terminated, ends)
+            np.testing.assert_array_equal(batch.discount, np.where(ends, 0.0, 0.25))
+            np.testing.assert_array_equal(batch.next_obs[ends], 0)
+            for field in ("obs", "speed"):
+                with pytest.raises(FieldError, match="terminal_field"):
+                    buffer.sample_transitions(4, terminal_field=field)
+
+
+def test_a_done_field_beside_stored_ends_is_a_field_like_any_other(buffer_url):
+    with ReplayBuffer(buffer_url, name="both", fields={**FIELDS, "done": "bool"}) as buffer:
+        buffer.store_episode(make_arrays(0, 4, "terminated", done=np.ones(4, bool)))
+        batch = buffer.sample_transitions(20)
+        np.testing.assert_array_equal(batch.terminated, batch.info["t"] == 3)
+        assert batch.done.all()
+
+
+def test_fields_that_only_begin_like_a_next_observation_stay(buffer_url):
+    fields = {**FIELDS, "next_action": "int64"}
+    with ReplayBuffer(buffer_url, name="named", fields=fields) as buffer:
+        buffer.store_episode(make_arrays(0, 4, "terminated", next_action=np.arange(4) + 1))
+        batch = buffer.sample_transitions(20)
+        np.testing.assert_array_equal(batch.next_action, batch.action + 1)
+        assert sorted(buffer.sample_transitions(2, fields=["next_obs", "discount"])) == [
+            "discount", "next_obs", "reward", "terminated",
+        ]  # fmt: skip
+        named = buffer.sample_transitions(20, fields=["truncated", "action"])
+        assert not named.truncated.any()
+
+
+def test_aborted_episodes_are_never_drawn_and_open_ones_are(buffer, buffer_url):
+    fill(buffer, [(4, "cut", False), (4, "terminated", True), (4, "cut", True)])
+    run(buffer_url, "UPDATE episodes SET status = 'aborted' WHERE key = 'e1'")
+    run(
+        buffer_url,
+        "UPDATE episodes SET status = 'open', length = NULL, final_arrays = NULL WHERE key = 'e2'",
+    )
+    for sampler in (RandomSampler(replace=True), RandomSampler(replace=True, seed=2)):
+        batch = buffer.sample_transitions(200, sampler=sampler)
+        places = set(zip(batch.info["episode"], batch.info["t"].tolist(), strict=True))
+        assert places == {(e, t) for e in ("e0", "e2") for t in range(3)}
+
+
+def test_samplers_without_replacement_give_each_first_step_once(buffer):
+    fill(buffer, [(6, "truncated", False), (6, "truncated", False), (6, "cut", False)])
+    for sampler in (RandomSampler(), RandomSampler(seed=3), FifoSampler(), LatestSampler()):
+        batch = buffer.sample_transitions(15, sampler=sampler)
+        assert len(set(batch.info["seq"])) == 15
+        with pytest.raises(InsufficientDataError, match="asked for 16, and 15 match"):
+            buffer.sample_transitions(16, sampler=sampler)
+    assert buffer.sample_transitions(3, sampler=FifoSampler()).info["seq"].tolist() == [1, 2, 3]
+    newest = buffer.sample_transitions(6, sampler=LatestSampler()).info["seq"].tolist()
+    assert newest == [17, 16, 15, 14, 13, 11]
+
+
+def test_first_steps_are_drawn_alike_where_some_are_rejected(buffer):
+    fill(buffer, [(9, "truncated", False), (3, "terminated", True), (7, "cut", False)])
+    sampler = RandomSampler(replace=True, seed=6)
+    batch = buffer.sample_transitions(1_900, n_step=3, sampler=sampler)
+    counts = np.unique(batch.info["seq"], return_counts=True)
+    assert counts[0].tolist() == [*range(1, 7), *range(10, 13), *range(13, 17)]
+    assert chisquare(counts[1]).pvalue > 0.001
+
+
+def test_rewards_that_no_column_holds_are_summed_as_they_are(buffer):
+    arrays = make_arrays(0, 4, "terminated")
+    arrays["reward"] = [1.0, np.nan, -0.0, np.inf]
+    buffer.store_episode(arrays, episode_id="e0")
+    batch = buffer.sample_transitions(60, n_step=2, gamma=0.5)
+    expected = np.array([np.nan, np.nan, np.inf, np.inf])
+    np.testing.assert_array_equal(batch.reward, expected[batch.info["t"]])
+
+
+def test_compressed_rows_are_expanded_in_every_reader(buffer_url):
+    with ReplayBuffer(buffer_url, name="zstd", fields=FIELDS, compression="zstd") as buffer:
+        fill(buffer, [(8, "terminated", True), (5, "truncated", True)])
+        batch = buffer.sample_transitions(40, n_step=2, stack={"obs": 3})
+        np.testing.assert_array_equal(batch.obs[:, -1, 1], batch.info["t"])
+        assert (batch.next_obs[:, -1, 1] >= 1).all()
