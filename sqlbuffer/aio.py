@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,17 @@ class ReplayBuffer:
     async def sample_transitions(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw transitions; arguments are those of `sqlbuffer.ReplayBuffer.sample_transitions`."""
         return await asyncio.to_thread(lambda: self.sync.sample_transitions(batch_size, **options))
+
+    async def loader(
+        self, mode: str = "transition", batch_size: int = 256, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Iterate over batches; arguments are those of `sqlbuffer.ReplayBuffer.loader`, whose
+        loader, to be had by `buffer.sync.loader(...)`, can also be resumed.
+        """
+        loader = await asyncio.to_thread(lambda: self.sync.loader(mode, batch_size, **options))
+        with closing(iter(loader)) as batches:
+            while taken := await asyncio.to_thread(lambda: builtins.list(islice(batches, 1))):
+                yield taken[0]
 
     def decode(self, arrays: bytes) -> dict[str, Any]:
         """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""

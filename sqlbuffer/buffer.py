@@ -31,6 +31,10 @@ from sqlbuffer.converters import Converter
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.ids import uuid7
+from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.modes import Options as LoaderOptions
+from sqlbuffer.loading.opening import open_loader
+from sqlbuffer.loading.output import Output
 from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
@@ -488,6 +492,85 @@ class ReplayBuffer:
             compression=info.compression,
         )
         return self._draw(reader, sampler, batch_size, node)
+
+    def loader(
+        self,
+        mode: str = "transition",
+        batch_size: int = 256,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        length: int | None = None,
+        burn_in: int = 0,
+        stride: int = 1,
+        sequence_fields: Sequence[str] = (),
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
+        include_partial: bool = False,
+        shuffle: bool = True,
+        seed: int | None = None,
+        drop_last: bool = False,
+        replace: bool = False,
+        sampler: Sampler | None = None,
+        condition: Condition = None,
+        fields: Sequence[str] | None = None,
+        to_named_tuple: Sequence[str] | None = None,
+        fieldname_map: Mapping[str, str] | None = None,
+        device: Any = None,
+        prefetch: int = 0,
+        epochs: int | None = None,
+    ) -> Loader:
+        """Return an iterable of batches for a training loop: drawn without end, or in passes.
+
+        A pass (`epochs`, or `shuffle=False`) fixes the range of seq at its start, so that rows
+        stored later do not enter it, visits what is there once and skips what is evicted meanwhile.
+        An empty buffer has a pass without batches.
+
+        Args:
+            mode: What a batch holds: `step`, rows as `sample_arrays`; `transition`, as
+                `sample_transitions`; `n_step`, transitions with the sequences of chosen fields;
+                `window`, stretches of one length; `trajectory`, whole episodes.
+            batch_size: How many of them.
+            n_step: Modes `transition` and `n_step`: how many steps a transition spans at most.
+            gamma: The same modes: discount of one step.
+            length: Mode `window`: how many steps.
+            burn_in: Mode `window`: how many steps before it.
+            stride: Mode `window`: how far one begins behind the other.
+            sequence_fields: Mode `n_step`: fields whose values of each step are wanted.
+            stack: Modes `transition`, `n_step` and `window`: `{field: how many frames}`.
+            terminal_field: Modes `transition` and `n_step`: the field that says an episode ended.
+            include_partial: Mode `trajectory`: episodes that are open or clipped as well.
+            shuffle: False: passes in the order of seq, one after the other.
+            seed: Repeat the same batches over the same live rows.
+            drop_last: Leave out the last batch of a pass where it is smaller.
+            replace: Draw with replacement.
+            sampler: Draws the batches; uniform by default.
+            condition: Which rows; see the mode's own call for what of it must match.
+            fields: Which of the declared fields; all by default.
+            to_named_tuple: Batches are named tuples of these arrays, in this order, without
+                leading underscores; `info` is the batch's info.
+            fieldname_map: `{name: other name}` of arrays.
+            device: `cpu`, `cuda` or another of torch: arrays become tensors there, but for texts
+                and objects, which torch has no tensors for, and `info`.
+            prefetch: How many batches a thread fetches ahead.
+            epochs: How many passes; without, batches are drawn without end.
+
+        Raises:
+            InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
+                without end finds no batch.
+            FieldError: An unknown field, or names that collide.
+            ValueError: An option that the mode does not take, or options that exclude each other.
+            MissingExtraError: A device, and torch is not installed.
+        """
+        options = LoaderOptions(
+            mode=mode, batch_size=batch_size, n_step=n_step, gamma=gamma, length=length,
+            burn_in=burn_in, stride=stride, sequence_fields=sequence_fields, stack=stack,
+            terminal_field=terminal_field, include_partial=include_partial, shuffle=shuffle,
+            seed=seed, drop_last=drop_last, replace=replace, sampler=sampler, condition=condition,
+            fields=fields, epochs=epochs,
+        )  # fmt: skip
+        output = Output(fieldname_map, to_named_tuple, device)
+        return open_loader(self._store, options, output, prefetch)
 
     def sample(
         self,

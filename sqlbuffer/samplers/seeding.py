@@ -1,8 +1,20 @@
 """Random numbers for one call of a sampler."""
 
-from itertools import count
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise unless it is a non-negative integer or None."""
+    if seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0
+    ):
+        raise ValueError(f"seed must be a non-negative integer or None, got {seed!r}")
 
 
 class Seeding:
@@ -14,13 +26,51 @@ class Seeding:
     """
 
     def __init__(self, seed: int | None) -> None:
-        if seed is not None and (
-            isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0
-        ):
-            raise ValueError(f"seed must be a non-negative integer or None, got {seed!r}")
+        check_seed(seed)
         self.seed = None if seed is None else int(seed)
-        self._calls = count()
+        self._path: tuple[int, ...] = ()
+        self._n_calls = 0
+
+    def restart(self, path: Sequence[int]) -> None:
+        """Begin the sequence that belongs to a seed and a path of numbers, such as those of a
+        worker and of its batch; sequences of different paths are independent.
+        """
+        self._path, self._n_calls = tuple(path), 0
 
     def generator(self) -> np.random.Generator:
         """Return the generator of the next call."""
-        return np.random.default_rng(None if self.seed is None else [self.seed, next(self._calls)])
+        if self.seed is None:
+            return np.random.default_rng()
+        call, self._n_calls = self._n_calls, self._n_calls + 1
+        if not self._path:
+            return np.random.default_rng([self.seed, call])
+        return generator_of(self.seed, *self._path, call)
+
+
+def generator_of(seed: int, *path: int) -> np.random.Generator:
+    """Return the generator of a seed and a path of numbers."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=path))
+
+
+def own_copy(sampler: T) -> T:
+    """Return a sampler to restart without touching the sequence of the given one: a copy where it
+    is seeded, the sampler itself where it is not.
+    """
+    seedings = _seedings(sampler)
+    if not seedings:
+        return sampler
+    copied = copy.copy(sampler)
+    for name, seeding in seedings.items():
+        setattr(copied, name, copy.copy(seeding))
+    return copied
+
+
+def restart(sampler: Any, path: Sequence[int]) -> None:
+    """Have a sampler begin the sequence of its seed and a path of numbers."""
+    for seeding in _seedings(sampler).values():
+        seeding.restart(path)
+
+
+def _seedings(sampler: Any) -> dict[str, Seeding]:
+    attributes = getattr(sampler, "__dict__", {})
+    return {name: value for name, value in attributes.items() if isinstance(value, Seeding)}

@@ -1,0 +1,145 @@
+"""`Loader`: batches, one after the other."""
+
+import secrets
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from typing import Any
+
+from sqlbuffer.loading.modes import check_count
+from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.plans import Plan, Progress, is_count
+from sqlbuffer.loading.prefetch import prefetched
+from sqlbuffer.loading.runs import Run
+
+_VERSION = 1
+_KEYS = ("version", "loader", "seed", "run")
+
+
+class Loader:
+    """An iterable of batches; `ReplayBuffer.loader` and `Mixture.loader` make it.
+
+    Each `iter` is an iteration with random numbers of its own, except the first one after
+    `load_state_dict`, which goes on where the state was taken. It pickles without data.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"})
+        >>> buffer.extend({"x": range(6)}).inserted
+        6
+        >>> loader = buffer.loader("step", 4, epochs=1, shuffle=False)
+        >>> [batch.x.tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5]]
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        identity: Mapping[str, Any],
+        *,
+        seed: int | None,
+        output: Output,
+        prefetch: int,
+    ) -> None:
+        check_count("prefetch", prefetch, 0)
+        self._plan, self._identity = plan, dict(identity)
+        self._output, self._prefetch = output, int(prefetch)
+        self._is_seeded = seed is not None
+        self.seed = secrets.randbits(53) if seed is None else int(seed)
+        self._run, self._progress = 0, Progress()
+        self._next_run, self._is_resumed = 0, False
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        """Begin an iteration; the generator may be closed before its end."""
+        if self._is_resumed:
+            run, progress, self._is_resumed = self._run, self._progress, False
+        else:
+            run, progress = self._next_run, Progress()
+        self._run, self._progress, self._next_run = run, progress, run + 1
+        return self._noted(Run(self.seed, run), progress)
+
+    @property
+    def next_run(self) -> int:
+        """Number of the next iteration.
+
+        Raises:
+            ValueError: A state was loaded, and the next iteration is to go on with it.
+        """
+        if self._is_resumed:
+            raise ValueError(
+                "a state was loaded, and worker processes cannot go on with it: iterate in this "
+                "process (num_workers=0), with prefetch=... in place of workers"
+            )
+        return self._next_run
+
+    def part(self, run: Run) -> Generator[Any, None, None]:
+        """Begin a worker's part of an iteration; `state_dict` does not know of it."""
+        with closing(self._batches(run, Progress())) as batches:
+            for batch, _ in batches:
+                yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest iteration is, as JSON: behind the last batch that it handed out,
+        whatever was fetched ahead.
+        """
+        return {
+            "version": _VERSION,
+            "loader": dict(self._identity),
+            "seed": self.seed,
+            "run": self._run,
+            **self._progress,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next `iter` go on where a state was taken, by another process perhaps: with the
+        batches that would have come then, as long as the buffer is the same.
+
+        Raises:
+            ValueError: No state, or one of a loader of other rows, batches or seed; says what
+                differs.
+        """
+        self._check_state(state)
+        self.seed, self._run = state["seed"], state["run"]
+        self._progress = _progress_in(state)
+        self._next_run, self._is_resumed = self._run + 1, True
+
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise ValueError(f"a state is what state_dict() of a loader returns, got {state!r:.80}")
+        theirs, seed = state.get("loader"), state.get("seed")
+        if not isinstance(theirs, Mapping) or not is_count(seed) or not is_count(state.get("run")):
+            raise ValueError(f"the state is damaged: {state!r:.400}")
+        differing = [
+            f"{name}={theirs.get(name)!r}, and here it is {self._identity.get(name)!r}"
+            for name in dict.fromkeys((*self._identity, *theirs))
+            if theirs.get(name) != self._identity.get(name)
+        ]
+        if self._is_seeded and seed != self.seed:
+            differing.append(f"seed={seed}, and here it is {self.seed}")
+        if differing:
+            raise ValueError(f"the state is of a loader with {'; '.join(differing)}")
+        if not self._plan.knows(_progress_in(state)):
+            raise ValueError(f"the state is damaged: {_progress_in(state)}")
+
+    def _noted(self, run: Run, progress: Progress) -> Generator[Any, None, None]:
+        with closing(self._batches(run, progress)) as batches:
+            for batch, behind in batches:
+                self._run, self._progress = run.number, behind
+                yield batch
+        self._run, self._progress = run.number + 1, Progress()
+
+    def _batches(self, run: Run, progress: Progress) -> Generator[tuple[Any, Progress], None, None]:
+        plan, output = self._plan, self._output
+
+        def make() -> Generator[tuple[Any, Progress], None, None]:
+            for batch, behind in plan.batches(run, progress):
+                yield output(batch), behind
+
+        return prefetched(make, self._prefetch) if self._prefetch else make()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._identity.items() if value)
+        return f"Loader({shown}, seed={self.seed})"
+
+
+def _progress_in(state: Mapping[str, Any]) -> Progress:
+    return {name: value for name, value in state.items() if name not in _KEYS}

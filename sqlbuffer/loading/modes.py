@@ -1,0 +1,173 @@
+"""What a loader is asked for: the mode and its options, checked at the door."""
+
+import difflib
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.arguments import Condition, check_batch_size, check_n_step
+from sqlbuffer.loading.source import Source
+from sqlbuffer.query import EVERYTHING, Node, check
+from sqlbuffer.samplers import Sampler, TaskSampler
+from sqlbuffer.samplers.seeding import check_seed
+from sqlbuffer.storage.readers.base import Reader
+from sqlbuffer.storage.readers.checks import checked_step_names
+from sqlbuffer.storage.readers.steps import StepReader
+from sqlbuffer.storage.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.readers.transitions import TransitionReader
+from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.store import BufferStore
+
+# The options that not every mode takes.
+TAKES = {
+    "step": (),
+    "transition": ("n_step", "gamma", "stack", "terminal_field"),
+    "n_step": ("n_step", "gamma", "sequence_fields", "stack", "terminal_field"),
+    "window": ("length", "burn_in", "stride", "stack"),
+    "trajectory": ("include_partial",),
+}
+_OF_MODES = tuple(dict.fromkeys(name for names in TAKES.values() for name in names))
+# What does not decide which rows a batch holds.
+_FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "condition")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `ReplayBuffer.loader` takes and says, but for how batches are handed out."""
+
+    mode: str = "transition"
+    batch_size: int = 256
+    n_step: int = 1
+    gamma: float = 0.99
+    length: int | None = None
+    burn_in: int = 0
+    stride: int = 1
+    sequence_fields: Sequence[str] = ()
+    stack: Mapping[str, int] | None = None
+    terminal_field: str | None = None
+    include_partial: bool = False
+    shuffle: bool = True
+    seed: int | None = None
+    drop_last: bool = False
+    replace: bool = False
+    sampler: Sampler | None = None
+    condition: Condition = None
+    fields: Sequence[str] | None = None
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_mode(self)
+        check_batch_size(self.batch_size)
+        if self.batch_size == 0:
+            raise ValueError("a loader's batches hold 1 row or more, got batch_size=0")
+        check_n_step(self.n_step, self.gamma)
+        check_seed(self.seed)
+        for name in ("include_partial", "shuffle", "drop_last", "replace"):
+            _check_flag(name, getattr(self, name))
+        if self.epochs is not None:
+            check_count("epochs", self.epochs, 1, " or None")
+        _check_order(self)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a sampler draws the batches; else they come in passes."""
+        return self.epochs is None and self.shuffle
+
+    def source(self, store: BufferStore) -> Source:
+        """Return what is read of a buffer."""
+        node = check(self.condition, store.info.fields.comparable)
+        return Source(store, node, self._reader(store))
+
+    def _reader(self, store: BufferStore) -> Reader:
+        own: dict[str, Any]
+        info, own = store.info, {"names": self.fields, "compression": store.info.compression}
+        if self.mode == "step":
+            checked_step_names(info.fields, self.fields, "steps")
+            return StepReader(info.fields, **own)
+        if self.mode == "trajectory":
+            partial = bool(self.include_partial)
+            return TrajectoryReader(info.fields, include_partial=partial, **own)
+        if self.mode == "window":
+            length: Any = self.length  # None is refused with the rest
+            return WindowReader(
+                info.fields, length, self.burn_in, self.stride, stack=self.stack, **own
+            )
+        return TransitionReader(
+            info.fields,
+            int(self.n_step),
+            float(self.gamma),
+            stack=self.stack,
+            terminal_field=self.terminal_field,
+            sequence_fields=self.sequence_fields,
+            **own,
+        )
+
+    def identity(self, node: Node) -> dict[str, Any]:
+        """Return what decides which rows each batch holds, beside the seed, as JSON.
+
+        Args:
+            node: The condition, checked.
+        """
+        own = {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.name not in _FREE
+        }
+        own["stack"] = (
+            None if not self.stack else sorted([k, int(v)] for k, v in self.stack.items())
+        )
+        own["passes"] = "" if self.is_drawn else "endless" if self.epochs is None else "counted"
+        own["sampler"] = None if self.sampler is None else type(self.sampler).__name__
+        own["condition"] = (
+            None if node == EVERYTHING else hashlib.sha256(repr(node).encode()).hexdigest()[:16]
+        )
+        return {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in own.items()
+        }
+
+
+def check_count(name: str, value: Any, least: int, more: str = "") -> None:
+    """Raise unless it is an integer from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} is an integer from {least} on{more}, got {value!r}")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} is True or False, got {value!r}")
+
+
+def _check_mode(options: Options) -> None:
+    if not isinstance(options.mode, str) or options.mode not in TAKES:
+        nearest = difflib.get_close_matches(str(options.mode), TAKES, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise ValueError(f"mode is one of {', '.join(TAKES)}, got {options.mode!r}{hint}")
+    for option in fields(options):
+        name, value = option.name, getattr(options, option.name)
+        value = tuple(value) if isinstance(value, list) else value
+        if name in _OF_MODES and name not in TAKES[options.mode] and value != option.default:
+            takers = " and ".join(mode for mode, names in TAKES.items() if name in names)
+            raise ValueError(
+                f"mode {options.mode!r} takes no {name}, got {name}={value!r}; it goes with "
+                f"{takers}"
+            )
+
+
+def _check_order(options: Options) -> None:
+    """Raise where who decides on the order is not clear."""
+    sampler = options.sampler
+    if isinstance(sampler, TaskSampler):
+        raise TypeError("a loader takes a Sampler of rows; sample_tasks() takes a TaskSampler")
+    if sampler is not None and not isinstance(sampler, Sampler):
+        raise TypeError(f"sampler is a Sampler, got {type(sampler).__name__}")
+    how = "epochs" if options.epochs is not None else "shuffle=False"
+    if not options.is_drawn and (sampler is not None or options.replace):
+        given = "a sampler" if sampler is not None else "replace=True"
+        raise ValueError(f"{how} visits each row once, in an order of its own; leave out {given}")
+    if sampler is not None and (options.replace or options.seed is not None):
+        given = "replace" if options.replace else "seed"
+        raise ValueError(f"a sampler is given: give {given} to it, not to the loader")

@@ -1,0 +1,175 @@
+"""What a loader hands out: batches with other names, on a device, or as named tuples."""
+
+import keyword
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.batches import Batch
+from sqlbuffer.errors import FieldError, MissingExtraError
+
+INFO = "info"
+_PARTS = (INFO, "n_rows", "concatenated", "keys", "values", "items", "get")
+
+
+@dataclass(frozen=True)
+class Output:
+    """How batches are handed out.
+
+    Attributes:
+        fieldname_map: `{name: other name}` of arrays.
+        to_named_tuple: Names of the parts of a named tuple, in order; None: a `Batch`.
+        device: Where arrays become tensors; None: they stay arrays.
+
+    Raises:
+        FieldError: Names that cannot be, or that collide.
+        MissingExtraError: A device, and torch is not installed.
+        ValueError: A device that is not there.
+    """
+
+    fieldname_map: Mapping[str, str] | None = None
+    to_named_tuple: Sequence[str] | None = None
+    device: Any = None
+
+    def __post_init__(self) -> None:
+        if self.fieldname_map is not None:
+            _check_map(self.fieldname_map)
+        if self.to_named_tuple is not None:
+            _check_parts(self.to_named_tuple)
+        if self.device is not None:
+            check_device(self.device)
+
+    def __call__(self, batch: Batch) -> Any:
+        """Return a batch as it is handed out."""
+        if self.fieldname_map:
+            batch = Batch(renamed(batch, self.fieldname_map), batch.info)
+        wanted = None
+        if self.to_named_tuple is not None:
+            wanted = [_key(name, batch) for name in self.to_named_tuple]
+        if self.device is not None:
+            kept = batch if wanted is None else [name for name in wanted if name != INFO]
+            batch = Batch({name: as_tensor(batch[name], self.device) for name in kept}, batch.info)
+        if wanted is None:
+            return batch
+        parts = [batch.info if name == INFO else batch[name] for name in wanted]
+        return made_tuple(tuple(map(_attribute, self.to_named_tuple or ())), parts)
+
+
+def renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return arrays under other names.
+
+    Raises:
+        FieldError: A name that no array has, or that two would have.
+    """
+    for name in names:
+        if name not in arrays:
+            raise FieldError(f"fieldname_map names {name!r}, and the batch has {', '.join(arrays)}")
+    found = {names.get(name, name): array for name, array in arrays.items()}
+    if len(found) < len(arrays):
+        named = [names.get(name, name) for name in arrays]
+        double = next(name for name in named if named.count(name) > 1)
+        both = [name for name in arrays if names.get(name, name) == double]
+        raise FieldError(f"fieldname_map gives {' and '.join(both)} the same name {double!r}")
+    return found
+
+
+def as_tensor(array: Any, device: Any) -> Any:
+    """Return an array as a tensor on a device, without a copy on the CPU; texts, objects and what
+    torch has no dtype for stay arrays, and tensors what they are.
+    """
+    import torch
+
+    if not isinstance(array, np.ndarray) or array.dtype.kind in "OSUV":
+        return array
+    if not (array.dtype.isnative and array.flags.writeable and array.flags.c_contiguous):
+        array = np.array(array, array.dtype.newbyteorder("="), order="C")
+    try:
+        tensor = torch.from_numpy(array)
+    except TypeError:
+        return array
+    return tensor.to(device)
+
+
+def check_device(device: Any) -> None:
+    """Raise unless tensors can be made there."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError(
+            "device=... makes tensors, which needs `pip install sqlbuffer[torch]`; leave it out "
+            "for numpy arrays"
+        ) from None
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device is one of torch, such as 'cpu' or 'cuda', got {device!r}"
+        ) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}, and torch finds no CUDA here; use device='cpu'")
+
+
+def made_tuple(names: tuple[str, ...], parts: Sequence[Any]) -> Any:
+    """Return a named tuple; it can be pickled, as batches of worker processes are."""
+    return _tuple_type(names)(*parts)
+
+
+@lru_cache(maxsize=128)
+def _tuple_type(names: tuple[str, ...]) -> Any:
+    make: Any = namedtuple  # the type checker wants the names written out
+    base: Any = make("Batch", names)
+
+    class NamedBatch(base):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return made_tuple, (names, list(self))
+
+    NamedBatch.__name__ = NamedBatch.__qualname__ = "Batch"
+    return NamedBatch
+
+
+def _attribute(name: str) -> str:
+    return name.lstrip("_")
+
+
+def _key(name: str, batch: Batch) -> str:
+    for key in (name, _attribute(name)):
+        if key in batch or key == INFO:
+            return key
+    raise FieldError(
+        f"to_named_tuple names {name!r}, and the batch has {', '.join(batch)} and info"
+    )
+
+
+def _check_map(names: Any) -> None:
+    if not isinstance(names, Mapping):
+        raise FieldError(f"fieldname_map is a dict such as {{'obs': 'state'}}, got {names!r}")
+    for name in (*names, *names.values()):
+        if not isinstance(name, str) or not name:
+            raise FieldError(f"fieldname_map is a dict of names, got {name!r} in it")
+    for name in names.values():
+        if name in _PARTS:
+            raise FieldError(f"fieldname_map: {name!r} is a part of every batch; choose another")
+    if len(set(names.values())) < len(names):
+        raise FieldError(f"fieldname_map gives two fields the same name: {dict(names)!r}")
+
+
+def _check_parts(names: Any) -> None:
+    if isinstance(names, str) or not isinstance(names, (list, tuple)) or not names:
+        raise FieldError(f"to_named_tuple is a tuple of names such as ('obs',), got {names!r}")
+    for name in names:
+        if (
+            not isinstance(name, str)
+            or not _attribute(name).isidentifier()
+            or (keyword.iskeyword(_attribute(name)))
+        ):
+            raise FieldError(f"to_named_tuple: {name!r} cannot be the name of a part")
+    attributes = [_attribute(name) for name in names]
+    double = next((name for name in attributes if attributes.count(name) > 1), None)
+    if double is not None:
+        raise FieldError(f"to_named_tuple has two parts named {double!r}")

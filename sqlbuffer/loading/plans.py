@@ -1,0 +1,134 @@
+"""Which batches an iteration over a loader has: drawn without end, or those of passes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+from sqlbuffer.arguments import check_sufficient
+from sqlbuffer.batches import Batch
+from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.loading.order import Order
+from sqlbuffer.loading.runs import Run
+from sqlbuffer.loading.source import Place, Source
+from sqlbuffer.samplers import RandomSampler, Sampler
+from sqlbuffer.samplers.seeding import generator_of, own_copy
+
+Progress = dict[str, Any]
+
+
+class Plan(Protocol):
+    """Makes the batches of an iteration."""
+
+    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+        """Yield each batch and how far the iteration is behind it.
+
+        Args:
+            run: The iteration.
+            progress: What was yielded beside the last batch that counts; `{}` from the start.
+        """
+
+    def knows(self, progress: Progress) -> bool:
+        """Tell whether something is what `batches` yields beside a batch."""
+
+
+def is_count(value: object) -> bool:
+    """Tell whether something is an integer from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def own_sampler(given: Sampler | None, replace: bool, seed: int) -> Sampler:
+    """Return the sampler of an iteration."""
+    return RandomSampler(replace=replace, seed=seed) if given is None else own_copy(given)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Batches drawn by a sampler, without end; each depends on its number and the seed alone.
+
+    Attributes:
+        source: Where from.
+        batch_size: How many a batch.
+        sampler: It; None: uniform.
+        replace: With replacement, without a sampler.
+    """
+
+    source: Source
+    batch_size: int
+    sampler: Sampler | None = None
+    replace: bool = False
+
+    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+        """Yield the batches."""
+        sampler = own_sampler(self.sampler, self.replace, run.seed)
+        for number in count(progress.get("batch", 0)):
+            batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
+            check_sufficient(batch.n_rows, self.batch_size, True)
+            yield batch, {"batch": number + 1}
+
+    def knows(self, progress: Progress) -> bool:
+        """Tell whether something is the progress of draws."""
+        return not progress or (set(progress) == {"batch"} and is_count(progress["batch"]))
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Each thing that a buffer holds at the start of a pass, once.
+
+    Attributes:
+        source: Where they are.
+        batch_size: How many a batch.
+        epochs: How many passes; None: one after the other, without end.
+        shuffle: In random order, another one in each pass.
+        drop_last: Leave out a last batch that is smaller.
+    """
+
+    source: Source
+    batch_size: int
+    epochs: int | None
+    shuffle: bool
+    drop_last: bool
+
+    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+        """Yield the batches."""
+        numbers = count() if self.epochs is None else range(self.epochs)
+        for number in numbers:
+            if number < progress.get("pass", 0):
+                continue
+            is_empty = "place" not in progress
+            for batch, behind in self._one(run, number, progress):
+                is_empty = False
+                yield batch, behind
+            if is_empty and self.epochs is None:  # or it would look for ever
+                raise InsufficientDataError(
+                    f"a pass has no batch of {self.batch_size}; wait for more data or lower the "
+                    f"batch size"
+                )
+            progress = {}
+
+    def knows(self, progress: Progress) -> bool:
+        """Tell whether something is the progress of passes."""
+        names = {"pass", "low", "high", "place"}
+        return not progress or (set(progress) == names and all(map(is_count, progress.values())))
+
+    def _one(self, run: Run, number: int, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+        order = self._order(run, number, progress)
+        at = Place(progress.get("place", 0))
+        while True:
+            batch, at = self.source.next(order, at, self.batch_size)
+            if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
+                return
+            yield batch, {"pass": number, "low": order.low, "high": order.high, "place": at.place}
+
+    def _order(self, run: Run, number: int, progress: Progress) -> Order:
+        window = self.source.window()
+
+        def bounds() -> list[int]:
+            return [progress.get("low", window.low), progress.get("high", window.high)]
+
+        low, high = run.agree(f"range-{run.number}-{number}", bounds)
+        rng = generator_of(run.seed, run.number, number) if self.shuffle else None
+        order = Order(low, high, rng, run.worker, max(run.n_workers, 1))
+        if window.keys is not None:
+            order.restrict(window.keys)
+        return order

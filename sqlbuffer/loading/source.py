@@ -1,0 +1,158 @@
+"""What a loader reads of one buffer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sqlbuffer.batches import Batch
+from sqlbuffer.loading.intervals import Intervals
+from sqlbuffer.loading.order import Numbers, Order
+from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.samplers import Sampler
+from sqlbuffer.samplers.seeding import restart
+from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.readers.base import Reader
+from sqlbuffer.storage.store import BufferStore
+
+MOST_AT_ONCE = 65_536
+# One scan over the keys is cheaper than asking for numbers of which fewer are there.
+LOWEST_SHARE = 1 / 16
+FIRST_LOOKED_AT = 4_096
+
+
+@dataclass(frozen=True)
+class Window:
+    """The range of seq that a buffer has, and which of its numbers are keys; None: any may be."""
+
+    low: int
+    high: int
+    keys: Numbers | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a pass is.
+
+    Attributes:
+        place: The place in its order after the last row that was handed out.
+        asked: How many numbers were asked for so far.
+        found: How many of them were there.
+    """
+
+    place: int = 0
+    asked: int = 0
+    found: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of numbers that are there, as far as is known."""
+        return max(self.found, 1) / self.asked if self.asked else 1.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A buffer, what may be read of it, and as what.
+
+    Attributes:
+        store: The buffer.
+        node: Which rows.
+        reader: What batches are made of.
+    """
+
+    store: BufferStore
+    node: Node
+    reader: Reader
+
+    def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
+        """Return up to n things drawn by a sampler.
+
+        Args:
+            sampler: It.
+            n: How many.
+            path: What its random numbers belong to beside its seed; None: it goes on where it is.
+        """
+
+        def draw(population: Population) -> Batch:
+            if n == 0:
+                return self.reader.read(population, [])
+            if path is not None:  # here, for a lost connection has it drawn again
+                restart(sampler, path)
+            return self.reader.draw(population, sampler, n)
+
+        return self.store.draw(self.node, draw, self.reader.columns)
+
+    def read(self, keys: Sequence[int] | Numbers) -> Batch:
+        """Return the things of the given keys that are there and can be made, in their order."""
+
+        def read(population: Population) -> Batch:
+            numbers = np.asarray(keys, np.int64)
+            # Rows below the window may still lie in the table.
+            return self.reader.read(population, numbers[numbers > population.low])
+
+        return self.store.draw(self.node, read, self.reader.columns)
+
+    def window(self) -> Window:
+        """Return the window now, with its keys where they are known to be few."""
+        return self.store.draw(self.node, self._window, self.reader.columns)
+
+    def _window(self, population: Population) -> Window:
+        keys = self.reader.keys(population)
+        if keys is None and self.node != EVERYTHING:
+            keys = population.keys()
+        return Window(population.low, population.high, keys)
+
+    def numbers(self) -> Intervals:
+        """Return the keys of all things there are now; reads none where there is no hole."""
+        n_rows = self.store.count(self.node)
+
+        def numbers(population: Population) -> Intervals:
+            found = self._window(population).keys
+            if found is None and population.span != n_rows:
+                found = population.keys()
+            return Intervals((population.low + 1, population.high) if found is None else found)
+
+        return self.store.draw(self.node, numbers, self.reader.columns)
+
+    def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
+        """Return the next n things of a pass, fewer at its end and None after it; and the place
+        behind them.
+        """
+
+        def read(population: Population) -> tuple[Batch | None, Place]:
+            return self._next(population, order, at, n)
+
+        return self.store.draw(self.node, read, self.reader.columns)
+
+    def _next(
+        self, population: Population, order: Order, at: Place, n: int
+    ) -> tuple[Batch | None, Place]:
+        found: list[Numbers] = []
+        batch, missing = None, n
+        while missing > 0:
+            at = self._restricted(population, order, at)
+            n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
+            numbers, places = order.after(at.place, n_numbers, population.low)
+            if not numbers.size:
+                break
+            batch = self.reader.read(population, numbers)
+            hits = np.flatnonzero(np.isin(numbers, batch.info["seq"]))
+            found.append(numbers[hits[:missing]])
+            # What is there beyond the batch is asked for again with the next one.
+            last = hits[missing - 1] if hits.size >= missing else -1
+            at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
+            missing -= min(missing, hits.size)
+        if missing == n or batch is None:
+            return None, at
+        keys = np.concatenate(found)
+        if np.array_equal(batch.info["seq"], keys):
+            return batch, at
+        return self.reader.read(population, keys), at  # the population remembers them
+
+    def _restricted(self, population: Population, order: Order, at: Place) -> Place:
+        """Find out which numbers are there, once, where most are not."""
+        if order.is_restricted or at.asked < FIRST_LOOKED_AT or at.share >= LOWEST_SHARE:
+            return at
+        order.restrict(population.keys())
+        return Place(at.place)
