@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from sqlbuffer.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.env_fields import fields_from_env
     from sqlbuffer.episode_writer import EpisodeWriter
+    from sqlbuffer.loading.loader import Loader
+    from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query import QueryBuilder
     from sqlbuffer.query_filter import QueryFilter
     from sqlbuffer.rows import DataRow, Experience, ExpMeta
@@ -26,6 +28,8 @@ _HOME = {
     "Batch": "batches",
     "EpisodeWriter": "episode_writer",
     "FieldSpec": "specs",
+    "Loader": "loading.loader",
+    **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "env_fields",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "converters"),
@@ -62,6 +66,8 @@ __all__ = [
     "FieldSpec",
     "FifoSampler",
     "LatestSampler",
+    "Loader",
+    "Mixture",
     "QueryBuilder",
     "QueryFilter",
     "RandomSampler",
@@ -71,6 +77,7 @@ __all__ = [
     "StoreResult",
     "TaskSampler",
     "fields_from_env",
+    "mix",
 ]
 
 

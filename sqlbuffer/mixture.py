@@ -1,0 +1,354 @@
+"""Batches from several buffers at once."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.arguments import check_batch_size
+from sqlbuffer.batches import Batch
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.errors import FieldError, InsufficientDataError
+from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.modes import Options
+from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.plans import Progress, is_count, own_sampler
+from sqlbuffer.loading.runs import Run
+from sqlbuffer.loading.shares import split
+from sqlbuffer.loading.source import Source
+from sqlbuffer.samplers import RandomSampler, Sampler
+
+ON_EMPTY = ("raise", "redistribute")
+
+
+def mix(
+    sources: Mapping[ReplayBuffer, float],
+    *,
+    on_empty: str = "raise",
+    fields: Sequence[str] | None = None,
+) -> "Mixture":
+    """Return one source of batches over several buffers, of one database or of many.
+
+    Args:
+        sources: `{buffer: weight}`; a source gives its weight's share of each batch.
+        on_empty: What becomes of the share of a source from which nothing can be drawn: `raise`,
+            or `redistribute` it to the others by their weights.
+        fields: The declared fields that batches have; all by default. They must be the same in all
+            buffers, dtype and shape.
+
+    Raises:
+        FieldError: A field that differs; names both buffers.
+        TypeError: Not buffers, or no numbers.
+        ValueError: No source, a weight that is not positive and finite, or another `on_empty`.
+
+    Example:
+        >>> spec = {"x": "int64"}
+        >>> demo = ReplayBuffer("sqlite://", name="demo", fields=spec)
+        >>> online = ReplayBuffer("sqlite://", name="online", fields=spec)
+        >>> _ = demo.extend({"x": [1, 2]}), online.extend({"x": [10, 20, 30]})
+        >>> mix({demo: 0.25, online: 0.75}).sample_arrays(8).info["source"].tolist()
+        ['demo', 'demo', 'online', 'online', 'online', 'online', 'online', 'online']
+    """
+    return Mixture(sources, on_empty=on_empty, fields=fields)
+
+
+class Mixture:
+    """Several buffers to draw from at once; `mix` makes it.
+
+    A batch holds each source's share exactly, where that is a whole number; the rows left over go
+    round, so that over many batches the shares are exact. The rows of a batch are grouped by
+    source, in the order of the sources: a loss over a batch does not care, and what does can be
+    shuffled by an index. `info["source"]` names the buffer of each: its name, with `@database`
+    behind it where two have the same.
+
+    Example:
+        >>> demo = ReplayBuffer("sqlite://", name="demo", fields={"x": "int64"})
+        >>> online = ReplayBuffer("sqlite://", name="online", fields={"x": "int64"})
+        >>> _ = demo.extend({"x": [1, 2]}), online.extend({"x": [10, 20, 30]})
+        >>> for batch in mix({demo: 1, online: 1}).loader("step", 4, seed=1):
+        ...     print(batch.n_rows, batch.info["source"].tolist())
+        ...     break
+        4 ['demo', 'demo', 'online', 'online']
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[ReplayBuffer, float],
+        *,
+        on_empty: str = "raise",
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        weights = _checked_weights(sources)
+        if on_empty not in ON_EMPTY:
+            raise ValueError(f"on_empty is one of {', '.join(ON_EMPTY)}, got {on_empty!r}")
+        self._buffers, self._on_empty = list(sources), on_empty
+        self.weights = dict(zip(_labels(self._buffers), weights, strict=True))
+        self._fields = fields
+        self._check_fields()
+        self._credits = [0.0] * len(weights)
+
+    def sample_arrays(
+        self,
+        batch_size: int = 256,
+        *,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+        condition: Any = None,
+    ) -> Batch:
+        """Draw rows as arrays; see `ReplayBuffer.sample_arrays`.
+
+        Raises:
+            InsufficientDataError: A source has too few rows, or none and `on_empty` is `raise`.
+            FieldError: An unknown field.
+        """
+        options = {"mode": "step", "fields": fields, "condition": condition}
+        return self._sample(batch_size, sampler, options)
+
+    def sample_transitions(
+        self,
+        batch_size: int = 256,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+        condition: Any = None,
+    ) -> Batch:
+        """Draw transitions; arguments are those of `ReplayBuffer.sample_transitions`.
+
+        Raises:
+            InsufficientDataError: A source has too few, or none and `on_empty` is `raise`.
+            FieldError: An unknown field, or no observation field.
+        """
+        options = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "stack": stack,
+            "terminal_field": terminal_field,
+            "fields": fields,
+            "condition": condition,
+        }
+        return self._sample(batch_size, sampler, options)
+
+    def loader(self, mode: str = "transition", batch_size: int = 256, **options: Any) -> Loader:
+        """Return an iterable of batches without end; arguments are those of `ReplayBuffer.loader`.
+
+        Each source is drawn from with random numbers of its own, of the one seed.
+
+        Raises:
+            ValueError: Passes (`epochs` or `shuffle=False`): each source would have its own end.
+        """
+        made = {name: options.pop(name, None) for name in _OF_OUTPUT}
+        prefetch = options.pop("prefetch", 0)
+        given = self._options({"mode": mode, "batch_size": batch_size, **options})
+        if not given.is_drawn:
+            raise ValueError(
+                "a mixture is drawn without end: leave out epochs and shuffle=False, or make a "
+                "loader of each buffer"
+            )
+        draw = self._draw(given)
+        plan = _MixedDraws(draw, int(batch_size), given.sampler, given.replace)
+        own = given.identity(draw.sources[0].node)
+        identity = {"mixture": self.weights, "on_empty": self._on_empty, **own}
+        return Loader(plan, identity, seed=given.seed, output=Output(**made), prefetch=prefetch)
+
+    def __repr__(self) -> str:
+        return f"Mixture({self.weights})"
+
+    def _sample(self, batch_size: int, sampler: Sampler | None, options: dict[str, Any]) -> Batch:
+        check_batch_size(batch_size)
+        draw = self._draw(self._options({**options, "sampler": sampler}))
+        uniform = RandomSampler(replace=True)
+        samplers = [uniform if sampler is None else sampler] * len(self._buffers)
+        batch, self._credits = draw(samplers, int(batch_size), None, self._credits)
+        return batch
+
+    def _options(self, options: dict[str, Any]) -> Options:
+        if options.get("fields") is None:
+            options = {**options, "fields": self._fields}
+        return Options(**options)
+
+    def _draw(self, options: Options) -> "_MixedSource":
+        sources = [options.source(buffer._store) for buffer in self._buffers]
+        return _MixedSource(sources, self.weights, redistributes=self._on_empty == "redistribute")
+
+    def _check_fields(self) -> None:
+        (first, label), *others = zip(self._buffers, self.weights, strict=True)
+        names = self._fields
+        Options(mode="step", fields=names).source(first._store)  # or it says what is wrong
+        for other, other_label in others:
+            every = {**first.fields, **other.fields} if names is None else names
+            for name in every:
+                ours, theirs = _declared(first, name), _declared(other, name)
+                if ours != theirs:
+                    raise FieldError(
+                        f"field {name!r} is {ours} in {label} and {theirs} in {other_label}; name "
+                        f"the fields that all have, with mix(..., fields=[...])"
+                    )
+
+
+@dataclass(frozen=True)
+class _MixedSource:
+    """Sources of one kind of batches, and their shares."""
+
+    sources: Sequence[Source]
+    weights: Mapping[str, float]
+    redistributes: bool
+
+    def __call__(
+        self,
+        samplers: Sequence[Sampler],
+        n: int,
+        path: Sequence[int] | None,
+        credits: Sequence[float],
+    ) -> tuple[Batch, list[float]]:
+        """Return a batch of n rows, and the credits for the next one.
+
+        Args:
+            samplers: One for each source.
+            n: How many rows.
+            path: What seeded samplers begin with; None: they go on where they are.
+            credits: See `split`.
+        """
+        weights = list(self.weights.values())
+        while True:
+            counts, behind = split(n, _normalised(weights), credits)
+            batches = [
+                source.draw(sampler, count, None if path is None else (*path, i))
+                for i, (source, sampler, count) in enumerate(
+                    zip(self.sources, samplers, counts, strict=True)
+                )
+            ]
+            empty = [i for i, batch in enumerate(batches) if counts[i] and not batch.n_rows]
+            if not (empty and self.redistributes):
+                self._check_full(batches, counts)
+                return joined(batches, list(self.weights)), behind
+            for i in empty:
+                weights[i] = 0.0
+            if not any(weights):
+                raise InsufficientDataError(
+                    f"none of {', '.join(self.weights)} has anything to draw; wait for data"
+                )
+
+    def _check_full(self, batches: Sequence[Batch], counts: Sequence[int]) -> None:
+        for label, batch, count_ in zip(self.weights, batches, counts, strict=True):
+            if batch.n_rows < count_:
+                raise InsufficientDataError(
+                    f"{label}: asked for {count_}, and {batch.n_rows} match; wait for more data, "
+                    f"lower the batch size or its weight, or, where a source may be empty, "
+                    f"mix(..., on_empty='redistribute')"
+                )
+
+
+@dataclass(frozen=True)
+class _MixedDraws:
+    """Batches drawn from several sources, without end."""
+
+    draw: _MixedSource
+    batch_size: int
+    sampler: Sampler | None
+    replace: bool
+
+    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+        """Yield the batches."""
+        n_sources = len(self.draw.sources)
+        samplers = [own_sampler(self.sampler, self.replace, run.seed) for _ in range(n_sources)]
+        credits = progress.get("credits", [0.0] * n_sources)
+        for number in count(progress.get("batch", 0)):
+            path = (*run.path, number)
+            batch, credits = self.draw(samplers, self.batch_size, path, credits)
+            yield batch, {"batch": number + 1, "credits": credits}
+
+    def knows(self, progress: Progress) -> bool:
+        """Tell whether something is the progress of these draws."""
+        if not progress:
+            return True
+        credits = progress.get("credits")
+        return (
+            set(progress) == {"batch", "credits"}
+            and is_count(progress["batch"])
+            and isinstance(credits, list)
+            and len(credits) == len(self.draw.sources)
+            and all(isinstance(credit, float) and math.isfinite(credit) for credit in credits)
+        )
+
+
+def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
+    """Return the rows of batches of several sources, one after the other, with their sources in
+    `info`; lengths that differ are padded with zeros.
+    """
+    named = [
+        Batch(batch, {**batch.info, "source": np.array([label] * batch.n_rows, object)})
+        for label, batch in zip(labels, batches, strict=True)
+    ]
+    first = named[0]
+    return Batch(
+        {name: _stacked([batch[name] for batch in named]) for name in first},
+        {name: _stacked([batch.info[name] for batch in named]) for name in first.info},
+    )
+
+
+def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
+    padded = [
+        array
+        if array.shape[1:] == shape
+        else np.pad(
+            array,
+            [(0, 0), *((0, n - own) for n, own in zip(shape, array.shape[1:], strict=True))],
+        )
+        for array in arrays
+    ]
+    return np.concatenate(padded)
+
+
+_OF_OUTPUT = ("fieldname_map", "to_named_tuple", "device")
+
+
+def _declared(buffer: ReplayBuffer, name: str) -> str:
+    spec = buffer.fields.get(name)
+    if spec is None:
+        return "not declared"
+    return f"{spec}, observed" if name in buffer.observation_fields else str(spec)
+
+
+def _checked_weights(sources: Any) -> list[float]:
+    if not isinstance(sources, Mapping) or not sources:
+        raise ValueError(
+            f"mix() takes {{buffer: weight}}, with one buffer or more, got {sources!r}"
+        )
+    for buffer, weight in sources.items():
+        if not isinstance(buffer, ReplayBuffer):
+            raise TypeError(f"mix() takes {{buffer: weight}}, got {buffer!r} as a buffer")
+        if isinstance(weight, (bool, np.bool_)) or not isinstance(
+            weight, (int, float, np.integer, np.floating)
+        ):
+            raise TypeError(f"the weight of {buffer.name!r} is a number, got {weight!r}")
+        if not 0 < weight < math.inf:
+            raise ValueError(
+                f"the weight of {buffer.name!r} is positive and finite, got {weight!r}; leave a "
+                f"source out that gives nothing"
+            )
+    return _normalised([float(weight) for weight in sources.values()])
+
+
+def _normalised(weights: Sequence[float]) -> list[float]:
+    greatest = max(weights)  # or the sum of large ones would be infinite
+    total = math.fsum(weight / greatest for weight in weights)
+    return [weight / greatest / total for weight in weights]
+
+
+def _labels(buffers: Sequence[ReplayBuffer]) -> list[str]:
+    names = [buffer.name for buffer in buffers]
+    labels = [
+        f"{buffer.name}@{buffer._store.shown_url}" if names.count(buffer.name) > 1 else buffer.name
+        for buffer in buffers
+    ]
+    # Databases in memory have one name.
+    return [f"{label}#{i}" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
