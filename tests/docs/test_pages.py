@@ -74,6 +74,12 @@ def test_transitions(read):
     assert scalar(SQLITE_URL, "SELECT count(*) FROM v_episodes") == 20
 
 
+def test_loader(read):
+    page = read("docs/loader.md")
+    assert page.names["step"] == 20
+    assert page.names["batch"].n_rows == 64
+
+
 def test_quickstart(read, postgres_url):
     page = read("docs/quickstart.md", {SERVER_URL: postgres_url})
     assert len(page.names["batch"]) == 32
