@@ -85,13 +85,9 @@ class Source:
 
     def read(self, keys: Sequence[int] | Numbers) -> Batch:
         """Return the things of the given keys that are there and can be made, in their order."""
-
-        def read(population: Population) -> Batch:
-            numbers = np.asarray(keys, np.int64)
-            # Rows below the window may still lie in the table.
-            return self.reader.read(population, numbers[numbers > population.low])
-
-        return self.store.draw(self.node, read, self.reader.columns)
+        return self.store.draw(
+            self.node, lambda population: self.reader.read(population, keys), self.reader.columns
+        )
 
     def window(self) -> Window:
         """Return the window now, with its keys where they are known to be few."""
