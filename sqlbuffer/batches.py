@@ -1,9 +1,8 @@
 """What a learner gets: arrays by name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 
@@ -24,17 +23,6 @@ class Batch(Mapping[str, NDArray[Any]]):
         self, arrays: Mapping[str, NDArray[Any]], info: Mapping[str, NDArray[Any]]
     ) -> None:
         self._arrays, self.info = dict(arrays), dict(info)
-
-    @classmethod
-    def concatenated(cls, batches: Sequence["Batch"]) -> "Batch":
-        """Return the rows of batches of the same arrays, one after the other."""
-        if len(batches) == 1:
-            return batches[0]
-        first = batches[0]
-        return cls(
-            {name: np.concatenate([batch[name] for batch in batches]) for name in first},
-            {name: np.concatenate([batch.info[name] for batch in batches]) for name in first.info},
-        )
 
     @property
     def n_rows(self) -> int:

@@ -16,7 +16,7 @@ BUILT_IN = ("reward", "terminated", "truncated")
 RESERVED = (
     *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
     *("state", "actions", "messages", "extra", "seq", "t"),
-    *("discount", "info", "mask", "lens", "weights", "n_rows", "concatenated"),
+    *("discount", "info", "mask", "lens", "weights", "n_rows"),
     *("keys", "values", "items", "get"),
 )
 # What calls that store an episode take beside its meta.

@@ -29,6 +29,13 @@ LINES = {
     "table and indexes after 10 turnovers by 1 writer": {"PostgreSQL"},
     "table and indexes after 10 turnovers by 4 writers": {"PostgreSQL"},
     "8 writers of 64-row batches": BOTH,
+    "`extend` of 1,000 steps vs the bare driver": BOTH,
+    "`append` of one step after the other": BOTH,
+    "`sample_arrays(256)` at {} vs a lookup of 256 keys": BOTH,
+    "`sample_transitions(256, n_step=5)` vs one step": BOTH,
+    "transitions of 4 stacked (84, 84) frames": BOTH,
+    "table of (84, 84) frames, TOAST and indexes too": {"PostgreSQL"},
+    "trajectories, a batch of 16 x 500 steps": BOTH,
 }
 
 

@@ -13,7 +13,7 @@ from sqlbuffer.batches import Batch
 from sqlbuffer.errors import FieldError, MissingExtraError
 
 INFO = "info"
-_PARTS = (INFO, "n_rows", "concatenated", "keys", "values", "items", "get")
+_PARTS = (INFO, "n_rows", "keys", "values", "items", "get")
 
 
 @dataclass(frozen=True)

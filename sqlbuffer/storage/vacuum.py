@@ -25,9 +25,10 @@ logger = logging.getLogger("sqlbuffer")
 # Looking costs a millisecond: after so many rows, or so long after the last look.
 ROWS_BETWEEN_LOOKS = 5_000
 SECONDS_BETWEEN_LOOKS = 5.0
-# Clean when there are more dead rows than both of these.
-MIN_DEAD_ROWS = 10_000
+# Clean when a fifth of the rows is dead, and there are so many or they take so much room.
 MAX_DEAD_PER_LIVE = 0.2
+MIN_DEAD_ROWS = 10_000
+MIN_DEAD_BYTES = 16 * 2**20
 # While an old snapshot holds the dead rows a VACUUM reads the table for nothing.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 # A process that died in a VACUUM is replaced then. One that takes longer goes on undisturbed: the
@@ -42,11 +43,12 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
     pg_has_role(c.relowner, 'USAGE') OR CASE
         -- Before PostgreSQL 17 there is no such right, and asking for it is an error.
         WHEN current_setting('server_version_num')::integer >= 170000
-        THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean
+        THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean,
+    pg_table_size(s.relid) AS size_bytes
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
-WHERE s.relid IN (to_regclass('experiences'), to_regclass('tasks'), to_regclass('priorities'),
-    to_regclass('uses'), to_regclass('queue_items'), to_regclass('labels'),
-    to_regclass('payload_parts'))
+WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regclass('tasks'),
+    to_regclass('priorities'), to_regclass('uses'), to_regclass('queue_items'),
+    to_regclass('labels'), to_regclass('payload_parts'))
 """
 )
 
@@ -54,7 +56,7 @@ WHERE s.relid IN (to_regclass('experiences'), to_regclass('tasks'), to_regclass(
 @dataclass
 class Table:
     """What the server knows of a table: rows dead and live, how many ever died, when it was
-    cleaned, who may.
+    cleaned, who may, and how large it is with its large values.
     """
 
     name: str
@@ -63,11 +65,15 @@ class Table:
     died: int
     cleaned_at: float | None
     may_clean: bool
+    size_bytes: int
 
     @property
     def is_dirty(self) -> bool:
         """Whether it is worth a VACUUM."""
-        return self.dead > max(MIN_DEAD_ROWS, MAX_DEAD_PER_LIVE * self.live)
+        if self.dead <= MAX_DEAD_PER_LIVE * self.live:
+            return False
+        dead_bytes = self.size_bytes * self.dead / (self.dead + self.live)
+        return self.dead > MIN_DEAD_ROWS or dead_bytes > MIN_DEAD_BYTES
 
 
 class Cleaner:

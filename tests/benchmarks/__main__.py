@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.benchmarks import machine, sampling, snapshot, turnover, writers, writing
+from tests.benchmarks import arrays, frames, machine, sampling, snapshot, turnover, writers, writing
 from tests.benchmarks.bench import FULL_ROWS, Bench, Scale
 from tests.benchmarks.caches import server_and_restart
 from tests.benchmarks.report import Figure, table, write_between_markers
@@ -22,6 +22,8 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "snapshot": snapshot.measure,
     "turnover": turnover.measure,
     "writers": writers.measure,
+    "arrays": arrays.measure,
+    "frames": frames.measure,
 }
 
 

@@ -86,6 +86,15 @@ class BareSQLite:
     def random_rows(self, n: int) -> list[Any]:
         return self.connection.execute(_RANDOM_ROWS.format(self._buffer_id, n)).fetchall()
 
+    def arrays_of(self, seqs: Sequence[int]) -> list[bytes]:
+        """Return the array bytes of rows by key."""
+        found = self.connection.execute(
+            "SELECT arrays FROM experiences "
+            "WHERE buffer_id = ? AND seq IN (SELECT value FROM json_each(?))",
+            (self._buffer_id, json.dumps(seqs)),
+        )
+        return [blob for (blob,) in found]
+
     def open_snapshot(self) -> None:
         """Begin to read one state of the database, as an analyst's tool does."""
         self.connection.execute("BEGIN")
@@ -128,6 +137,15 @@ class BarePostgreSQL:
 
     def random_rows(self, n: int) -> list[Any]:
         return self.connection.execute(_RANDOM_ROWS.format(self._buffer_id, n)).fetchall()
+
+    def arrays_of(self, seqs: Sequence[int]) -> list[bytes]:
+        """Return the array bytes of rows by key."""
+        with self.connection.cursor(binary=True) as cursor:
+            cursor.execute(
+                "SELECT arrays FROM experiences WHERE buffer_id = %s AND seq = ANY (%s)",
+                (self._buffer_id, seqs),
+            )
+            return [blob for (blob,) in cursor]
 
     def open_snapshot(self) -> None:
         """Begin to read one state of the database, as an analyst's tool does."""

@@ -42,7 +42,7 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, tasks, priorities, uses, queue_items, labels, payload_parts
+        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, uses, queue_items, labels, payload_parts
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
