@@ -55,9 +55,12 @@ class SQLite:
             yield connection
 
     @contextmanager
-    def snapshot(self, engine: Engine) -> Iterator[Connection]:
-        """A transaction that reads one state of the database throughout."""
-        with engine.connect() as connection:
+    def snapshot(self, engine: Engine, query: str | None = None) -> Iterator[Connection]:
+        """A transaction that reads one state of the database throughout; see `Begin.query`."""
+        options = {BEGIN: Begin(snapshot=True, query=query)}
+        with engine.connect().execution_options(**options) as connection:
+            if query is not None:
+                connection.begin()
             yield connection
 
     def draw(self, connection: Connection, buffer_id: int, ids: Sequence[str]) -> Drawn:

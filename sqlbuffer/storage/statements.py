@@ -9,7 +9,6 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
-    case,
     cast,
     column,
     func,
@@ -105,21 +104,17 @@ def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
     return and_(matching(buffer_id, node), seq_for(node) > low)
 
 
-def sampled_window(buffer_id: int) -> Select[Any]:
+def sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
     """Select (low, high) of a buffer: its rows are those with low < seq <= high, without a gap at
     the lower end where whole tasks or episodes leave.
     """
-    own = experiences.c
-    oldest = (
-        select(func.min(own.seq) - 1)
-        .where(own.buffer_id == buffer_id, own.seq > windows.c.low_seq)
-        .scalar_subquery()
-    )
-    # Where whole tasks or episodes leave, nothing else tells where the oldest row is.
-    low = case((windows.c.evict_unit != "row", func.coalesce(oldest, windows.c.low_seq)))
-    return select(func.coalesce(low, windows.c.low_seq), windows.c.high_seq).where(
-        windows.c.buffer_id == buffer_id
-    )
+    low: ColumnElement[int] = windows.c.low_seq
+    if evict_by != "row":
+        # Nothing else tells where the oldest row is.
+        own = experiences.c
+        oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
+        low = func.coalesce(oldest.scalar_subquery(), low)
+    return select(low, windows.c.high_seq).where(windows.c.buffer_id == buffer_id)
 
 
 def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement[bool]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, case, delete, func, select, update
@@ -39,6 +39,7 @@ from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.retrying import ONCE_MORE_S, retried
+from sqlbuffer.storage.transactions import answer
 from sqlbuffer.storage.urls import shown_url
 
 TASKS_AT_ONCE = 500
@@ -373,12 +374,19 @@ class BufferStore:
     ) -> Iterator[Population]:
         """What a sampler chooses from, while the connection lives."""
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
-        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
-            window = connection.execute(statements.sampled_window(self.info.id)).one_or_none()
-            if window is None:
+        with (
+            translated(self.url),
+            self._dialect.snapshot(self.engine, self._sampled_window) as connection,
+        ):
+            found = answer(connection)
+            if not found:
                 raise self._dropped()
-            low, high = window
+            ((low, high),) = found
             yield Population(connection, self.info.id, low, high, node, columns)
+
+    @cached_property
+    def _sampled_window(self) -> str:
+        return _text_of(statements.sampled_window(self.info.id, self.info.evict_by), self.engine)
 
     @_survives
     def window(self) -> Window:
@@ -513,9 +521,7 @@ class BufferStore:
 
     def sql(self, node: Node) -> str:
         """Return that select as text, its values written out."""
-        compiled = self.statement(node).compile(self.engine, compile_kwargs={"literal_binds": True})
-        # A driver with %s placeholders has every other % doubled.
-        return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
+        return _text_of(self.statement(node), self.engine)
 
     @_survives
     def explain(self, node: Node) -> str:
@@ -523,6 +529,13 @@ class BufferStore:
         statement = explain(self.statement(node))
         with translated(self.url), self.engine.connect() as connection:
             return "\n".join(str(row[-1]) for row in connection.execute(statement))
+
+
+def _text_of(statement: Select[Any], engine: Engine) -> str:
+    """Return a statement with its values written out."""
+    compiled = statement.compile(engine, compile_kwargs={"literal_binds": True})
+    # A driver with %s placeholders has every other % doubled.
+    return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
 
 
 def _task_order(row: Row) -> tuple[Any, ...]:

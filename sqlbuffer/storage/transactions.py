@@ -5,7 +5,7 @@ transaction needs then travels in one message to the server and holds for it alo
 in transaction mode a `SET` of the session would reach other clients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, event
 
 # The execution option of a connection that holds its `Begin`.
 BEGIN = "sqlbuffer_begin"
+_ANSWER = "sqlbuffer_answer"
 
 # No statement waits for another's lock longer than a writer of SQLite does for the file.
 LOCK_TIMEOUT_S = 30
@@ -41,12 +42,15 @@ class Begin:
         snapshot: Every statement sees the same state.
         durability: `relaxed`, `full`, or None for what the server or the file is set to.
         patient: No limit on how long a statement may run.
+        query: A select without parameters that goes along with the beginning: to a server, in the
+            same message. `answer` returns what it found.
     """
 
     writes: bool = False
     snapshot: bool = False
     durability: str | None = None
     patient: bool = False
+    query: str | None = None
 
 
 READ = Begin()
@@ -74,6 +78,8 @@ def _begin_sqlite(connection: Connection) -> None:
             connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
             connection.info["synchronous"] = level
     connection.exec_driver_sql("BEGIN IMMEDIATE" if begin.writes else "BEGIN")
+    if begin.query is not None:
+        connection.info[_ANSWER] = connection.exec_driver_sql(begin.query).all()
 
 
 def _begin_postgresql(connection: Connection) -> None:
@@ -89,7 +95,17 @@ def _begin_postgresql(connection: Connection) -> None:
     )
     with invalidated_when_lost(connection):
         # Several statements in one message need a cursor that asks for text.
-        psycopg.Cursor(driver).execute(statement)
+        cursor = psycopg.Cursor(driver).execute(statement)
+        if begin.query is not None:
+            while cursor.nextset():
+                pass
+            connection.info[_ANSWER] = cursor.fetchall()
+
+
+def answer(connection: Connection) -> Sequence[Any]:
+    """Return the rows that the query found which went along with the beginning."""
+    found: Sequence[Any] = connection.info.pop(_ANSWER)
+    return found
 
 
 @contextmanager
@@ -124,4 +140,6 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
     ]
     if begin.durability is not None:
         commands.append(_SYNCHRONOUS_COMMIT[begin.durability])
+    if begin.query is not None:
+        commands.append(begin.query)
     return "; ".join(commands)
