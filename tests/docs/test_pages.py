@@ -37,6 +37,7 @@ READ = {
     "docs/quickstart.md",
     "docs/sampling.md",
     "docs/schema.md",
+    "docs/stacks.md",
     "docs/transitions.md",
 }
 LANGUAGES = {"python", "console", "sql", "postgresql", "text"}
@@ -71,7 +72,19 @@ def test_transitions(read):
     assert set(batch.info["n_steps"]) <= {1, 2, 3}
     returns = [sum(0.99**k for k in range(m)) for m in batch.info["n_steps"]]
     np.testing.assert_allclose(page.names["target"], returns, rtol=1e-6)
-    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_episodes") == 20
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_episodes WHERE buffer = 'episodes'") == 20
+
+    assert page.names["told"].terminated.any()
+
+
+def test_stacks(read):
+    page = read("docs/stacks.md")
+    batch = page.names["batch"]
+    is_first = batch.info["t"] == 0
+    np.testing.assert_array_equal(batch.obs[is_first], batch.obs[is_first][:, -1:].repeat(4, 1))
+    whole = page.names["buffer"].sample_transitions(300, n_step=3, stack={"obs": 4, "action": 3})
+    assert whole.action.shape == (300, 3)
+    assert whole.obs.dtype == whole.next_obs.dtype == np.uint8
 
 
 def test_loader(read):
@@ -147,8 +160,9 @@ def test_sampling_names_every_sampler_and_all_that_a_population_offers():
 
     text = text_of("docs/sampling.md")
     assert [name for name in samplers.__all__ if name not in text] == []
-    # `rows` is what the buffer itself calls with the sampler's choice.
-    offered = {name for name in vars(Population) if not name.startswith("_")} - {"rows"}
+    # These are what the buffer itself calls with the sampler's choice.
+    inner = {"rows", "numbers", "n_probed"}
+    offered = {name for name in vars(Population) if not name.startswith("_")} - inner
     offered |= {"low", "high", "selective", "connection"}
     assert {name for name in offered if not re.search(rf"`{name}\b", text)} == set()
 

@@ -5,8 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.storage.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.readers.windows import WindowReader
 from tests.support.episodes import (
     EPISODES,
     FIELDS,
@@ -18,6 +21,7 @@ from tests.support.episodes import (
     reward,
     store,
 )
+from tests.support.sql import run
 
 
 @pytest.fixture
@@ -133,3 +137,27 @@ def test_a_stack_of_values_of_varying_length_is_refused(buffer_url):
         pytest.raises(FieldError, match="stack: field 'tokens' has a length that varies"),
     ):
         buffer.sample_transitions(1, stack={"tokens": 2})
+
+
+def test_steps_behind_the_window_are_gone_though_they_are_still_in_the_table(buffer, buffer_url):
+    store(buffer, buffer_url, [Made(8)])
+    run(buffer_url, "UPDATE buffers SET low_seq = 3")
+    stacked = buffer.sample_transitions(60, stack={"obs": 3})
+    assert set(stacked.info["t"]) == {5, 6, 7}
+    fields = buffer._store.info.fields
+
+    def draw(reader):
+        sampler = RandomSampler(replace=True)
+        return buffer._store.draw(
+            EVERYTHING, lambda found: reader.draw(found, sampler, 60), reader.columns
+        )
+
+    windows = draw(WindowReader(fields, 1, 2))
+    assert set(windows.info["t"]) == {3, 4, 5, 6, 7}
+    np.testing.assert_array_equal(
+        windows.mask[:, :2].sum(axis=1), np.minimum(windows.info["t"] - 3, 2)
+    )
+    partial = draw(TrajectoryReader(fields, include_partial=True))
+    assert set(partial.info["t"]) == {3}
+    assert set(partial.lens) == {5}
+    assert draw(TrajectoryReader(fields)).n_rows == 0
