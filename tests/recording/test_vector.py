@@ -7,7 +7,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sqlbuffer import ReplayBuffer, fields_from_env
 from tests.recording.envs import Batched, Rooms, Scripted
-from tests.recording.episodes import plain, played, stored
+from tests.recording.episodes import Episode, cut, plain, played, stored
 from tests.support.sql import run
 
 N_ENVS, SEED = 3, 5
@@ -146,6 +146,32 @@ def test_a_reset_of_all_in_the_middle_cuts_all(sqlite_url, mode):
         assert all(
             [step[4] for step in episode.steps] == [False] * 3 + [True] for episode in episodes
         )
+
+
+def test_an_environment_that_computes_all_at_once_is_stored_as_it_says(sqlite_url):
+    env = gymnasium.make_vec("CartPole-v1", num_envs=N_ENVS)  # CartPoleVectorEnv, NEXT_STEP
+    assert not hasattr(env, "envs")
+    expected, current = [], [Episode() for _ in range(N_ENVS)]
+    with ReplayBuffer(sqlite_url, **fields_from_env(env)) as buffer:
+        with buffer.record(env) as recorded:
+            obs, done = recorded.reset(seed=SEED)[0].copy(), np.zeros(N_ENVS, bool)
+            recorded.action_space.seed(SEED)
+            for _ in range(80):
+                actions = recorded.action_space.sample()
+                after, rewards, terminated, truncated, _ = recorded.step(actions)
+                for i in np.flatnonzero(~done):
+                    values = ({"obs": obs[i]}, {"action": actions[i]}, float(rewards[i]))
+                    step = (*values, bool(terminated[i]), bool(truncated[i]))
+                    current[i].steps.append(step)
+                    if terminated[i] or truncated[i]:
+                        current[i].final = {"obs": after[i].copy()}
+                        expected.append(current[i])
+                        current[i] = Episode()
+                obs, done = after.copy(), terminated | truncated
+        for i, episode in enumerate(current):
+            cut(expected, episode, {"obs": obs[i]})
+        assert len(expected) > 2 * N_ENVS
+        assert plain(stored(sqlite_url, buffer)) == plain(expected)
 
 
 def test_an_environment_that_has_ended_and_was_not_reset_stores_nothing(sqlite_url):
