@@ -264,3 +264,17 @@ def test_the_vector_environment_shines_through(sqlite_url):
         outer.close()
         assert env.closed
         assert len(buffer) == N_ENVS
+
+
+def test_environments_that_are_recorded_inside_a_vector_store_from_their_processes(schema_url):
+    make = make_cartpole
+    actions = actions_of(make, 60)
+    with ReplayBuffer(schema_url, **fields_from_env(make())) as buffer:
+        env = AsyncVectorEnv([lambda: buffer.record(make())] * N_ENVS)
+        env.set_attr("model_version", 4)
+        run_vector(env, actions, AutoresetMode.NEXT_STEP)
+        env.close()
+        expected = reference(make, actions, AutoresetMode.NEXT_STEP)
+        assert plain(stored(schema_url, buffer)) == plain(expected)
+        versions = run(schema_url, "SELECT DISTINCT model_version FROM v_episodes")
+        assert versions == [(4,)]
