@@ -4,6 +4,7 @@ import builtins
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -382,19 +383,59 @@ class ReplayBuffer:
             EpisodeExistsError: The buffer knows an episode of that id.
             FieldError: A key that is no text, or meta that does not fit.
         """
-        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
-        task = encode_key(key if task_id is None else task_id, "task_id")
-        agent = encode_key("default" if agent_id is None else agent_id, "agent_id")
-        version = None if model_version is None else encode_step(model_version, "model_version")
-        check_casting(casting)
-        text = encode_meta(meta, self._store.info.fields.meta, casting)
-        beginning = Beginning(key, task, agent, version, text)
+        beginning = self._beginning(task_id, agent_id, episode_id, model_version, casting, meta)
         if episode_id is None:
-            self._queue.begin((key, task), beginning.meta)
+            self._queue.begin((beginning.key, beginning.task_id), beginning.meta)
         else:
             self._store.begin_episode(beginning)
         layouts = (self._store.layout, self._store.observation_layout)
         return EpisodeWriter(layouts, self._queue, beginning, casting)
+
+    def record(
+        self,
+        env: Any,
+        *,
+        task_id: str | None = None,
+        agent_id: str | None = None,
+        model_version: int | None = None,
+        casting: str = "same_kind",
+        **meta: Any,
+    ) -> Any:
+        """Return a gymnasium environment that behaves as `env`, and stores every step it takes.
+
+        Each episode of each environment is one of `episode`, begun with its first step, ended when
+        the environment says so, with its final observation. `reset` in the middle and `close` end
+        it as truncated; an exception in `step` marks it aborted. Nothing is stored of the steps
+        that only reset (gymnasium's autoreset). Close the environment before the buffer.
+
+        The newest step of an open episode waits for the next call, which tells whether the episode
+        was cut after it: `flush` leaves it, and its `flush_s` counts from then.
+
+        Args:
+            env: A gymnasium environment, single or vectorized. The buffer has the fields that
+                `fields_from_env` reads from it, with `next_obs` or without, and maybe others that
+                have a default.
+            task_id: The task of all its episodes; each one's own id when left out.
+            agent_id: Who acts; `default` when left out.
+            model_version: Version of the model that acts: the attribute `model_version` of what is
+                returned, which may be set at any time and holds for the episodes begun since.
+            casting: See `extend`.
+            **meta: See `episode`.
+
+        Raises:
+            FieldError: The buffer has other fields than the environment, or a key or meta cannot be
+                stored. From `step`: a value that its field cannot hold; the episodes are aborted.
+            MissingExtraError: No gymnasium, or one before 1.1.
+            StorageError: From `step`, earlier steps could not be stored; they wait to be, and the
+                episodes are aborted. From `close`, likewise; the environment is closed.
+        """
+        from sqlbuffer.recording import recorded
+
+        if "episode_id" in meta:
+            raise FieldError("record() makes an id for each episode; leave episode_id out")
+        self._beginning(task_id, agent_id, None, model_version, casting, meta)
+        begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
+        return recorded(env, self, begin, model_version)
 
     def flush(self) -> None:
         """Store the steps of open episodes that wait.
@@ -830,6 +871,24 @@ class ReplayBuffer:
     def _make_decoder(self) -> Decoder:
         state, action = map(_rebuild, self._types)
         return Decoder(state, action, self._store.layout)
+
+    def _beginning(
+        self,
+        task_id: str | None,
+        agent_id: str | None,
+        episode_id: str | None,
+        model_version: int | None,
+        casting: str,
+        meta: Mapping[str, Any],
+    ) -> Beginning:
+        """Return what an episode begins with, checked."""
+        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
+        task = encode_key(key if task_id is None else task_id, "task_id")
+        agent = encode_key("default" if agent_id is None else agent_id, "agent_id")
+        version = None if model_version is None else encode_step(model_version, "model_version")
+        check_casting(casting)
+        text = encode_meta(meta, self._store.info.fields.meta, casting)
+        return Beginning(key, task, agent, version, text)
 
     def _write(
         self,

@@ -32,35 +32,56 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
         import gymnasium  # noqa: F401
     except ImportError:
         raise MissingExtraError("fields_from_env() needs `pip install gymnasium`") from None
-    # A vectorized environment has the spaces of one beside those of all.
-    observation = getattr(env, "single_observation_space", env.observation_space)
-    action = getattr(env, "single_action_space", env.action_space)
-    observed = _fields("obs", observation)
+    observation, action = spaces_of(env)
+    observed, acted = _fields("obs", observation), _fields("action", action)
     following = _fields("next_obs", observation) if next_observation else {}
-    return {
-        "fields": {**observed, **_fields("action", action), **following},
-        "observation_fields": list(observed),
-    }
+    return {"fields": {**observed, **acted, **following}, "observation_fields": list(observed)}
+
+
+def spaces_of(env: Any) -> tuple[Any, Any]:
+    """Return the spaces of an observation and an action: of one environment, also of a vectorized
+    one, which has them beside those of all.
+    """
+    return (
+        getattr(env, "single_observation_space", env.observation_space),
+        getattr(env, "single_action_space", env.action_space),
+    )
+
+
+def paths_of(name: str, space: Any) -> dict[str, tuple[Any, ...]]:
+    """Return where the value of each field is found in a value of the space: `{"obs_arm_pose":
+    ("arm", "pose")}`.
+
+    Raises:
+        FieldError: See `fields_from_env`.
+    """
+    return {field: path for field, (path, _) in _parts(name, space).items()}
 
 
 def _fields(name: str, space: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    parts = _parts(name, space).items()
+    return {field: (str(part.dtype), tuple(part.shape or ())) for field, (_, part) in parts}
+
+
+def _parts(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
+    """Return the path and the space of each field."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
         parts = dict(space.spaces)
     elif isinstance(space, spaces.Tuple):
-        parts = {str(i): part for i, part in enumerate(space.spaces)}
+        parts = dict(enumerate(space.spaces))
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return {name: (str(space.dtype), tuple(space.shape or ()))}
+        return {name: ((), space)}
     else:
         raise FieldError(
             f"field {name!r}: a space {type(space).__name__} has no fixed size; declare fields "
             f"yourself, or wrap the environment"
         )
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    found: dict[str, tuple[tuple[Any, ...], Any]] = {}
     for key, part in parts.items():
-        inner = _fields(f"{name}_{key}", part)
+        inner = _parts(f"{name}_{key}", part)
         if double := set(inner) & set(found):
             raise FieldError(f"two parts of the space would be the field {min(double)!r}")
-        found |= inner
+        found |= {field: ((key, *path), leaf) for field, (path, leaf) in inner.items()}
     return found

@@ -6,6 +6,7 @@ from typing import Any
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.packing import Layout
 from sqlbuffer.storage.episodes import Beginning, Ending, pack_final
+from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.step_encoder import StepEncoder
 from sqlbuffer.storage.write_queue import WriteQueue
 
@@ -52,6 +53,7 @@ class EpisodeWriter:
         self.length = 0
         self.episode_return: float | None = None
         self.is_open = True
+        self._held: Record | None = None
 
     def append(self, **step: Any) -> None:
         """Add a step; it is stored within the buffer's `flush_s`.
@@ -68,10 +70,17 @@ class EpisodeWriter:
         """
         self._check_open()
         record = self._encoder.record(self.length, step)
+        self._release()
         self._queue.add(record)
-        self.length += 1
-        if record.reward_t is not None:
-            self.episode_return = (self.episode_return or 0.0) + record.reward_t
+        self._count(record)
+
+    def hold(self, **step: Any) -> None:
+        """Add a step as `append` does, and keep it here until the next call: `cut` may be that."""
+        self._check_open()
+        record = self._encoder.record(self.length, step)
+        self._release()
+        self._held = record
+        self._count(record)
 
     def end(self, **final: Any) -> None:
         """End the episode and store all of it.
@@ -90,7 +99,17 @@ class EpisodeWriter:
     def finish(self, final: dict[str, Any] | None = None) -> None:
         """End the episode, to be stored within the buffer's `flush_s`: `end` without its wait."""
         self._check_open()
-        self._close("complete", pack_final(self._observation, final, self._casting))
+        final_arrays = pack_final(self._observation, final, self._casting)
+        self._release()
+        self._close("complete", final_arrays)
+
+    def cut(self, final: dict[str, Any] | None = None) -> None:
+        """End the episode as truncated after the step that is held, without a wait."""
+        self._check_open()
+        final_arrays = pack_final(self._observation, final, self._casting)
+        if self._held is not None:
+            self._held = self._held._replace(truncated=True)
+        self._close("complete", final_arrays)
 
     def abort(self) -> None:
         """End the episode as one that went wrong: its steps are kept, and not trained on."""
@@ -121,9 +140,20 @@ class EpisodeWriter:
                 f"{self.episode_id}/0",
                 f"{self.episode_id}/{self.length - 1}",
                 final_arrays,
-            )
+            ),
+            self._held,
         )
-        self.is_open = False
+        self.is_open, self._held = False, None
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._queue.add(self._held)
+            self._held = None
+
+    def _count(self, record: Record) -> None:
+        self.length += 1
+        if record.reward_t is not None:
+            self.episode_return = (self.episode_return or 0.0) + record.reward_t
 
     def _check_open(self) -> None:
         if not self.is_open:

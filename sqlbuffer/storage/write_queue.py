@@ -94,9 +94,14 @@ class WriteQueue:
         if n_rows >= MAX_ROWS or size_bytes >= MAX_BYTES:
             self.flush()
 
-    def end(self, ending: Ending) -> None:
-        """Take the end of an episode."""
+    def end(self, ending: Ending, last: Record | None = None) -> None:
+        """Take the end of an episode, with its last step unless that was added; nothing of the
+        database keeps it from being taken.
+        """
         with self._mutex:
+            if last is not None:
+                self._records.append(last)
+                self._size_bytes += len(last.arrays or b"")
             self._endings.append(ending)
             self._see_to()
 

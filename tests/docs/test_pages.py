@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, ReplayBuffer
+from sqlbuffer.storage.views import VIEWS
 from tests.cli.conftest import existing_logins
 from tests.conftest import close_pool
 from tests.docs.pages import (
@@ -20,7 +21,7 @@ from tests.docs.pages import (
     text_of,
 )
 from tests.support.array_rows import make_array_row
-from tests.support.sql import scalar
+from tests.support.sql import run, scalar
 
 ADMIN_URL = "postgresql://postgres@db.internal/replay"
 RESTORED_URL = "postgresql://me@db.internal/restored"
@@ -30,6 +31,8 @@ READ = {
     "docs/arrays.md",
     "docs/backup.md",
     "docs/coming-from-aworld.md",
+    "docs/episodes.md",
+    "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/index.md",
     "docs/many-writers.md",
     "docs/performance.md",
@@ -64,6 +67,28 @@ def test_arrays(read):
     np.testing.assert_array_equal(batch.obs[0], np.float32(page.names["steps"]["obs"][-1]))
     assert set(batch.info["task_id"]) == {"pendulum"}
     assert (batch.level == 1).all()
+
+
+def test_episodes(read):
+    page = read("docs/episodes.md")
+    page.names["env"].close()
+    page.names["envs"].close()
+    cartpole = page.names["cartpole"]
+    rows = "SELECT agent_id, status, count(*), sum(length) FROM v_episodes WHERE buffer = "
+    found = run(SQLITE_URL, f"{rows}'cartpole' GROUP BY agent_id, status ORDER BY agent_id")
+    assert [(agent, status) for agent, status, *_ in found] == [
+        ("four", "complete"),
+        ("random", "complete"),
+    ]
+    assert sum(steps for *_, steps in found) == len(cartpole) == 300
+    versions = "SELECT DISTINCT model_version FROM v_episodes WHERE agent_id = 'random' ORDER BY 1"
+    assert run(SQLITE_URL, versions) == [(1,), (2,)]
+
+
+def test_the_page_about_episodes_names_every_status():
+    view = VIEWS["v_episodes"].columns["status"][1]
+    words = set(re.findall(r"\| `(\w+)` \|", text_of("docs/episodes.md")))
+    assert words >= set(re.findall(r"`(open|complete|aborted|abandoned)`", view))
 
 
 def test_transitions(read):

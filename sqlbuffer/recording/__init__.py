@@ -1,0 +1,39 @@
+"""Environments whose every step is stored."""
+
+from typing import TYPE_CHECKING, Any
+
+from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.recording.recorder import Begin
+
+if TYPE_CHECKING:
+    from sqlbuffer.buffer import ReplayBuffer
+
+__all__ = ["recorded"]
+
+
+def recorded(env: Any, buffer: "ReplayBuffer", begin: Begin, model_version: int | None) -> Any:
+    """Return the wrapper that `ReplayBuffer.record` returns.
+
+    Args:
+        env: A gymnasium environment.
+        buffer: Where its steps go.
+        begin: Begins an episode there.
+        model_version: The first version.
+
+    Raises:
+        FieldError: The buffer has other fields than the environment.
+        MissingExtraError: No gymnasium, or one before 1.1.
+        TypeError: No environment.
+    """
+    install = "run `pip install 'gymnasium>=1.1'`"
+    try:
+        import gymnasium
+    except ImportError:
+        raise MissingExtraError(f"record() needs gymnasium; {install}") from None
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
+        raise MissingExtraError(
+            f"record() needs gymnasium 1.1 or later, and this is {gymnasium.__version__}; {install}"
+        )
+    from sqlbuffer.recording import wrappers
+
+    return wrappers.recorded(env, buffer, begin, model_version)

@@ -1,0 +1,251 @@
+"""What is stored of environments that take steps side by side."""
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.util import Finalize
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.episode_writer import EpisodeWriter
+from sqlbuffer.errors import FieldError, SQLBufferError
+from sqlbuffer.recording.form import NEXT, Form, Values
+
+logger = logging.getLogger("sqlbuffer")
+
+Begin = Callable[..., EpisodeWriter]
+# When an environment whose episode has ended is reset: by the step after, by the same step, or not
+# at all.
+Autoreset = Literal["next_step", "same_step", "disabled"]
+
+
+class _Lane:
+    """One environment: its open episode and what was observed last."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self.episode: EpisodeWriter | None = None
+        # What the next step is taken from; None where no episode can go on.
+        self.before: Values | None = None
+        self.awaits_reset = False  # which its next step is
+
+    def start(self, observation: Values | None) -> None:
+        self.before, self.awaits_reset = observation, False
+
+    def write(self, begin: Callable[[], EpisodeWriter], step: dict[str, Any]) -> None:
+        if self.episode is None:
+            self.episode = begin()
+        self.episode.hold(**self.before or {}, **step)
+
+    def following(self, after: Values | None) -> Values:
+        """Return the fields that repeat the observation after the step."""
+        if after is None and self._form.following:
+            raise FieldError(
+                "the environment gave no final observation for 'next_obs'; make a buffer without "
+                "it, of fields_from_env(env)"
+            )
+        return {NEXT + name: after[name] for name in self._form.following} if after else {}
+
+    def end(self, after: Values | None) -> None:
+        if self.episode is not None:
+            self.episode.finish(self._final(after))
+        self.episode, self.before = None, None
+
+    def cut(self) -> None:
+        if self.episode is not None:
+            self.episode.cut(self._final(self.before))
+        self.episode, self.before, self.awaits_reset = None, None, False
+
+    def abort(self) -> None:
+        episode, self.episode, self.before, self.awaits_reset = self.episode, None, None, False
+        if episode is not None and episode.is_open:
+            try:
+                episode.abort()
+            except SQLBufferError as error:  # what went wrong first is what the caller must see
+                logger.warning("episode %r waits to be stored: %s", episode.episode_id, error)
+
+    def _final(self, observation: Values | None) -> Values | None:
+        return {name: observation[name] for name in self._form.final} if observation else None
+
+
+class Recorder:
+    """Stores the steps of environments; for one thread.
+
+    Args:
+        begin: Begins an episode.
+        flush: Stores what waits.
+        form: What a step of one of them is.
+        n_envs: How many they are.
+        autoreset: When they are reset.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        flush: Callable[[], None],
+        form: Form,
+        n_envs: int,
+        autoreset: Autoreset,
+    ) -> None:
+        self._begin, self._flush, self._autoreset = begin, flush, autoreset
+        self._lanes = [_Lane(form) for _ in range(n_envs)]
+        self.model_version: int | None = None
+
+    def reset(self, observations: Values, is_reset: Sequence[Any] | NDArray[Any]) -> None:
+        """Begin anew where an environment was reset: what was open there was cut.
+
+        Args:
+            observations: After the reset.
+            is_reset: Which were reset.
+        """
+        for i, lane in enumerate(self._lanes):
+            if is_reset[i]:
+                lane.cut()
+                lane.start(_row(observations, i))
+        self._note_open()
+
+    def step(
+        self,
+        actions: Values,
+        after: Values,
+        outcome: tuple[Any, Any, Any],
+        final: Callable[[int], Values | None],
+    ) -> None:
+        """Store a step of each environment that was in an episode.
+
+        Args:
+            actions: What each did.
+            after: What each observes then.
+            outcome: Rewards, terminated and truncated, an array or list of each.
+            final: The final observation of one whose episode has ended and that was reset at once.
+        """
+        for i, lane in enumerate(self._lanes):
+            if lane.before is not None:
+                values = [column[i] for column in outcome]
+                self._step_of(lane, _row(actions, i), _row(after, i), values, partial(final, i))
+            elif lane.awaits_reset:
+                lane.start(_row(after, i))
+        self._note_open()
+
+    def _step_of(
+        self,
+        lane: _Lane,
+        action: Values,
+        after: Values,
+        outcome: list[Any],
+        final: Callable[[], Values | None],
+    ) -> None:
+        reward, terminated, truncated = outcome[0], bool(outcome[1]), bool(outcome[2])
+        has_ended = terminated or truncated
+        last = final() if has_ended and self._autoreset == "same_step" else after
+        step = {
+            **action,
+            **lane.following(last),
+            "reward": _number(reward),
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        lane.write(lambda: self._begin(model_version=self.model_version), step)
+        if not has_ended:
+            lane.start(after)
+            return
+        lane.end(last)
+        if self._autoreset == "same_step":
+            lane.start(after)
+        lane.awaits_reset = self._autoreset == "next_step"
+
+    def cut(self) -> None:
+        """End every open episode as truncated."""
+        with self.aborting():
+            for lane in self._lanes:
+                lane.cut()
+        self._note_open()
+
+    @contextmanager
+    def aborting(self) -> Iterator[None]:
+        """Abort every open episode when the block raises: a step of it may be missing."""
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Mark every open episode as one that went wrong."""
+        for lane in self._lanes:
+            lane.abort()
+        self._note_open()
+
+    def close(self) -> None:
+        """End every open episode as truncated, and store all that waits.
+
+        Raises:
+            StorageError: It could not be stored, and waits.
+        """
+        self.cut()
+        self._flush()
+
+    def forget(self) -> None:
+        """Be without an episode: in a forked child, whose parent goes on with them."""
+        for lane in self._lanes:
+            lane.episode, lane.before = None, None
+
+    def _note_open(self) -> None:
+        if any(lane.episode is not None for lane in self._lanes):
+            _end_at_exit()
+            _open.add(self)
+        else:
+            _open.discard(self)
+
+
+def _row(values: Values, i: int) -> Values:
+    return {name: value[i] for name, value in values.items()}
+
+
+def _number(reward: Any) -> Any:
+    """Return a reward as a number; environments give arrays of one and tensors as well."""
+    if isinstance(reward, (float, int, np.number)) or reward is None:
+        return reward
+    array = np.asarray(reward)
+    is_number = array.size == 1 and array.dtype.kind in "iuf"
+    return array.reshape(())[()] if is_number else reward
+
+
+# Those with an open episode, also when nobody holds the wrapper any more: a process that ends
+# stores the step that is held back.
+_open: set[Recorder] = set()
+
+
+def _end_all(recorders: Iterable[Recorder]) -> None:
+    for recorder in recorders:
+        try:
+            recorder.close()
+        except SQLBufferError as error:
+            logger.error("steps of a recorded environment were lost at the end: %s", error)
+
+
+def _forget_all() -> None:
+    for recorder in _open:
+        recorder.forget()
+    _open.clear()
+
+
+def _end_at_exit() -> None:
+    """End the episodes when this process ends; a child of multiprocessing runs no `atexit` of its
+    parent.
+    """
+    global _exit_pid
+    if _exit_pid != os.getpid():
+        _exit_pid = os.getpid()
+        atexit.register(lambda: _end_all(list(_open)))
+        Finalize(None, lambda: _end_all(list(_open)), exitpriority=1)  # before what waits is stored
+
+
+_exit_pid = 0
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,175 @@
+"""The wrappers of gymnasium; imported when they are used."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.wrappers import Autoreset as AutoresetWrapper
+
+from sqlbuffer.errors import FieldError
+from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
+from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder
+from sqlbuffer.storage.records import encode_step
+
+if TYPE_CHECKING:
+    from sqlbuffer.buffer import ReplayBuffer
+
+
+def recorded(env: Any, buffer: "ReplayBuffer", begin: Begin, model_version: int | None) -> Any:
+    """Return an environment that behaves as `env` and stores its steps."""
+    is_vector = isinstance(env, VectorEnv)
+    if not is_vector and not isinstance(env, gymnasium.Env):
+        raise TypeError(f"record() takes a gymnasium environment, got {type(env).__name__}")
+    form = form_of(env, buffer.fields, buffer.observation_fields)
+    autoreset = _autoreset_of_vector(env) if is_vector else _autoreset_of_one(env)
+    recorder = Recorder(begin, buffer.flush, form, env.num_envs if is_vector else 1, autoreset)
+    made = (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, form)
+    made.model_version = model_version
+    return made
+
+
+def _autoreset_of_vector(env: Any) -> Autoreset:
+    mode = env.metadata.get("autoreset_mode")
+    try:
+        return cast(Autoreset, AutoresetMode(mode).name.lower())
+    except ValueError:
+        raise FieldError(
+            f"the vector environment does not say when it resets: its metadata['autoreset_mode'] "
+            f"is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
+        ) from None
+
+
+def _autoreset_of_one(env: Any) -> Autoreset:
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, AutoresetWrapper):
+            return "next_step"
+        env = env.env
+    return "disabled"
+
+
+class _Records:
+    """What the two wrappers have in common."""
+
+    env: Any
+    _recorder: Recorder
+    _form: Form
+    _values: Callable[[Any, Any], Values]
+
+    @property
+    def model_version(self) -> int | None:
+        """Version of the model that acts; it holds for the episodes that begin from now on."""
+        return self._recorder.model_version
+
+    @model_version.setter
+    def model_version(self, version: int | None) -> None:
+        checked = None if version is None else encode_step(version, "model_version")
+        self._recorder.model_version = checked
+
+    @property
+    def spec(self) -> Any:
+        """That of the environment: what it makes is not recorded."""
+        return self.env.spec
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment; an episode in its middle ends as truncated."""
+        is_reset = self._reset_mask(options)
+        try:
+            observation, info = self.env.reset(seed=seed, options=options)
+        except BaseException:
+            self._recorder.cut()  # there is no going on, and the steps so far are good
+            raise
+        with self._recorder.aborting():
+            self._recorder.reset(self._values(self._form.observation, observation), is_reset)
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        """Take a step and store it."""
+        with self._recorder.aborting():
+            given = deepcopy(action)  # an environment may change it
+            result = self.env.step(action)
+            after, reward, terminated, truncated, info = result
+            self._recorder.step(
+                self._values(self._form.action, given),
+                self._values(self._form.observation, after),
+                self._outcome(reward, terminated, truncated),
+                lambda i: self._final(info, i),
+            )
+        return result
+
+    def close(self, **options: Any) -> Any:
+        """End open episodes as truncated, store all that waits and close the environment."""
+        try:
+            self._recorder.close()
+        finally:
+            closed = self.env.close(**options)
+        return closed
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.env, name)
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> Any:
+        raise NotImplementedError
+
+    def _outcome(self, *values: Any) -> Any:
+        raise NotImplementedError
+
+    def _final(self, info: dict[str, Any], i: int) -> Values | None:
+        raise NotImplementedError
+
+
+class RecordEnv(_Records, gymnasium.Wrapper):  # type: ignore[misc]
+    """An environment whose steps are stored; `ReplayBuffer.record` makes one."""
+
+    _values = staticmethod(values_of_one)
+
+    def __init__(self, env: Any, recorder: Recorder, form: Form) -> None:
+        super().__init__(env)
+        self._recorder, self._form = recorder, form
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> Any:
+        return [True]
+
+    def _outcome(self, *values: Any) -> Any:
+        return tuple([value] for value in values)
+
+
+class RecordVectorEnv(_Records, VectorWrapper):  # type: ignore[misc]
+    """A vector environment whose steps are stored; `ReplayBuffer.record` makes one."""
+
+    _values = staticmethod(values_of_all)
+
+    def __init__(self, env: Any, recorder: Recorder, form: Form) -> None:
+        super().__init__(env)
+        self._recorder, self._form = recorder, form
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> Any:
+        mask = (options or {}).get("reset_mask")  # which the environment takes out
+        if isinstance(mask, np.ndarray) and mask.shape == (self.num_envs,):
+            return mask.astype(bool)
+        return np.ones(self.num_envs, bool)
+
+    def _outcome(self, *values: Any) -> Any:
+        return values
+
+    def _final(self, info: dict[str, Any], i: int) -> Values | None:
+        """Return the observation that an environment ended with, if it was told."""
+        found, mask = info.get("final_obs"), info.get("_final_obs")
+        if found is None or (mask is not None and not mask[i]):
+            return None
+        if isinstance(found, np.ndarray) and found.dtype == object:
+            one = values_of_one(self._form.observation, found[i])
+            return {name: value[0] for name, value in one.items()}
+        return {
+            name: value[i] for name, value in values_of_all(self._form.observation, found).items()
+        }

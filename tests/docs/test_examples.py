@@ -1,0 +1,115 @@
+"""The programs of `docs/examples/` run, and do what they say."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from tests.support.markdown import ROOT
+from tests.support.processes import wait_until
+from tests.support.sql import run, scalar
+
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def command(name, *arguments):
+    return [sys.executable, str(EXAMPLES / name), *arguments]
+
+
+@contextmanager
+def started(folder, *words):
+    """Yield a running program, and how to read what it has printed; it is killed in the end."""
+    log = folder / "printed"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process, log.read_text
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+
+
+def is_running(process):
+    """Tell whether the program or a process that it started is."""
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_every_example_is_run_here():
+    tested = {"agent_rollouts.py", "dqn_cartpole.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_rollouts_are_read_back_by_group(schema_url, tmp_path):
+    words = command("agent_rollouts.py", "--url", schema_url, "--prompts", "3", "--processes", "3")
+    with started(tmp_path, *words) as (process, read):
+        process.wait(60)
+        printed = read()
+    assert process.returncode == 0, printed
+    assert "24 rollouts of 72 steps, written by 3 processes" in printed
+    assert "24 rollouts read back in groups of 8" in printed
+    shown = re.findall(r"^  agent-\d  ([\d.]+)  ([+-][\d.]+)  The sum is", printed, re.MULTILINE)
+    for group in np.array(shown, float).reshape(3, 8, 2):
+        returns, advantages = group.T
+        expected = (returns - returns.mean()) / (returns.std() + 1e-6)
+        np.testing.assert_allclose(advantages, expected, atol=0.03)  # of rounded returns
+    with ReplayBuffer(schema_url, name="rollouts") as buffer:
+        rows = list(buffer)
+    assert Counter(row.exp_meta.task_id for row in rows) == {f"prompt-{n}": 24 for n in range(3)}
+    messages = [message for row in rows for message in row.exp_data.messages]
+    assert {message["role"] for message in messages} == {"user", "assistant", "tool"}
+    statuses = "SELECT status, count(*) FROM v_episodes GROUP BY status"
+    assert run(schema_url, statuses) == [("complete", 24)]
+
+
+@pytest.mark.slow
+def test_a_learner_that_was_killed_goes_on_from_what_is_stored(sqlite_url, tmp_path):
+    if find_spec("torch") is None:
+        pytest.skip("allowed: no torch for this Python")
+    words = command("dqn_cartpole.py", "--url", sqlite_url, "--quick", "--actors", "2")
+    with started(tmp_path, *words) as (process, read):
+        wait_until(lambda: process.poll() is not None or updates_in(read()), "it learns")
+        assert process.poll() is None, read()
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(process), "its actors notice that it is gone")
+        before, updates = n_complete(sqlite_url), updates_in(read())
+    with started(tmp_path, *words) as (process, read):
+        process.wait(120)
+        printed = read()
+    assert process.returncode == 0, printed
+    stored, steps, made = map(int, re.findall(r"\d+", printed.splitlines()[0]))
+    assert stored == before
+    assert steps >= stored
+    assert made >= updates
+    assert "NOT SOLVED, as nobody expects of a quick run, but all of it works" in printed
+    assert n_complete(sqlite_url) >= before + 40
+    assert updates_in(printed) > made
+
+
+def updates_in(printed):
+    """Return how many updates the newest line tells of."""
+    return max(map(int, re.findall(r"(\d+) updates \(", printed)), default=0)
+
+
+def n_complete(url):
+    return scalar(url, "SELECT count(*) FROM v_episodes WHERE status = 'complete'")

@@ -1,0 +1,115 @@
+"""Episodes as a plain loop plays them, and as the database has them."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sqlbuffer.storage.columns import decode_row
+from tests.support.sql import run
+
+
+@dataclass
+class Episode:
+    """Steps `(observation, action, reward, terminated, truncated)`, and what was observed after the
+    last; observations and actions as `{field: value}`.
+    """
+
+    steps: list = field(default_factory=list)
+    final: dict = field(default_factory=dict)
+    status: str = "complete"
+
+    def plain(self):
+        """Return it as nested lists, which can be compared."""
+        steps = [(listed(obs), listed(action), *rest) for obs, action, *rest in self.steps]
+        return self.status, listed(self.final), steps
+
+
+def listed(values):
+    return {name: np.asarray(value).tolist() for name, value in sorted(values.items())}
+
+
+def flat(name, value):
+    """Return the parts of a value by the names of their fields."""
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, tuple):
+        parts = enumerate(value)
+    else:
+        return {name: np.array(value)}
+    return {k: v for key, part in parts for k, v in flat(f"{name}_{key}", part).items()}
+
+
+def played(env, seed, actions, *, skips_a_step=False, resets_before=()):
+    """Play a single environment, reset whenever an episode ends.
+
+    Args:
+        env: The environment.
+        seed: Of the first reset; the later ones go on with its generator.
+        actions: An action for each step.
+        skips_a_step: The step after an end is the reset; its action is not used.
+        resets_before: Steps before which an episode is cut by a reset.
+    """
+    episodes, current = [], Episode()
+    obs, _ = env.reset(seed=seed)
+    obs = flat("obs", obs)
+    awaits_reset = False
+    for t, action in enumerate(actions):
+        if t in resets_before and not awaits_reset:
+            cut(episodes, current, obs)
+            current, obs = Episode(), flat("obs", env.reset()[0])
+        if awaits_reset:
+            obs, awaits_reset = flat("obs", env.reset()[0]), False
+            continue
+        after, reward, terminated, truncated, _ = env.step(action)
+        after = flat("obs", after)
+        current.steps.append(
+            (obs, flat("action", action), float(reward), bool(terminated), bool(truncated))
+        )
+        obs = after
+        if terminated or truncated:
+            current.final = after
+            episodes.append(current)
+            current, awaits_reset = Episode(), skips_a_step
+            if not skips_a_step:
+                obs = flat("obs", env.reset()[0])
+    cut(episodes, current, obs)
+    env.close()
+    return episodes
+
+
+def cut(episodes, episode, obs):
+    """End an episode in its middle."""
+    if episode.steps:
+        *rest, _ = episode.steps[-1]
+        episode.steps[-1] = (*rest, True)
+        episode.final = obs
+        episodes.append(episode)
+
+
+def stored(url, buffer):
+    """Return the episodes of the buffer in the order in which they began."""
+    rows = run(
+        url,
+        "SELECT e.id, e.status, e.final_arrays, e.length, x.t, x.step, x.arrays, x.reward_t, "
+        "x.terminated, x.truncated FROM episodes e JOIN experiences x "
+        "ON x.buffer_id = e.buffer_id AND x.episode_id = e.id ORDER BY e.first_seq, e.id, x.seq",
+    )
+    found, lengths = {}, {}
+    for id_, status, final, length, t, step, arrays, reward, terminated, truncated in rows:
+        episode = found.setdefault(id_, Episode(status=status))
+        assert t == step == len(episode.steps)
+        values = buffer.decode(bytes(arrays))
+        observed = {name: value for name, value in values.items() if not name.startswith("action")}
+        acted = {name: value for name, value in values.items() if name.startswith("action")}
+        episode.steps.append((observed, acted, reward, bool(terminated), bool(truncated)))
+        if final is not None:
+            episode.final = decode_row(buffer._store.observation_layout, bytes(final))
+        lengths[id_] = length
+    for id_, length in lengths.items():
+        assert length in (None, len(found[id_].steps))
+    return list(found.values())
+
+
+def plain(episodes):
+    """Return episodes so that those of two runs can be compared, whatever their order."""
+    return sorted((episode.plain() for episode in episodes), key=repr)
