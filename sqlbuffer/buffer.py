@@ -384,9 +384,7 @@ class ReplayBuffer:
             FieldError: A key that is no text, or meta that does not fit.
         """
         beginning = self._beginning(task_id, agent_id, episode_id, model_version, casting, meta)
-        if episode_id is None:
-            self._queue.begin((beginning.key, beginning.task_id), beginning.meta)
-        else:
+        if episode_id is not None:
             self._store.begin_episode(beginning)
         layouts = (self._store.layout, self._store.observation_layout)
         return EpisodeWriter(layouts, self._queue, beginning, casting)

@@ -47,7 +47,7 @@ class EpisodeWriter:
     ) -> None:
         fields, self._observation = layouts
         self._encoder = StepEncoder(fields, beginning, casting)
-        self._queue, self._casting = queue, casting
+        self._queue, self._casting, self._meta = queue, casting, beginning.meta
         self.episode_id, self.task_id = beginning.key, beginning.task_id
         self.agent_id = beginning.agent_id
         self.length = 0
@@ -71,7 +71,7 @@ class EpisodeWriter:
         self._check_open()
         record = self._encoder.record(self.length, step)
         self._release()
-        self._queue.add(record)
+        self._queue.add(record, self._meta_with(record))
         self._count(record)
 
     def hold(self, **step: Any) -> None:
@@ -142,13 +142,18 @@ class EpisodeWriter:
                 final_arrays,
             ),
             self._held,
+            self._meta_with(self._held),
         )
         self.is_open, self._held = False, None
 
     def _release(self) -> None:
         if self._held is not None:
-            self._queue.add(self._held)
+            self._queue.add(self._held, self._meta_with(self._held))
             self._held = None
+
+    def _meta_with(self, record: Record | None) -> str | None:
+        """Return what is said of the episode, with its first step."""
+        return self._meta if record is not None and record.t == 0 else None
 
     def _count(self, record: Record) -> None:
         self.length += 1

@@ -70,14 +70,12 @@ class WriteQueue:
         """Whether nothing waits."""
         return not (self._records or self._endings)
 
-    def begin(self, key: EpisodeKey, meta: str | None) -> None:
-        """Note what the user says of an episode whose row is made with its first step."""
-        if meta is not None:
-            with self._mutex:
-                self._metas[key] = meta
-
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, meta: str | None = None) -> None:
         """Take a step; waits for the database when too many are waiting.
+
+        Args:
+            record: The step.
+            meta: With the first step of an episode without a row, what the user says of it.
 
         Raises:
             SQLBufferError: Earlier steps could not be stored since the last call. They wait, and
@@ -85,8 +83,7 @@ class WriteQueue:
         """
         with self._mutex:
             self._raise_error()
-            self._records.append(record)
-            self._size_bytes += len(record.arrays or b"")
+            self._take(record, meta)
             n_rows, size_bytes = len(self._records), self._size_bytes
             self._see_to()
             if n_rows == FLUSH_ROWS or size_bytes > FLUSH_BYTES:
@@ -94,16 +91,21 @@ class WriteQueue:
         if n_rows >= MAX_ROWS or size_bytes >= MAX_BYTES:
             self.flush()
 
-    def end(self, ending: Ending, last: Record | None = None) -> None:
+    def end(self, ending: Ending, last: Record | None = None, meta: str | None = None) -> None:
         """Take the end of an episode, with its last step unless that was added; nothing of the
         database keeps it from being taken.
         """
         with self._mutex:
             if last is not None:
-                self._records.append(last)
-                self._size_bytes += len(last.arrays or b"")
+                self._take(last, meta)
             self._endings.append(ending)
             self._see_to()
+
+    def _take(self, record: Record, meta: str | None) -> None:
+        self._records.append(record)
+        self._size_bytes += len(record.arrays or b"")
+        if meta is not None and record.episode_key is not None:
+            self._metas[record.episode_key, record.task_id] = meta
 
     def flush(self) -> None:
         """Store all that waits.

@@ -5,7 +5,7 @@ import json
 from sqlbuffer import ReplayBuffer
 from tests.docs.pages import SERVER_URL, SQLITE_URL, all_commands, fenced_blocks, text_of
 
-LONGEST = 170
+LONGEST = 200
 
 
 def test_the_examples_run(read, postgres_url):
@@ -13,6 +13,8 @@ def test_the_examples_run(read, postgres_url):
     assert len(page.names["batch"]) == 16
     assert [len(task) for task in page.names["tasks"]] == [25, 25]
     assert ReplayBuffer.list(postgres_url) == ["cartpole"]
+    with ReplayBuffer(SQLITE_URL, name="cartpole") as episodes:
+        assert {row.exp_data.reward_t for row in episodes} == {1.0}
     with ReplayBuffer(SQLITE_URL) as buffer:
         assert len(buffer) == 100
         assert buffer.max_capacity == 100_000
