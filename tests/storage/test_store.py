@@ -63,6 +63,29 @@ def test_a_resent_id_is_not_stored_again(buffer):
     assert steps_of(buffer) == list(range(10))
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["plain", "1/2-3_4"],
+        ["plain", "NULL"],
+        ["null", "x,y"],
+        ["x,y", "x", "y"],
+        ["{", "}"],
+        ["{}", 'quo"te'],
+        ["back\\slash", "space d", " "],
+        ["Ümläut", "\u00a0", "\n"],
+        ["", "empty"],
+    ],
+)
+def test_ids_are_any_text(buffer, ids):
+    rows = make_rows(range(len(ids)))
+    for row, id_ in zip(rows, ids, strict=True):
+        row.id = id_
+    assert buffer.store_batch(rows).inserted == len(ids)
+    assert buffer.store_batch(rows).duplicates == len(ids)
+    assert [row.id for row in buffer] == ids
+
+
 def test_new_rows_of_a_partly_known_batch_are_stored(buffer):
     buffer.store_batch(make_rows(range(5), prefix="r"))
     result = buffer.store_batch(make_rows(range(3, 8), prefix="r"))

@@ -422,7 +422,7 @@ class TestEqual:
             np.array(["NaT"], "M8[s]"),
             uuid.UUID(int=1),
         ],
-        ids=str,
+        ids=lambda value: type(value).__name__,
     )
     def test_values_without_an_equal_of_their_own_equal_their_copy(self, value):
         assert equal(back(value), back(value), strict=True)
