@@ -34,6 +34,7 @@ READ = {
     "docs/episodes.md",
     "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/index.md",
+    "docs/loader.md",
     "docs/many-writers.md",
     "docs/performance.md",
     "docs/querying.md",

@@ -10,6 +10,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer, mix
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.torch import Dataset, IterableDataset
 from tests.support.episodes import FIELDS, Made, store
+from tests.support.statements import selects
 
 # Episode e1 was cut without a final observation, e3 is open, e4 aborted, and e5 has lost a step.
 EPISODES = [
@@ -114,12 +115,12 @@ def test_a_condition_is_on_the_first_step_of_what_a_pass_visits(stored):
         assert set(places(loader)) == {place for place in expected if place[1] in (0, 4)}, mode
 
 
-def test_each_batch_of_a_pass_takes_two_statements(stored, statements_of):
+def test_each_batch_of_a_pass_takes_two_statements(stored):
     for mode, (options, _) in MODES.items():
         loader = stored.loader(mode, 2, epochs=1, shuffle=False, **options)
         batches = iter(loader)
         next(batches)  # which fixes the range
-        with statements_of(stored) as seen:
+        with selects(stored) as seen:
             next(batches)
         assert len(seen) <= 3, mode  # with a round for what is rejected
 

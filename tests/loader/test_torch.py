@@ -18,6 +18,7 @@ from sqlbuffer.loading.order import Order
 from sqlbuffer.torch import Dataset, IterableDataset
 from tests.loader.rows import FIELDS, delete_steps, fill
 from tests.support.processes import run_at_once
+from tests.support.statements import selects
 
 WORKERS = [(0, None), (2, "fork"), (2, "spawn")]
 
@@ -163,10 +164,10 @@ def test_a_dataset_by_index_is_shuffled_and_collated_by_torch(buffer, n_workers,
     assert torch.equal(batches[0]["seq"] - batches[0]["action"], torch.ones(10).long())
 
 
-def test_items_of_a_dataset_are_read_in_one_statement(buffer, statements_of):
+def test_items_of_a_dataset_are_read_in_one_statement(buffer):
     fill(buffer, 30)
     dataset = Dataset(buffer, "step")
-    with statements_of(buffer) as seen:
+    with selects(buffer) as seen:
         items = dataset.__getitems__([5, 2, 5, -1])
     assert [item["action"].item() for item in items] == [5, 2, 5, 29]
     assert len(seen) == 2  # the window, and the rows

@@ -1,11 +1,7 @@
 """How many statements a batch costs: a window and one more, and one for each round of rejection."""
 
-import re
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
-from sqlalchemy import event
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.query import check
@@ -13,8 +9,8 @@ from sqlbuffer.storage.readers.steps import StepReader
 from sqlbuffer.storage.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.readers.transitions import TransitionReader
 from sqlbuffer.storage.readers.windows import WindowReader
-from sqlbuffer.storage.transactions import BEGIN
 from tests.support.episodes import FIELDS, Made, store
+from tests.support.statements import selects
 
 READERS = {
     "steps": StepReader,
@@ -33,31 +29,6 @@ SAMPLERS = {
     "latest": LatestSampler,
     "fifo": FifoSampler,
 }
-
-
-@contextmanager
-def selects(buffer):
-    """Note the selects that are sent, also those that go along with the beginning of a
-    transaction, which the driver sends by itself to a server.
-    """
-    engine, noted = buffer._store.engine, []
-
-    def note_beginning(connection):
-        query = connection.get_execution_options()[BEGIN].query
-        if query is not None and engine.dialect.name == "postgresql":
-            noted.append(query)
-
-    def note(_connection, _cursor, statement, *_):
-        if re.match(r"\s*(SELECT|WITH)\b", statement):
-            noted.append(statement)
-
-    event.listen(engine, "before_cursor_execute", note)
-    event.listen(engine, "begin", note_beginning)
-    try:
-        yield noted
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-        event.remove(engine, "begin", note_beginning)
 
 
 def draw(buffer, reader, sampler, n, condition=None):

@@ -1,0 +1,33 @@
+"""Which statements a call sends."""
+
+import re
+from contextlib import contextmanager
+
+from sqlalchemy import event
+
+from sqlbuffer.storage.transactions import BEGIN
+
+
+@contextmanager
+def selects(buffer):
+    """Note the selects that are sent, also those that go along with the beginning of a
+    transaction, which the driver sends by itself to a server.
+    """
+    engine, noted = buffer._store.engine, []
+
+    def note_beginning(connection):
+        query = connection.get_execution_options()[BEGIN].query
+        if query is not None and engine.dialect.name == "postgresql":
+            noted.append(query)
+
+    def note(_connection, _cursor, statement, *_):
+        if re.match(r"\s*(SELECT|WITH)\b", statement):
+            noted.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    event.listen(engine, "begin", note_beginning)
+    try:
+        yield noted
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+        event.remove(engine, "begin", note_beginning)
