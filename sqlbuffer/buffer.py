@@ -49,7 +49,7 @@ from sqlbuffer.storage.readers.base import Reader
 from sqlbuffer.storage.readers.steps import StepReader
 from sqlbuffer.storage.readers.transitions import TransitionReader
 from sqlbuffer.storage.records import Decoder, Record, encode_key, encode_rows, encode_step
-from sqlbuffer.storage.store import RETRY_S, BufferStore, Options
+from sqlbuffer.storage.store import RETRY_S, BufferStore, Options, Written
 from sqlbuffer.storage.write_queue import FLUSH_S, WriteQueue
 
 if TYPE_CHECKING:
@@ -317,7 +317,8 @@ class ReplayBuffer:
         Args:
             arrays: As `extend` takes them, from the first step to the last.
             episode_id: Its id; made when left out. Given, the episode is stored once however often
-                it is sent, as long as the buffer holds it.
+                it is sent, as long as the buffer holds a step of it: another one of that id is not
+                stored, and its steps count as conflicts.
             task_id: Its task; the episode's own id when left out.
             agent_id: Who acted; `default` when left out. A column of `arrays`, where it changes.
             model_version: Version of the model that acted; likewise.
@@ -326,6 +327,7 @@ class ReplayBuffer:
             **meta: Kept with the episode: values of `meta_fields`, and of other names JSON values.
 
         Raises:
+            EpisodeExistsError: An episode of that id is open, or was aborted.
             FieldError: As `extend`; a final observation with other fields; meta that is no JSON;
                 no step. Nothing is written.
         """
@@ -353,7 +355,13 @@ class ReplayBuffer:
         )
         text = encode_meta(meta, store.info.fields.meta, casting)
         metas = {} if text is None else {(key, task): text}
-        return self._insert_records(records, ignore=_MADE_TIME, endings=[ending], metas=metas)
+        return self._insert_records(
+            records,
+            ignore=_MADE_TIME,
+            endings=[ending],
+            metas=metas,
+            whole=None if episode_id is None else (key, task),
+        )
 
     def episode(
         self,
@@ -893,10 +901,8 @@ class ReplayBuffer:
         records: Sequence[Record],
         endings: Sequence[Ending],
         metas: Mapping[EpisodeKey, str],
-    ) -> Mapping[str, int]:
-        written = self._store.insert(records, ignore=_MADE_TIME, endings=endings, metas=metas)
-        self._warn_of(written.conflicts)
-        return written.seqs
+    ) -> Written:
+        return self._store.insert(records, ignore=_MADE_TIME, endings=endings, metas=metas)
 
     def _node(self, condition: Condition, query_condition: Condition = None) -> Node:
         """Return a condition checked, by either of its two names."""
@@ -926,10 +932,13 @@ class ReplayBuffer:
         ignore: frozenset[str] = frozenset(),
         endings: Sequence[Ending] = (),
         metas: Mapping[EpisodeKey, str] | None = None,
+        whole: EpisodeKey | None = None,
     ) -> StoreResult:
         if not records:
             return StoreResult(0, 0, 0)
-        written = self._store.insert(records, ignore=ignore, endings=endings, metas=metas)
+        written = self._store.insert(
+            records, ignore=ignore, endings=endings, metas=metas, whole=whole
+        )
         conflicts = tuple(written.conflicts)
         self._warn_of(conflicts)
         return StoreResult(

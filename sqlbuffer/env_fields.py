@@ -42,6 +42,10 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
     """Return the spaces of an observation and an action: of one environment, also of a vectorized
     one, which has them beside those of all.
     """
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise TypeError(
+            f"expected a gymnasium environment, such as gymnasium.make('CartPole-v1'), got {env!r}"
+        )
     return (
         getattr(env, "single_observation_space", env.observation_space),
         getattr(env, "single_action_space", env.action_space),

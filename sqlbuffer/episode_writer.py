@@ -1,6 +1,7 @@
 """One episode, written step by step."""
 
 import logging
+import os
 from typing import Any
 
 from sqlbuffer.errors import FieldError, SQLBufferError
@@ -54,6 +55,7 @@ class EpisodeWriter:
         self.episode_return: float | None = None
         self.is_open = True
         self._held: Record | None = None
+        self._pid = os.getpid()
 
     def append(self, **step: Any) -> None:
         """Add a step; it is stored within the buffer's `flush_s`.
@@ -163,6 +165,14 @@ class EpisodeWriter:
     def _check_open(self) -> None:
         if not self.is_open:
             raise FieldError(f"episode {self.episode_id!r} has ended; begin another one")
+        if self._pid != os.getpid():
+            raise FieldError(
+                f"episode {self.episode_id!r} is written by the process that began it; begin "
+                f"another one here"
+            )
+
+    def __getstate__(self) -> Any:
+        raise TypeError("an episode is written by one process; pickle the buffer instead")
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "ended"

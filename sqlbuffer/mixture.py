@@ -14,7 +14,7 @@ from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.loading.modes import Options
+from sqlbuffer.loading.modes import Options, options_of
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import Progress, is_count, own_sampler
 from sqlbuffer.loading.runs import Run
@@ -172,7 +172,7 @@ class Mixture:
     def _options(self, options: dict[str, Any]) -> Options:
         if options.get("fields") is None:
             options = {**options, "fields": self._fields}
-        return Options(**options)
+        return options_of(options)
 
     def _draw(self, options: Options) -> "_MixedSource":
         sources = [options.source(buffer._store) for buffer in self._buffers]

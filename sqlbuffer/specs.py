@@ -1,6 +1,7 @@
 """Typed fields: what an array field of a buffer is declared as, and what may be stored in it."""
 
 import keyword
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +17,13 @@ BUILT_IN = ("reward", "terminated", "truncated")
 RESERVED = (
     *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
     *("state", "actions", "messages", "extra", "seq", "t"),
-    *("discount", "info", "mask", "lens", "weights", "n_rows"),
+    *("discount", "info", "mask", "lens", "weights", "n_rows", "has_final", "self"),
     *("keys", "values", "items", "get"),
 )
 # What calls that store an episode take beside its meta.
 RESERVED_META = ("arrays", "final", "casting", "self")
 VARIABLE = -1
+MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
 _KINDS = "biufcSU"
 _CASTINGS = ("same_kind", "unsafe")
 
@@ -71,7 +73,7 @@ class FieldSpec:
         if spec.column and (spec.shape != () or not _is_json(spec.dtype)):
             raise FieldError(
                 f"field {name!r}: only a number of up to 64 bits, a boolean or a text can be a "
-                f"column, and this is {spec}; leave column out"
+                f"column, and no uint64; this is {spec}; leave column out"
             )
         default = parts.get("default")
         if default is None:
@@ -178,7 +180,19 @@ def parse_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
         raise FieldError(
             f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {given!r}"
         )
-    return {str(name): FieldSpec.parse(name, spec) for name, spec in given.items()}
+    specs = {str(name): FieldSpec.parse(name, spec) for name, spec in given.items()}
+    sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
+    if sum(sizes.values()) > MAX_ROW_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise FieldError(
+            f"field {largest!r}: a row of these fields has {sum(sizes.values()):,} bytes, and one "
+            f"holds {MAX_ROW_BYTES:,} at most; declare smaller parts"
+        )
+    return specs
+
+
+def _n_items(shape: tuple[int, ...]) -> int:
+    return math.prod(n for n in shape if n != VARIABLE)
 
 
 def parse_meta_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
@@ -359,6 +373,8 @@ def _parse_dtype(name: str, given: Any) -> np.dtype[Any]:
 
 def _is_json(dtype: np.dtype[Any]) -> bool:
     """Tell whether JSON has its values, as numbers of 64 bits at most, booleans or text."""
+    if dtype == np.dtype("<u8"):  # half of it is beyond the integers of the databases
+        return False
     return dtype.kind == "U" or (dtype.kind in "biuf" and dtype.itemsize <= 8)
 
 
@@ -425,7 +441,7 @@ def _check_cast(spec: FieldSpec, array: NDArray[Any]) -> None:
     elif want.kind in "SU" or not np.can_cast(have, want, "same_kind"):
         raise FieldError(
             f"field {spec.name!r}: expected {spec}, got {_shown(have)}, which would lose what it "
-            f"means; cast it, or write with casting='unsafe'"
+            f"means; cast it, or allow it with casting='unsafe'"
         )
 
 

@@ -51,6 +51,7 @@ OBJECTS = {
         "sqlbuffer_number_row_v1",
         "trg_experiences_number_v1",
         "sqlbuffer_draw_v1",
+        "sqlbuffer_free_episode_v1",
         "sqlbuffer_after_buffer_v1",
         "trg_buffers_change_v1",
         "sqlbuffer_before_delete_v1",

@@ -171,3 +171,16 @@ def _check_order(options: Options) -> None:
     if sampler is not None and (options.replace or options.seed is not None):
         given = "replace" if options.replace else "seed"
         raise ValueError(f"a sampler is given: give {given} to it, not to the loader")
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """Return options given by name.
+
+    Raises:
+        TypeError: An unknown one.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"there is no option {name!r} here; there are {', '.join(known)}")
+    return Options(**given)

@@ -54,6 +54,7 @@ class _Records:
     """What the two wrappers have in common."""
 
     env: Any
+    _is_closed = False
     _recorder: Recorder
     _form: Form
     _values: Callable[[Any, Any], Values]
@@ -75,6 +76,7 @@ class _Records:
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the environment; an episode in its middle ends as truncated."""
+        self._check_open()
         is_reset = self._reset_mask(options)
         try:
             observation, info = self.env.reset(seed=seed, options=options)
@@ -87,6 +89,7 @@ class _Records:
 
     def step(self, action: Any) -> Any:
         """Take a step and store it."""
+        self._check_open()
         with self._recorder.aborting():
             given = deepcopy(action)  # an environment may change it
             result = self.env.step(action)
@@ -101,6 +104,7 @@ class _Records:
 
     def close(self, **options: Any) -> Any:
         """End open episodes as truncated, store all that waits and close the environment."""
+        self._is_closed = True
         try:
             self._recorder.close()
         finally:
@@ -117,6 +121,13 @@ class _Records:
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.env, name)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FieldError(
+                "this recorded environment was closed and stores nothing more; use the "
+                "environment inside it, or record() it again"
+            )
 
     def _reset_mask(self, options: dict[str, Any] | None) -> Any:
         raise NotImplementedError

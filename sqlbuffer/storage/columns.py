@@ -195,7 +195,9 @@ def _keys(name: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:
         return _default_keys(name, n_rows)
     if isinstance(given, np.ndarray) and not given.ndim:
         given = given.item()
-    if name == "id" or (isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)):
+    if name == "id" or (
+        isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, (str, bytes))
+    ):
         values = given.tolist() if isinstance(given, np.ndarray) else list(given)
     else:
         values = [given] * n_rows

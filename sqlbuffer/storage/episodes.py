@@ -125,6 +125,11 @@ def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) ->
         final: A value for each; None without an observation.
         casting: See `FieldSpec.cast`.
     """
+    if final is not None and not isinstance(final, Mapping):
+        raise FieldError(
+            f"the final observation is a dict with a value for each observation field "
+            f"({', '.join(layout.specs) or 'none'}), got {type(final).__name__}"
+        )
     if not final:
         return None
     for name in dict.fromkeys([*layout.specs, *final]):
@@ -179,7 +184,8 @@ def end(
             "of_task": ending.task_id,
             "status_": ending.status,
             "length_": ending.length,
-            "return_": ending.return_,
+            # SQLite has no NaN, which inf - inf is.
+            "return_": None if ending.return_ != ending.return_ else ending.return_,
             "first_": number(ending.first),
             "last_": number(ending.last),
             "final_": ending.final_arrays,

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.engine import URL
 
+from sqlbuffer.errors import EpisodeExistsError
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
@@ -28,12 +29,14 @@ class Outcome:
         stored: The rows that the buffer held of the others, by id.
         transaction: The server's name of the transaction.
         deletions: How often rows had been deleted inside the window.
+        refused: The batch is a whole episode, and another one has its id.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
     stored: dict[str, Row] = field(default_factory=dict)
     transaction: int | None = None
     deletions: int = 0
+    refused: bool = False
 
     @property
     def seqs(self) -> dict[str, int]:
@@ -51,6 +54,7 @@ class Insertion:
         records: The batch.
         then: Called in the transaction with the numbers of all ids that the buffer then holds.
         metas: JSON of what the user says of episodes that may begin with the batch.
+        whole: The episode that the batch is, under an id of the user's: stored whole or not at all.
     """
 
     def __init__(
@@ -61,9 +65,11 @@ class Insertion:
         records: Sequence[Record],
         then: Callable[[Connection, Mapping[str, int]], None] | None = None,
         metas: Mapping[EpisodeKey, str] | None = None,
+        whole: EpisodeKey | None = None,
     ) -> None:
         self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
         self._records, self._then, self._metas = records, then, metas or {}
+        self._whole = whole
         self._lost: list[Outcome] = []
 
     def run(self, engine: Engine, durability: str | None) -> Outcome:
@@ -83,7 +89,7 @@ class Insertion:
                     if self._committed(connection, earlier):
                         return earlier
                 self._insert_new(connection, outcome)
-                if self._then is not None:
+                if self._then is not None and (outcome.numbers or self._whole is None):
                     self._then(connection, outcome.seqs)
         except ConnectionLost:
             if outcome.numbers:
@@ -137,7 +143,27 @@ class Insertion:
         left = connection.execute(oldest).scalar_one()
         return left is not None and left < max(earlier.numbers.values())
 
+    def _is_stored(self, connection: Connection, outcome: Outcome) -> bool:
+        """Tell whether the buffer holds an episode of the batch's id; note its rows."""
+        if self._whole is None:
+            return False
+        known = self._dialect.free_episode(connection, self._buffer_id, *self._whole)
+        if known is None:
+            return False
+        status, length = known
+        if status != "complete":
+            key, task = self._whole
+            raise EpisodeExistsError(
+                f"episode {key!r} of task {task!r} is stored already (it is {status}); take "
+                f"another episode_id, or leave it out to have one made"
+            )
+        outcome.stored = self._rows_of_ids(connection, {record.id for record in self._records})
+        outcome.refused = length != len(self._records)
+        return True
+
     def _insert_new(self, connection: Connection, outcome: Outcome) -> None:
+        if self._is_stored(connection, outcome):
+            return
         drawn = self._dialect.draw(
             connection, self._buffer_id, [record.id for record in self._records]
         )
@@ -145,7 +171,8 @@ class Insertion:
         # Read before the insert, which may evict them.
         outcome.stored = self._rows_of_ids(connection, held)
         outcome.transaction, outcome.deletions = drawn.transaction, drawn.deletions
-        while True:
+        outcome.refused = self._whole is not None and bool(held)
+        while not outcome.refused:
             new = [record for record in self._records if record.id not in held]
             seqs = drawn.seqs[: len(new)]
             outcome.numbers = {record.id: seq for record, seq in zip(new, seqs, strict=True)}
@@ -169,6 +196,10 @@ class Insertion:
                 found = self._rows_of_ids(connection, {record.id for record in new})
                 if not found:
                     raise
+                if self._whole is not None:
+                    outcome.numbers, outcome.stored = {}, found
+                    outcome.refused = len(found) != len(self._records)
+                    return
                 outcome.stored |= found
                 held |= found.keys()
 

@@ -178,6 +178,16 @@ class PostgreSQL:
         )
         return Drawn(set(held), sorted(seqs or ()), deletions, transaction)
 
+    def free_episode(
+        self, connection: Connection, buffer_id: int, key: str, task_id: str
+    ) -> tuple[str, int | None] | None:
+        """Make the id of an ended episode free whose steps have all left; return the status and
+        length of one that is not free.
+        """
+        statement = "SELECT status, length FROM sqlbuffer_free_episode_v1(%s::integer, %s, %s)"
+        ((status, length),) = _driver(connection).execute(statement, (buffer_id, key, task_id))
+        return None if status is None else (status, length)
+
     def committed(self, connection: Connection, transaction: int | None) -> bool:
         """Tell whether a transaction of a lost connection was committed."""
         statement = text(

@@ -85,6 +85,30 @@ class SQLite:
         ).scalar_one()
         return Drawn(held, list(range(end - n, end)))
 
+    def free_episode(
+        self, connection: Connection, buffer_id: int, key: str, task_id: str
+    ) -> tuple[str, int | None] | None:
+        """Make the id of an ended episode free whose steps have all left; return the status and
+        length of one that is not free.
+        """
+        found = connection.exec_driver_sql(
+            "SELECT id, status, length FROM episodes "
+            "WHERE buffer_id = ? AND key = ? AND task_id = ?",
+            (buffer_id, key, task_id),
+        ).one_or_none()
+        if found is None:
+            return None
+        number, status, length = found
+        is_held = connection.exec_driver_sql(
+            "SELECT 1 FROM experiences WHERE buffer_id = ? AND episode_id = ? "
+            "AND +seq > (SELECT low_seq FROM v_windows WHERE buffer_id = ?) LIMIT 1",
+            (buffer_id, number, buffer_id),
+        ).one_or_none()
+        if status == "open" or is_held:
+            return status, length
+        connection.exec_driver_sql("DELETE FROM episodes WHERE id = ?", (number,))
+        return None
+
     def committed(self, connection: Connection, transaction: int | None) -> bool:
         """Tell whether a transaction of a lost connection was committed; a file loses none."""
         return False

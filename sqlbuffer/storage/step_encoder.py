@@ -60,8 +60,8 @@ class StepEncoder:
         return Record(
             f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key, None,
             state, actions, messages, extra, fields, reward, None, None,
-            encode_flag(step.get("terminated"), "terminated"),
-            encode_flag(step.get("truncated"), "truncated"),
+            _flag(step, "terminated"),
+            _flag(step, "truncated"),
             of.model_version, blob or None,
         )  # fmt: skip
 
@@ -72,3 +72,10 @@ class StepEncoder:
             f"unknown field {unknown!r}; the buffer has {', '.join(sorted(fields)) or 'none'}, and "
             f"{', '.join(_BUILT_IN)}"
         )
+
+
+def _flag(step: Mapping[str, Any], name: str) -> bool | None:
+    """Return a flag; 0 and 1 are taken for one, as in a column of them."""
+    value = step.get(name)
+    is_number = isinstance(value, (int, np.integer)) and value in (0, 1)
+    return bool(value) if is_number else encode_flag(value, name)

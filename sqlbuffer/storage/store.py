@@ -222,6 +222,7 @@ class BufferStore:
         ignore: frozenset[str] = frozenset(),
         endings: Sequence[Ending] = (),
         metas: Mapping[EpisodeKey, str] | None = None,
+        whole: EpisodeKey | None = None,
     ) -> Written:
         """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
@@ -230,6 +231,10 @@ class BufferStore:
             ignore: Fields that do not make a conflict when they differ from the stored row.
             endings: How episodes end with it.
             metas: JSON of what the user says of episodes that may begin with it.
+            whole: The episode that it is, where it is stored whole or not at all.
+
+        Raises:
+            EpisodeExistsError: `whole` is open, or was aborted.
         """
         if self.layout.compression is not None:
             stored = self.layout.compress([record.arrays for record in records])
@@ -251,6 +256,7 @@ class BufferStore:
             list(first.values()),
             end_episodes if endings else None,
             metas,
+            whole,
         )
         outcome = self._insert(insertion)
         self._dialect.wrote(self.engine, len(outcome.numbers))
@@ -262,7 +268,9 @@ class BufferStore:
                 continue
             held = outcome.stored.get(record.id)
             other = first[record.id] if held is None else held[1:]
-            same = same_content(record, other, ignore=ignore, layout=self.layout)
+            same = not (outcome.refused and held is None) and same_content(
+                record, other, ignore=ignore, layout=self.layout
+            )
             (written.duplicates if same else written.conflicts).append(record.id)
         return written
 
@@ -304,11 +312,12 @@ class BufferStore:
         """Make the row of an episode.
 
         Raises:
-            EpisodeExistsError: There is one.
+            EpisodeExistsError: There is one that is open or has steps.
         """
         key, task = beginning.key, beginning.task_id
         with translated(self.url), self._dialect.writing(self.engine) as connection:
-            if not episodes.begin(connection, self.info.id, beginning):
+            known = self._dialect.free_episode(connection, self.info.id, key, task)
+            if known is not None or not episodes.begin(connection, self.info.id, beginning):
                 status = episodes.status_of(connection, self.info.id, key, task)
                 raise EpisodeExistsError(
                     f"episode {key!r} of task {task!r} is stored already (it is {status}); take "

@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.records import Record
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.store import Written
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -25,8 +29,8 @@ FLUSH_ROWS, FLUSH_BYTES = 1_000, 8 * 2**20
 # So much may wait behind a slow database; then `add` waits as well.
 MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
 
-# Stores records and endings in one transaction, returns the number of each id.
-Write = Callable[[Sequence[Record], Sequence[Ending], Mapping[EpisodeKey, str]], Mapping[str, int]]
+# Stores records and endings in one transaction.
+Write = Callable[[Sequence[Record], Sequence[Ending], Mapping[EpisodeKey, str]], "Written"]
 
 
 class WriteQueue:
@@ -112,6 +116,8 @@ class WriteQueue:
 
         Raises:
             SQLBufferError: It could not be stored, and waits.
+            EpisodeExistsError: Another writer has stored steps under the same ids; those of this
+                one are dropped.
         """
         with self._writing:
             with self._mutex:
@@ -122,23 +128,29 @@ class WriteQueue:
             if not records and not endings:
                 return
             try:
-                self._store(records, endings, metas)
+                conflicts = self._store(records, endings, metas)
             except BaseException:
                 with self._mutex:
                     self._records[:0], self._endings[:0] = records, endings
                     self._size_bytes += size_bytes
                     self._see_to()
                 raise
+            if conflicts:
+                raise EpisodeExistsError(
+                    f"{len(conflicts)} steps are not stored, the buffer holds others under their "
+                    f"ids: {', '.join(conflicts[:3])}; another writer has the same episode"
+                )
 
     def _store(
         self,
         records: Sequence[Record],
         endings: Sequence[Ending],
         metas: Mapping[EpisodeKey, str],
-    ) -> None:
-        seqs = self._write(records, [self._resolved(ending) for ending in endings], metas)
+    ) -> Sequence[str]:
+        """Store a batch; return the ids of steps that are not stored, and never will be."""
+        written = self._write(records, [self._resolved(ending) for ending in endings], metas)
         for record in records:
-            seq = seqs.get(record.id)
+            seq = written.seqs.get(record.id)
             if seq is not None and record.episode_key is not None:
                 key = (record.episode_key, record.task_id)
                 first = next(iter(self._spans.get(key, {record.id: seq}).items()))
@@ -148,6 +160,7 @@ class WriteQueue:
             self._spans.pop((ending.key, ending.task_id), None)
         with self._mutex:
             self._mutex.notify()  # the thread waited for what is stored now
+        return written.conflicts
 
     def _resolved(self, ending: Ending) -> Ending:
         """Fill in the numbers of steps that were stored in earlier batches."""
@@ -172,7 +185,7 @@ class WriteQueue:
             try:
                 self.flush()
             except SQLBufferError as error:
-                logger.warning("%d steps could not be stored yet: %s", len(self._records), error)
+                logger.warning("%d steps could not be stored yet: %s", self.n_waiting, error)
                 with self._mutex:
                     self._error = error
                     self._not_before = time.monotonic() + self._flush_s

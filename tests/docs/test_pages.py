@@ -76,7 +76,7 @@ def test_episodes(read):
     page.names["envs"].close()
     cartpole = page.names["cartpole"]
     rows = "SELECT agent_id, status, count(*), sum(length) FROM v_episodes WHERE buffer = "
-    found = run(SQLITE_URL, f"{rows}'cartpole' GROUP BY agent_id, status ORDER BY agent_id")
+    found = run(SQLITE_URL, f"{rows}'recorded' GROUP BY agent_id, status ORDER BY agent_id")
     assert [(agent, status) for agent, status, *_ in found] == [
         ("four", "complete"),
         ("random", "complete"),

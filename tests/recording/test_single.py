@@ -476,3 +476,17 @@ def test_a_forked_child_leaves_the_episode_to_its_parent(sqlite_url):
         take(recorded, 1)
         recorded.close()
         assert ends(sqlite_url) == [("complete", 3)]
+
+
+def test_a_closed_environment_records_no_more_and_says_so(sqlite_url):
+    env = gymnasium.make("CartPole-v1")
+    with ReplayBuffer(sqlite_url, **fields_from_env(env)) as buffer:
+        recorded = buffer.record(env)
+        recorded.reset(seed=1)
+        recorded.step(0)
+        recorded.close()
+        for call in (recorded.reset, lambda: recorded.step(0)):
+            with pytest.raises(FieldError, match="was closed and stores nothing more"):
+                call()
+        recorded.close()
+        assert len(buffer) == 1

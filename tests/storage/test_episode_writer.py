@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import threading
 from contextlib import contextmanager
 
@@ -519,3 +520,37 @@ def outcome(call):
         return call()
     except FieldError as error:
         return str(error)
+
+
+def test_a_second_writer_of_an_episode_is_told_that_its_steps_are_not_stored(buffer_url, buffer):
+    episode = buffer.episode("t", episode_id="e")
+    buffer.extend({"obs": [[9, 9]], "action": [9], "id": ["e/1"]})
+    for t in range(3):
+        episode.append(**step(t))
+    with pytest.raises(EpisodeExistsError, match=r"1 steps are not stored, .*: e/1; another wri"):
+        episode.end()
+    assert run(buffer_url, "SELECT status, length FROM v_episodes") == [("complete", 3)]
+    buffer.flush()
+    assert len(buffer) == 3
+
+
+def append_inherited(episode):
+    with pytest.raises(FieldError, match="written by the process that began it; begin another"):
+        episode.append(**step(1))
+
+
+def test_a_writer_is_for_the_process_that_began_it(buffer):
+    episode = buffer.episode()
+    episode.append(**step(0))
+    run_at_once([(append_inherited, episode)])
+    episode.end()
+    assert len(buffer) == 1
+    with pytest.raises(TypeError, match="an episode is written by one process; pickle the buffer"):
+        pickle.dumps(episode)
+
+
+def test_flags_may_be_0_and_1(buffer):
+    with buffer.episode() as episode:
+        episode.append(**step(0), terminated=0, truncated=np.int8(1))
+    batch = buffer.sample_arrays(1)
+    assert (batch.terminated.tolist(), batch.truncated.tolist()) == ([False], [True])

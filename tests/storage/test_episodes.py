@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import LatestSampler, ReplayBuffer
-from sqlbuffer.errors import FieldError
+from sqlbuffer.errors import EpisodeExistsError, FieldError
 from tests.support.processes import run_at_once
 from tests.support.sql import is_sqlite, run, scalar
 
@@ -168,3 +168,74 @@ def store_episodes(buffer, name):
         buffer.store_episode(make_arrays(3), episode_id=f"{name}{i}", task_id="shared").inserted
         for i in range(10)
     )
+
+
+def test_another_episode_of_a_known_id_is_not_stored_at_all(buffer_url, buffer):
+    assert buffer.store_episode(make_arrays(3), episode_id="e", level=1).inserted == 3
+    other = buffer.store_episode(make_arrays(6, start=9), episode_id="e", level=2)
+    assert (other.inserted, other.duplicates, other.conflicts) == (0, 0, 6)
+    longer = buffer.store_episode(make_arrays(4), episode_id="e")
+    # Its third step did not end the episode.
+    assert (longer.inserted, longer.duplicates, longer.conflicts) == (0, 2, 2)
+    assert episodes(buffer_url) == [
+        ("default", "e", "e", "default", "complete", 3, 1.5, 1, 3, None)
+    ]
+    assert len(buffer) == 3
+
+
+def test_an_episode_that_was_cut_by_eviction_is_still_known(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=5) as buffer:
+        buffer.store_episode(make_arrays(4), episode_id="e")
+        buffer.store_episode(make_arrays(3), episode_id="f")
+        again = buffer.store_episode(make_arrays(4), episode_id="e")
+        assert (again.inserted, again.duplicates, again.conflicts) == (0, 4, 0)
+        assert len(buffer) == 5
+
+
+@pytest.mark.parametrize("limits", [{"max_capacity": 4}, {"max_episodes": 2}])
+def test_the_id_of_an_episode_that_has_left_is_free(buffer_url, limits):
+    with ReplayBuffer(buffer_url, fields=FIELDS, **limits) as buffer:
+        for run_number in range(3):
+            for i in range(4):
+                start = 100 * run_number + 10 * i
+                stored = buffer.store_episode(make_arrays(2, start), episode_id=f"e{i}")
+                assert (stored.inserted, stored.conflicts) == (2, 0)
+                newest = buffer.sample_arrays(2, sampler=LatestSampler())
+                assert newest.action.tolist() == [start + 1, start]
+        assert len(buffer) == 4
+        listed = run(buffer_url, "SELECT episode_id, length FROM v_episodes ORDER BY first_seq")
+        assert listed == [(f"e{i}", 2) for i in range(4)]
+        with buffer.episode(episode_id="e0") as episode:
+            episode.append(obs=[1, 1], action=1)
+        assert buffer.sample_arrays(1, sampler=LatestSampler()).action.tolist() == [1]
+
+
+def test_an_open_or_aborted_episode_keeps_its_id(buffer_url, buffer):
+    episode = buffer.episode(episode_id="e")
+    with pytest.raises(EpisodeExistsError, match=r"'e' of task 'e' is stored already \(it is open"):
+        buffer.store_episode(make_arrays(3), episode_id="e")
+    episode.append(obs=[1, 1], action=1)
+    episode.abort()
+    with pytest.raises(EpisodeExistsError, match="it is aborted"):
+        buffer.store_episode(make_arrays(3), episode_id="e")
+    assert len(buffer) == 1
+
+
+def test_rows_that_have_the_ids_of_its_steps_keep_an_episode_out(buffer):
+    buffer.extend({**make_arrays(1, 5), "id": ["e/1"]})
+    stored = buffer.store_episode(make_arrays(3), episode_id="e")
+    assert (stored.inserted, stored.conflicts) == (0, 3)
+    assert len(buffer) == 1
+
+
+@pytest.mark.parametrize("final", [np.zeros(2), [1], 3, "obs"])
+def test_a_final_observation_that_is_no_dict_is_refused(buffer, final):
+    with pytest.raises(FieldError, match=r"a dict with a value for each observation field \(obs\)"):
+        buffer.store_episode(make_arrays(2), final=final)
+    assert len(buffer) == 0
+
+
+def test_rewards_without_a_sum_leave_the_return_empty(buffer_url, buffer):
+    rewards = np.array([np.inf, -np.inf])
+    buffer.store_episode({**make_arrays(2), "reward": rewards}, episode_id="e")
+    assert scalar(buffer_url, "SELECT episode_return FROM v_episodes") is None

@@ -306,3 +306,19 @@ def test_what_an_observation_is_made_of_need_not_be_said_again():
     check_same(Fields.parse(declared), stored)
     with pytest.raises(FieldError, match="observation fields are stored"):
         check_same(Fields.parse(declared, ["b"]), stored)
+
+
+def test_a_row_too_large_for_the_databases_is_refused():
+    with pytest.raises(FieldError, match="field 'x': a row of these fields has 40,000,000,004"):
+        parse_specs({"n": "int32", "x": ("float32", (10**10,))})
+
+
+def test_an_integer_that_the_databases_do_not_have_is_no_column():
+    with pytest.raises(FieldError, match="only a number of up to 64 bits"):
+        parse_specs({"hash": {"dtype": "uint64", "column": True}})
+
+
+@pytest.mark.parametrize("name", ["self", "has_final"])
+def test_names_that_calls_and_batches_use_are_refused(name):
+    with pytest.raises(FieldError, match="buffers and batches use this name"):
+        parse_specs({name: "int32"})
