@@ -17,7 +17,8 @@ EPISODE = 1_000
 N_STEP, GAMMA = 5, 0.99
 
 Columns = Mapping[str, Any]
-Draw = Callable[[], Any]
+Draws = Callable[[int], Iterator[Any]]  # given n, yields n batches
+Store = Callable[[Any], None]
 
 
 class PeerBuffer(Protocol):
@@ -25,17 +26,17 @@ class PeerBuffer(Protocol):
 
     Attributes:
         one: What stores one step at a time.
-        durable: What stores one step and returns when it outlives the process.
         many: What stores steps given as columns.
+        lasting: What stores one step and returns when it outlives the process, by name.
         draws: What draws 256 transitions, by name; the one to be compared comes first.
         n_step_draws: What draws 256 n-step transitions, with their returns summed up.
     """
 
     one: str
-    durable: str
     many: str
-    draws: dict[str, Draw]
-    n_step_draws: dict[str, Draw]
+    lasting: dict[str, Store]
+    draws: dict[str, Draws]
+    n_step_draws: dict[str, Draws]
 
     def prepared(self, columns: Columns) -> Any:
         """Return the columns as `extend` takes them; not timed."""
@@ -52,13 +53,15 @@ class PeerBuffer(Protocol):
     def write(self, episodes: Sequence[Sequence[Any]]) -> None:
         """Store step by step, until draws find the last one."""
 
-    def write_durably(self, step: Any) -> None:
-        """Store one step until it would survive the end of the process."""
-
     def arrays(self, batch: Any) -> dict[str, Any]:
         """Return `obs`, `action`, `reward` and `next_obs` of a batch."""
 
     def close(self) -> None: ...
+
+
+def repeated(draw: Callable[[], Any]) -> Draws:
+    """Return what draws as often as it is told."""
+    return lambda n: (draw() for _ in range(n))
 
 
 def transitions(seed: int = 0) -> dict[str, Any]:
@@ -87,14 +90,17 @@ def summed(rewards: Any) -> Any:
 class SQLBuffer:
     """sqlbuffer."""
 
-    one, durable, many = "`append`", "`extend` of one row", "`extend`"
+    one, many = "`append`", "`extend`"
 
     def __init__(self, url: str, capacity: int) -> None:
         self._buffer = ReplayBuffer(url, create=True, fields=FIELDS, max_capacity=capacity)
-        self.draws: dict[str, Draw] = {"`sample_arrays`": lambda: self._buffer.sample_arrays(BATCH)}
-        self.n_step_draws: dict[str, Draw] = {
-            "`sample_transitions`": lambda: self._buffer.sample_transitions(
-                BATCH, n_step=N_STEP, gamma=GAMMA
+        self.lasting: dict[str, Store] = {"`extend` of one row": self._extend_by_one}
+        self.draws: dict[str, Draws] = {
+            "`sample_arrays`": repeated(lambda: self._buffer.sample_arrays(BATCH))
+        }
+        self.n_step_draws: dict[str, Draws] = {
+            "`sample_transitions`": repeated(
+                lambda: self._buffer.sample_transitions(BATCH, n_step=N_STEP, gamma=GAMMA)
             )
         }
 
@@ -120,7 +126,7 @@ class SQLBuffer:
             episode.finish()
         self._buffer.flush()
 
-    def write_durably(self, step: Any) -> None:
+    def _extend_by_one(self, step: Any) -> None:
         self._buffer.extend({name: value[None] for name, value in step.items()})
 
     def arrays(self, batch: Any) -> dict[str, Any]:
@@ -136,11 +142,16 @@ class TorchRL:
     n-step returns are made by a transform when steps are stored, so they need a second buffer.
     """
 
-    one, durable, many = "`add`", "`dumps` of the whole buffer", "`extend`"
+    one, many = "`add`", "`extend`"
 
     def __init__(self, storage: str, folder: Path, capacity: int) -> None:
+        import torch
         import torchrl.data
         from torchrl.envs.transforms import MultiStepTransform
+
+        # As quick with batches of this size, and steady: two threads that wait for each other on
+        # a busy machine took thirty times as long.
+        torch.set_num_threads(1)
 
         def buffer(name: str, transform: Any = None) -> Any:
             places = {"scratch_dir": folder / name} if "Memmap" in storage else {}
@@ -150,8 +161,11 @@ class TorchRL:
         self._buffer = buffer("one")
         self._n_step = buffer("n_step", MultiStepTransform(n_steps=N_STEP, gamma=GAMMA))
         self._dump = folder / "dump"
-        self.draws: dict[str, Draw] = {"`sample`": self._buffer.sample}
-        self.n_step_draws: dict[str, Draw] = {"`MultiStepTransform`": self._n_step.sample}
+        self.lasting: dict[str, Store] = {"`add`, `dumps` of the whole buffer": self._dump_all}
+        self.draws: dict[str, Draws] = {"`sample`": repeated(self._buffer.sample)}
+        self.n_step_draws: dict[str, Draws] = {
+            "`MultiStepTransform`": repeated(self._n_step.sample)
+        }
 
     def prepared(self, columns: Columns) -> Any:
         from tensordict import TensorDict
@@ -186,7 +200,7 @@ class TorchRL:
             for step in steps:
                 self._buffer.add(step)
 
-    def write_durably(self, step: Any) -> None:
+    def _dump_all(self, step: Any) -> None:
         self._buffer.add(step)
         self._buffer.dumps(self._dump)
 
@@ -205,7 +219,7 @@ class TorchRL:
 class Cpprb:
     """cpprb.ReplayBuffer; n-step returns are made when steps are stored, in a second buffer."""
 
-    one, durable, many = "`add`", "`save_transitions` of the whole buffer", "`add` of columns"
+    one, many = "`add`", "`add` of columns"
 
     def __init__(self, folder: Path, capacity: int) -> None:
         import cpprb
@@ -216,8 +230,13 @@ class Cpprb:
         self._buffer = cpprb.ReplayBuffer(capacity, env)
         self._n_step = cpprb.ReplayBuffer(capacity, env, Nstep=returns)
         self._file = str(folder / "transitions.npz")
-        self.draws: dict[str, Draw] = {"`sample`": lambda: self._buffer.sample(BATCH)}
-        self.n_step_draws: dict[str, Draw] = {"`Nstep=`": lambda: self._n_step.sample(BATCH)}
+        self.lasting: dict[str, Store] = {
+            "`add`, `save_transitions` of the whole buffer": self._save_all
+        }
+        self.draws: dict[str, Draws] = {"`sample`": repeated(lambda: self._buffer.sample(BATCH))}
+        self.n_step_draws: dict[str, Draws] = {
+            "`Nstep=`": repeated(lambda: self._n_step.sample(BATCH))
+        }
 
     def prepared(self, columns: Columns) -> Any:
         return dict(columns)
@@ -242,7 +261,7 @@ class Cpprb:
                 self._buffer.add(**step)
             self._buffer.on_episode_end()
 
-    def write_durably(self, step: Any) -> None:
+    def _save_all(self, step: Any) -> None:
         self._buffer.add(**step)
         self._buffer.save_transitions(self._file)
 
@@ -255,7 +274,7 @@ class Cpprb:
 class Memmap:
     """memmap-replay-buffer, flushed where an episode ends; its own default is after each step."""
 
-    one, durable, many = "`store`", "`store` and `flush`", "`store_episode` and `flush`"
+    one, many = "`store`", "`store_episode` and `flush`"
 
     def __init__(self, folder: Path, capacity: int) -> None:
         from memmap_replay_buffer import ReplayBuffer as MemmapBuffer
@@ -272,6 +291,10 @@ class Memmap:
             circular=True,
             flush_every_store_step=0,
         )
+        self.lasting: dict[str, Store] = {
+            "`store`": lambda step: self._buffer.store(**step),
+            "`store` and `flush` to the disk": self._store_and_flush,
+        }
         one = self._batches(timestep_level=True)
         several = self._batches(
             n_steps=N_STEP,
@@ -279,13 +302,13 @@ class Memmap:
             next_fields=("obs",),
             sequence_fields=("reward",),
         )
-        self.draws: dict[str, Draw] = {"`dataloader`": lambda: next(one)}
+        self.draws: dict[str, Draws] = {"`dataloader`": repeated(lambda: next(one))}
 
         def n_step() -> dict[str, Any]:
             batch = next(several)
             return {**batch, "reward": summed(batch["seq_reward"].numpy())}
 
-        self.n_step_draws: dict[str, Draw] = {f"`dataloader(n_steps={N_STEP})`": n_step}
+        self.n_step_draws: dict[str, Draws] = {f"`dataloader(n_steps={N_STEP})`": repeated(n_step)}
 
     def _batches(self, **options: Any) -> Iterator[Any]:
         """Yield batches without end, of what is stored when the first is drawn."""
@@ -314,7 +337,7 @@ class Memmap:
                 for step in steps:
                     self._buffer.store(**step)
 
-    def write_durably(self, step: Any) -> None:
+    def _store_and_flush(self, step: Any) -> None:
         self._buffer.store(**step)
         self._buffer.flush()
 

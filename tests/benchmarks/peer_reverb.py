@@ -7,23 +7,33 @@ server in a process of its own are measured.
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.peer_buffers import BATCH, N_STEP, Columns, Draw, rows_of, summed
+from tests.benchmarks.peer_buffers import (
+    BATCH,
+    N_STEP,
+    Columns,
+    Draws,
+    Store,
+    repeated,
+    rows_of,
+    summed,
+)
 
 STEPS, SEQUENCES = "steps", "sequences"
 NAMES = ("obs", "action", "reward", "next_obs", "done")
-START_S = 120.0
+START_S, STOP_S = 120.0, 10.0
 
 
 class Reverb:
     """A server with a table of single transitions, and one of n steps each, a tenth as large."""
 
     one = "`append` and `create_item`, then `flush`"
-    durable = "`checkpoint` of the whole server"
     many = "the same, one by one"
 
     def __init__(self, in_process: bool, folder: Path, capacity: int) -> None:
@@ -39,26 +49,30 @@ class Reverb:
         self._address = f"localhost:{port}"
         self._client = reverb.Client(self._address)
         self._writer = self._client.trajectory_writer(num_keep_alive_refs=1)
-        trajectories = _batches(self._dataset(reverb.TrajectoryDataset, STEPS))
-        timesteps = _batches(self._dataset(reverb.TimestepDataset, STEPS))
-        sequences = _batches(self._dataset(reverb.TrajectoryDataset, SEQUENCES))
-        self.draws: dict[str, Draw] = {
-            "`TrajectoryDataset`": lambda: next(trajectories).data,
-            "`TimestepDataset`": lambda: next(timesteps).data,
-            "`client.sample`": self._sample,
+        self.lasting: dict[str, Store] = {"`checkpoint` of the whole server": self._checkpoint}
+        self.draws: dict[str, Draws] = {
+            "`TrajectoryDataset`": partial(self._batches, reverb.TrajectoryDataset, STEPS),
+            "`TimestepDataset`": partial(self._batches, reverb.TimestepDataset, STEPS),
+            "`client.sample`": repeated(self._sample),
         }
 
-        def n_step() -> dict[str, Any]:
-            batch = next(sequences).data
-            return {**batch, "reward": summed(batch["reward"].numpy())}
+        def n_step(n: int) -> Iterator[dict[str, Any]]:
+            for batch in self._batches(reverb.TrajectoryDataset, SEQUENCES, n):
+                yield {**batch, "reward": summed(batch["reward"].numpy())}
 
-        self.n_step_draws: dict[str, Draw] = {f"`TrajectoryDataset` of {N_STEP} rewards": n_step}
+        self.n_step_draws: dict[str, Draws] = {f"`TrajectoryDataset` of {N_STEP} rewards": n_step}
 
-    def _dataset(self, kind: Any, table: str) -> Callable[[], Any]:
-        # As its documentation advises: twice to three times the batch.
-        return lambda: kind.from_table_signature(
-            self._address, table, max_in_flight_samples_per_worker=2 * BATCH
+    def _batches(self, kind: Any, table: str, n: int) -> Iterator[Any]:
+        # In flight twice the batch, as its documentation advises. Without an end it would go on to
+        # fetch in the background, and later draws would find dozens of batches waiting.
+        dataset = kind.from_table_signature(
+            self._address,
+            table,
+            max_in_flight_samples_per_worker=2 * BATCH,
+            max_samples=n * BATCH,
         )
+        for batch in dataset.batch(BATCH):
+            yield batch.data
 
     def _sample(self) -> dict[str, Any]:
         drawn = self._client.sample(
@@ -104,7 +118,7 @@ class Reverb:
                 writer.create_item(STEPS, 1.0, {name: seen[name][-1] for name in NAMES})
             writer.end_episode()  # which flushes
 
-    def write_durably(self, step: Any) -> None:
+    def _checkpoint(self, step: Any) -> None:
         self.write([[step]])
         self._client.checkpoint()
 
@@ -113,14 +127,7 @@ class Reverb:
 
     def close(self) -> None:
         self._writer.close()
-        self.draws.clear()
-        self.n_step_draws.clear()
         self._stop()
-
-
-def _batches(dataset: Callable[[], Any]) -> Iterator[Any]:
-    """Yield batches; the dataset begins to fetch when the first is drawn."""
-    yield from dataset().batch(BATCH)
 
 
 def _server(folder: str, capacity: int) -> Any:
@@ -147,19 +154,26 @@ def _server(folder: str, capacity: int) -> Any:
 def _start(folder: str, capacity: int) -> tuple[int, Callable[[], None]]:
     """Return the port of a server in a process of its own, and what ends it."""
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(sender, folder, capacity), daemon=True)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, folder, capacity), daemon=True)
     process.start()
-    assert receiver.poll(START_S), "dm-reverb's server did not start"
+    theirs.close()
+    assert ours.poll(START_S), "dm-reverb's server did not start"
+    port = ours.recv()
 
     def stop() -> None:
+        ours.close()
+        process.join(STOP_S)
         process.kill()
         process.join()
 
-    return receiver.recv(), stop
+    return port, stop
 
 
-def _serve(sender: Any, folder: str, capacity: int) -> None:
+def _serve(pipe: Any, folder: str, capacity: int) -> None:
+    """Serve until the other end of the pipe is closed, be it because its process was killed."""
     server = _server(folder, capacity)
-    sender.send(server.port)
-    server.wait()
+    pipe.send(server.port)
+    with suppress(EOFError):
+        pipe.recv()
+    server.stop()

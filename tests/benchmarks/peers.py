@@ -27,6 +27,7 @@ from tests.benchmarks.peer_buffers import (
     N_STEP,
     Columns,
     Cpprb,
+    Draws,
     Memmap,
     PeerBuffer,
     SQLBuffer,
@@ -52,7 +53,7 @@ BEGIN, END = "<!-- begin peers -->", "<!-- end peers -->"
 HEADER = (
     "Buffer",
     "One step at a time, each",
-    "One step until it is durable",
+    "One step until it outlives the process",
     f"{EPISODE:,} steps at once",
     f"{BATCH} at random",
     f"{BATCH} at random, {N_STEP}-step",
@@ -61,6 +62,7 @@ HEADER = (
 NOT_INSTALLED = "not installed"
 OURS = "every step that a call returned for, but for those appended in the last `flush_s`"
 EPISODES_A_ROUND = 5
+DRAWS = 30
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,6 @@ class Peer:
     kept: str
 
 
-# memmap-replay-buffer comes after dm-reverb: while it is measured dm-reverb fetches in the
-# background what was drawn, and what takes long is disturbed the least.
 PEERS = (
     Peer(
         "TorchRL, `LazyTensorStorage`",
@@ -93,7 +93,7 @@ PEERS = (
         "TorchRL, `LazyMemmapStorage`",
         "torchrl",
         partial(TorchRL, "LazyMemmapStorage"),
-        "what the last `dumps` saved; the files hold later arrays, and nobody knows how many",
+        "what the last `dumps` saved; of later steps the arrays, but not which of them are valid",
     ),
     Peer("cpprb", "cpprb", Cpprb, "what the last `save_transitions` saved"),
     Peer(
@@ -112,10 +112,10 @@ PEERS = (
         "memmap-replay-buffer",
         "memmap-replay-buffer",
         Memmap,
-        "episodes that ended; of an open one the steps before the last `flush`",
+        "every step; after a power cut those before the last `flush`",
     ),
 )
-REVERB, MEMMAP = "dm-reverb", "memmap-replay-buffer"
+REVERB = "dm-reverb"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Measured:
     """What the buffers took, by name: of the draws, by name and what drew."""
 
     one: Timings
-    durable: Timings
+    lasting: Timings
     many: Timings
     draws: Timings
     n_step: Timings
@@ -184,9 +184,9 @@ def _opened(stack: ExitStack, bench: Bench, capacity: int) -> SQLBuffer:
 def _check(buffer: PeerBuffer, columns: Columns) -> None:
     """Draw once each way and see that those are transitions that were stored."""
     for draw in buffer.draws.values():
-        assert_stored(buffer.arrays(draw()), columns, 1)
+        assert_stored(buffer.arrays(next(draw(1))), columns, 1)
     for draw in buffer.n_step_draws.values():
-        assert_stored(buffer.arrays(draw()), columns, N_STEP)
+        assert_stored(buffer.arrays(next(draw(1))), columns, N_STEP)
 
 
 def assert_stored(batch: dict[str, Any], columns: Columns, n_step: int) -> None:
@@ -208,54 +208,67 @@ def assert_stored(batch: dict[str, Any], columns: Columns, n_step: int) -> None:
 def _measure(
     buffers: dict[str, PeerBuffer], columns: Columns, scale: Scale, say: Callable[[str], None]
 ) -> Measured:
-    times = scale.times
-
-    def draws(kind: str) -> Timings:
-        calls = {
-            f"{name} {call}": Timed(draw, repeat=times(20))
-            for name, buffer in buffers.items()
-            for call, draw in getattr(buffer, kind).items()
-        }
-        return in_turns(calls, times(16), warmup=times(2))
-
     say("drawing at random")
-    drawn = draws("draws")
+    draws = _drawn(scale, {name: buffer.draws for name, buffer in buffers.items()})
     say(f"drawing {N_STEP} steps")
-    n_step = draws("n_step_draws")
+    n_step = _drawn(scale, {name: buffer.n_step_draws for name, buffer in buffers.items()})
     say(f"storing {EPISODE:,} steps at once")
-    many = in_turns(
-        {
-            name: Timed(buffer.extend, lambda buffer=buffer: (buffer.prepared(columns),))
-            for name, buffer in buffers.items()
-        },
-        times(30),
-        warmup=times(2),
-    )
+    extends = {
+        name: Timed(buffer.extend, lambda buffer=buffer: (buffer.prepared(columns),))
+        for name, buffer in buffers.items()
+    }
+    many = in_turns(extends, _rounds(scale, 30), warmup=1)
     say("storing one step at a time")
     steps = {name: buffer.prepared_steps(columns) for name, buffer in buffers.items()}
-    n = times(EPISODES_A_ROUND)
-    one = in_turns(
-        {
-            name: Timed(buffer.write, lambda name=name: ([steps[name]] * n,))
-            for name, buffer in buffers.items()
-        },
-        times(8),
-        warmup=1,
-    )
-    each = {
-        name: [[spent / (n * EPISODE) for spent in one_round] for one_round in rounds]
-        for name, rounds in one.rounds.items()
+    n = _rounds(scale, EPISODES_A_ROUND)
+    writes = {
+        name: Timed(buffer.write, lambda name=name: ([steps[name]] * n,))
+        for name, buffer in buffers.items()
     }
-    say("storing one step until it is durable")
-    durable = in_turns(
+    one = in_turns(writes, _rounds(scale, 8), warmup=1)
+    say("storing one step until it outlives the process")
+    stores = {
+        f"{name} {call}": Timed(store, lambda name=name: (steps[name][0],))
+        for name, buffer in buffers.items()
+        for call, store in buffer.lasting.items()
+    }
+    lasting = in_turns(stores, _rounds(scale, 5), warmup=0)
+    return Measured(_divided(one, n * EPISODE), lasting, many, draws, n_step)
+
+
+def _drawn(scale: Scale, draws: dict[str, dict[str, Draws]]) -> Timings:
+    """Time draws by buffer and call: many after the other, since some buffers fetch ahead."""
+    n = min(DRAWS, scale.rows // EPISODE)
+
+    def begun(draw: Draws) -> tuple[Iterator[Any]]:
+        batches = draw(n + 1)
+        next(batches)
+        return (batches,)
+
+    def go_on(batches: Iterator[Any]) -> None:
+        assert sum(1 for _ in batches) == n
+
+    calls = {
+        f"{name} {call}": Timed(go_on, partial(begun, draw))
+        for name, found in draws.items()
+        for call, draw in found.items()
+    }
+    return _divided(in_turns(calls, _rounds(scale, 12), warmup=1), n)
+
+
+def _rounds(scale: Scale, n: int) -> int:
+    """Return how many rounds there are where a run of more than a hundred thousand rows has n."""
+    return min(n, max(1, scale.rows // 10_000))
+
+
+def _divided(timings: Timings, n: int) -> Timings:
+    """Return the times of single calls, of n of which each time was."""
+    return Timings(
         {
-            name: Timed(buffer.write_durably, lambda name=name: (steps[name][0],))
-            for name, buffer in buffers.items()
-        },
-        times(5),
-        warmup=0,
+            name: [[seconds / n for seconds in one_round] for one_round in rounds]
+            for name, rounds in timings.rounds.items()
+        }
     )
-    return Measured(Timings(each), durable, many, drawn, n_step)
 
 
 def _sections(
@@ -294,16 +307,16 @@ def _line(
     def cell(timings: Timings, call: str, key: str = name) -> str:
         return f"{shown_times(timings.all(key))} {call}"
 
-    def drawn(timings: Timings, calls: Sequence[str]) -> str:
+    def each(timings: Timings, calls: Sequence[str]) -> str:
         return "; ".join(cell(timings, call, f"{name} {call}") for call in calls)
 
     return (
         name,
         cell(measured.one, buffer.one),
-        cell(measured.durable, buffer.durable),
+        each(measured.lasting, list(buffer.lasting)),
         cell(measured.many, buffer.many),
-        drawn(measured.draws, list(buffer.draws)),
-        drawn(measured.n_step, list(buffer.n_step_draws)),
+        each(measured.draws, list(buffer.draws)),
+        each(measured.n_step, list(buffer.n_step_draws)),
         kept,
     )
 

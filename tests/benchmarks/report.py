@@ -63,6 +63,8 @@ def shown_ratio(ratio: Ratio) -> str:
 
 
 def _short(value: float) -> str:
+    if value < 0.1:
+        return f"{value:.2g}"
     return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
 
 
