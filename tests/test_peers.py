@@ -122,6 +122,8 @@ def test_every_way_to_store_stores_the_same_steps(buffer_url):
     buffer.fill(columns, 1)
     buffer.extend(buffer.prepared(columns))
     buffer.write([steps])
+    with ReplayBuffer(buffer_url) as other:
+        assert len(other) == 3 * EPISODE, "a write has ended before draws find its last step"
     for store in buffer.lasting.values():
         for step in steps[:2]:
             store(step)

@@ -280,7 +280,7 @@ def _sections(
     scale = benches[0].scale
     found = dict.fromkeys(peer.distribution for peer in peers if peer.name in buffers)
     versions = [f"{name} {version(name)}" for name in found]
-    for name in ("torch", "tensorflow"):
+    for name in ("numpy", "torch", "tensorflow"):
         if name in sys.modules:
             with suppress(ModuleNotFoundError):
                 versions.append(f"{name} {version(name)}")
