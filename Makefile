@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench docs format wheel-test clean
+.PHONY: help demo test check bench peers docs format wheel-test clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ check: $(VENV)/.installed-dev ## check formatting, lint, types and layers
 
 bench: $(VENV)/.installed-test ## measure both databases and print the table (ARGS="--rows 100000")
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+peers: $(VENV)/.installed-test ## measure other replay buffers that are installed beside this one
+	$(BIN)/python -m tests.benchmarks.peers $(ARGS)
 
 docs: $(VENV)/.installed-docs ## build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W -q docs docs/_build

@@ -16,11 +16,19 @@ def facts(benches: Sequence[Bench]) -> str:
     sizes = f"{scale.rows:,} rows, or {scale.capacity:,} where rows are written"
     if not scale.full:
         sizes += f". **A reduced run**: the targets are set for {FULL_ROWS:,} rows"
-    lines = [
+    return listed([*machine_and_versions(benches), f"Sizes: {sizes}."])
+
+
+def machine_and_versions(benches: Sequence[Bench], others: Sequence[str] = ()) -> list[str]:
+    """Return a line on the machine, and one on the versions: ours and others."""
+    versions = [f"Python {platform.python_version()}", *map(_version, benches), *others]
+    return [
         f"Machine: {os.cpu_count()} cores, {_processor()}, {platform.system()}.",
-        f"Versions: Python {platform.python_version()}, {', '.join(map(_version, benches))}.",
-        f"Sizes: {sizes}.",
+        f"Versions: {', '.join(versions)}.",
     ]
+
+
+def listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 

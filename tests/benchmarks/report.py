@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.measure import Ratio
+from tests.benchmarks.measure import Ratio, ratio_of
 
 BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
 HEADER = ("What", "Database", "Measured", "Target", "Met", "Absolute")
@@ -63,13 +63,27 @@ def shown_ratio(ratio: Ratio) -> str:
 
 
 def _short(value: float) -> str:
+    if value < 0.1:
+        return f"{value:.2g}"
     return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
 
 
 def shown_time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
+    if seconds < 0.0001:
+        return f"{seconds * 1e6:.0f} µs" if seconds >= 0.00001 else f"{seconds * 1e6:.1f} µs"
+    if seconds < 0.001:
+        return f"{seconds * 1e3:.2f} ms"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
+
+
+def shown_times(seconds: Sequence[float]) -> str:
+    """Show the median, and the quartiles where there are several."""
+    found = ratio_of(seconds)
+    if found.low == found.high:
+        return shown_time(found.value)
+    return f"{shown_time(found.value)} ({shown_time(found.low)} to {shown_time(found.high)})"
 
 
 def shown_rate(rows_per_s: float) -> str:
@@ -78,7 +92,11 @@ def shown_rate(rows_per_s: float) -> str:
 
 def table(figures: Sequence[Figure], *, judged: bool = True) -> str:
     """Return the figures as a Markdown table, aligned for reading as it is."""
-    lines = [HEADER, *(figure.cells(judged=judged) for figure in figures)]
+    return aligned([HEADER, *(figure.cells(judged=judged) for figure in figures)])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first line is its head."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     head, *body = (_line(cells, widths) for cells in lines)
     return "\n".join([head, _line(["-" * width for width in widths], widths), *body])
@@ -89,10 +107,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def write_between_markers(path: Path, text: str) -> None:
+def write_between_markers(path: Path, text: str, first: str = BEGIN, last: str = END) -> None:
     """Replace what stands between the two markers of a document."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = path.read_text(encoding="utf-8").partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise ValueError(f"{path} lacks the lines {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        raise ValueError(f"{path} lacks the lines {first} and {last}")
+    path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}", encoding="utf-8")

@@ -1,0 +1,165 @@
+"""Other buffers are measured where they are installed; how fast anything is is not asserted."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from tests.benchmarks import peers as command
+from tests.benchmarks.peer_buffers import EPISODE, GAMMA, N_STEP, SQLBuffer, transitions
+from tests.benchmarks.report import HEADER as FIGURES
+from tests.benchmarks.report import shown_time, shown_times
+from tests.support.markdown import ROOT
+
+NAMES = [peer.name for peer in command.PEERS]
+
+
+def tables_of(text: str) -> dict[tuple[str, ...], list[list[str]]]:
+    """Return the cells of the lines of each table in a text, by its head."""
+    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    head: tuple[str, ...] | None = None
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            head = None
+            continue
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if head is None:
+            head = tuple(cells)
+            tables[head] = []
+        else:
+            tables[head].append(cells)
+    return {head: lines[1:] for head, lines in tables.items()}
+
+
+def missing(*_: Any) -> Any:
+    raise ImportError("No module named 'peer'")
+
+
+def test_without_any_peer_ours_is_measured_on_both_databases(postgres_server, capsys, tmp_path):
+    document = tmp_path / "performance.md"
+    document.write_text(f"# Before\n\n{command.BEGIN}\nearlier\n{command.END}\n\nAfter.\n")
+    command.main(
+        ["--rows", "1000", "--write", str(document)],
+        postgres_server,
+        [replace(peer, open=missing) for peer in command.PEERS],
+    )
+    printed = capsys.readouterr().out
+    tables = tables_of(printed)
+    lines = {line[0]: line[1:] for line in tables[command.HEADER]}
+    assert list(lines)[2:] == NAMES
+    for name, cells in lines.items():
+        if name in NAMES:
+            assert cells == ["not installed", "", "", "", "", ""]
+        else:
+            assert all(cells), name
+    assert [line[1].partition(",")[0] for line in tables[FIGURES]] == ["SQLite", "PostgreSQL"]
+    assert "**A reduced run**" in printed
+    written = document.read_text()
+    assert printed.strip() in written
+    assert "earlier" not in written
+    assert written.startswith("# Before\n")
+    assert written.endswith("\nAfter.\n")
+
+
+def test_the_command_measures_the_peers_that_are_installed():
+    # Peers warn of what they please, so they are kept out of this process.
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.peers", "--rows=1000", "--database=sqlite"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = tables_of(run.stdout)[command.HEADER]
+    assert [line[0] for line in lines[1:]] == NAMES
+    for name, first, *others in lines:
+        if first == "not installed":
+            assert name in NAMES
+            assert not any(others)
+        else:
+            assert all(others), name
+
+
+def test_rows_that_are_no_whole_episodes_are_refused(capsys):
+    for rows in ("0", "-1000", "1500", "many"):
+        with pytest.raises(SystemExit):
+            command.main(["--rows", rows])
+        assert "--rows" in capsys.readouterr().err
+
+
+def drawn(n_step: int, rows: Any) -> dict[str, Any]:
+    columns, t = transitions(), np.asarray(rows)
+    rewards = sum(GAMMA**k * columns["reward"][t + k] for k in range(n_step))
+    return {
+        "obs": columns["obs"][t],
+        "action": columns["action"][t],
+        "reward": rewards,
+        "next_obs": columns["next_obs"][t + n_step - 1],
+    }
+
+
+@pytest.mark.parametrize("n_step", [1, N_STEP])
+def test_the_transitions_of_a_peer_are_compared_with_those_stored(n_step):
+    columns, rows = transitions(), np.arange(256) + 7
+    command.assert_stored(drawn(n_step, rows), columns, n_step)
+    for name in ("obs", "action", "reward", "next_obs"):
+        others = {**drawn(n_step, rows), name: drawn(n_step, rows + 1)[name]}
+        with pytest.raises(AssertionError):
+            command.assert_stored(others, columns, n_step)
+    with pytest.raises(AssertionError):
+        command.assert_stored(drawn(n_step, rows[1:]), columns, n_step)
+
+
+def test_every_way_to_store_stores_the_same_steps(buffer_url):
+    columns, buffer = transitions(), SQLBuffer(buffer_url, 10 * EPISODE)
+    steps = buffer.prepared_steps(columns)
+    buffer.fill(columns, 1)
+    buffer.extend(buffer.prepared(columns))
+    buffer.write([steps])
+    with ReplayBuffer(buffer_url) as other:
+        assert len(other) == 3 * EPISODE, "a write has ended before draws find its last step"
+    for store in buffer.lasting.values():
+        for step in steps[:2]:
+            store(step)
+    buffer.close()
+    with ReplayBuffer(buffer_url) as stored:
+        assert len(stored) == 3 * EPISODE + 2
+        found = stored.sample_arrays(2_000)
+    places = {row.tobytes(): t for t, row in enumerate(columns["obs"])}
+    t = np.array([places[row.tobytes()] for row in found.obs])
+    np.testing.assert_array_equal(found.next_obs, columns["next_obs"][t])
+    np.testing.assert_array_equal(found.reward, columns["reward"][t])
+    np.testing.assert_array_equal(found.terminated, columns["done"][t])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (9.26e-6, "9.3 µs"),
+        (7.7e-5, "77 µs"),
+        (2.6e-4, "0.26 ms"),
+        (4e-3, "4.0 ms"),
+        (0.5, "500 ms"),
+    ],
+)
+def test_short_times_are_shown_in_microseconds(seconds, shown):
+    assert shown_time(seconds) == shown
+    assert shown_times([seconds]) == shown
+
+
+def test_times_are_shown_with_their_quartiles():
+    assert shown_times([4.0, 1.0, 2.0, 100.0, 3.0]) == "3.00 s (2.00 s to 4.00 s)"
+
+
+def test_the_document_has_a_line_for_every_buffer():
+    text = Path(command.DOCUMENT).read_text(encoding="utf-8")
+    found = tables_of(text.partition(command.BEGIN)[2].partition(command.END)[0])
+    names = [line[0] for line in found[command.HEADER]]
+    assert [name.partition(",")[0] for name in names[:2]] == ["sqlbuffer", "sqlbuffer"]
+    assert names[2:] == NAMES
