@@ -109,8 +109,10 @@ class Layout:
         if not wanted:
             return {}
         whole: Any = self.expand(rows, seqs)
-        _check_sizes(whole, [size] * len(rows), seqs)
-        heads = whole if all(len(row) == size for row in whole) else [row[:size] for row in whole]
+        heads = whole
+        if None in whole or set(map(len, whole)) - {size}:
+            _check_sizes(whole, [size] * len(rows), seqs)
+            heads = [row[:size] for row in whole]
         # Of bytes the array would not be writeable.
         joined = bytearray(b"").join(heads)
         records: Any = np.frombuffer(joined, self.record)

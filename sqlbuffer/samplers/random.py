@@ -69,8 +69,8 @@ class RandomSampler(Sampler):
                 # One double a number: how many are drawn at once does not change what they are.
                 numbers = (rng.random(size) * span).astype(np.int64)
             candidates: list[int] = (population.low + 1 + numbers).tolist()
-            hits = population.probe(list(dict.fromkeys(candidates)))
-            found.extend(seq for seq in candidates if seq in hits)
+            hits = population.probe(candidates)
+            found.extend(filter(hits.__contains__, candidates))
             drawn += len(candidates)
             kept = found if self.replace else list(dict.fromkeys(found))
             if len(kept) >= batch_size or (is_narrow and drawn == span):

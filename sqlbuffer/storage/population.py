@@ -90,15 +90,15 @@ class Population:
         """Return which of the given seq are rows that match; their payloads come along for the
         batch. Those that were asked for before are not read again.
         """
-        unknown = [
-            seq
-            for seq in dict.fromkeys(seqs)
-            if seq not in self._probed and self.low < seq <= self.high
-        ]
-        if unknown:
-            self._probed.update(unknown)
-            self._read(unknown)
-        return {seq for seq in seqs if seq in self._payloads}
+        asked = dict.fromkeys(seqs)
+        if not asked.keys() <= self._probed:
+            unknown = [
+                seq for seq in asked if seq not in self._probed and self.low < seq <= self.high
+            ]
+            if unknown:
+                self._probed.update(unknown)
+                self._read(unknown)
+        return asked.keys() & self._payloads.keys()
 
     def _read(self, seqs: Sequence[int]) -> None:
         # Without the lower bound, which SQLite would search by instead; the numbers are of the

@@ -11,13 +11,13 @@ from sqlbuffer.storage.transactions import BEGIN
 @contextmanager
 def selects(buffer):
     """Note the selects that are sent, also those that go along with the beginning of a
-    transaction, which the driver sends by itself to a server.
+    transaction, which the driver sends by itself.
     """
     engine, noted = buffer._store.engine, []
 
     def note_beginning(connection):
         query = connection.get_execution_options()[BEGIN].query
-        if query is not None and engine.dialect.name == "postgresql":
+        if query is not None:
             noted.append(query)
 
     def note(_connection, _cursor, statement, *_):
