@@ -1,12 +1,10 @@
 """What is stored of environments that take steps side by side."""
 
-import atexit
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.util import Finalize
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.recording.form import NEXT, Form, Values
+from sqlbuffer.storage.process_end import at_process_end
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -197,7 +196,7 @@ class Recorder:
 
     def _note_open(self) -> None:
         if any(lane.episode is not None for lane in self._lanes):
-            _end_at_exit()
+            at_process_end(_end_all, priority=1)  # before what waits is stored
             _open.add(self)
         else:
             _open.discard(self)
@@ -221,8 +220,8 @@ def _number(reward: Any) -> Any:
 _open: set[Recorder] = set()
 
 
-def _end_all(recorders: Iterable[Recorder]) -> None:
-    for recorder in recorders:
+def _end_all() -> None:
+    for recorder in list(_open):
         try:
             recorder.close()
         except SQLBufferError as error:
@@ -235,17 +234,5 @@ def _forget_all() -> None:
     _open.clear()
 
 
-def _end_at_exit() -> None:
-    """End the episodes when this process ends; a child of multiprocessing runs no `atexit` of its
-    parent.
-    """
-    global _exit_pid
-    if _exit_pid != os.getpid():
-        _exit_pid = os.getpid()
-        atexit.register(lambda: _end_all(list(_open)))
-        Finalize(None, lambda: _end_all(list(_open)), exitpriority=1)  # before what waits is stored
-
-
-_exit_pid = 0
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, bindparam, or_, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, or_, update
 
 from sqlbuffer.codec import Encoder
-from sqlbuffer.errors import FieldError
+from sqlbuffer.errors import EpisodeExistsError, FieldError
 from sqlbuffer.packing import Layout
 from sqlbuffer.specs import FieldSpec
 from sqlbuffer.storage.functions import utc_now
@@ -152,13 +152,12 @@ def begin(connection: Connection, buffer_id: int, beginning: Beginning) -> bool:
     return bool(connection.execute(INSERT_EPISODE, values).rowcount)
 
 
-def status_of(connection: Connection, buffer_id: int, key: str, task_id: str) -> str:
-    """Return the status of an episode that there is, as it was written."""
-    table = episodes.c
-    statement = select(table.status).where(
-        table.buffer_id == buffer_id, table.key == key, table.task_id == task_id
+def exists(key: str, task_id: str, status: str) -> EpisodeExistsError:
+    """Return the error of an id that is taken."""
+    return EpisodeExistsError(
+        f"episode {key!r} of task {task_id!r} is stored already (it is {status}); take another "
+        f"episode_id, or leave it out to have one made"
     )
-    return str(connection.execute(statement).scalar_one())
 
 
 def end(

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import EpisodeExistsError
+from sqlbuffer.storage import episodes as episode_rows
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
@@ -152,11 +152,7 @@ class Insertion:
             return False
         status, length = known
         if status != "complete":
-            key, task = self._whole
-            raise EpisodeExistsError(
-                f"episode {key!r} of task {task!r} is stored already (it is {status}); take "
-                f"another episode_id, or leave it out to have one made"
-            )
+            raise episode_rows.exists(*self._whole, status)
         outcome.stored = self._rows_of_ids(connection, {record.id for record in self._records})
         outcome.refused = length != len(self._records)
         return True

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, Select, case, delete, func, select, u
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError, EpisodeExistsError
+from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
@@ -318,11 +318,8 @@ class BufferStore:
         with translated(self.url), self._dialect.writing(self.engine) as connection:
             known = self._dialect.free_episode(connection, self.info.id, key, task)
             if known is not None or not episodes.begin(connection, self.info.id, beginning):
-                status = episodes.status_of(connection, self.info.id, key, task)
-                raise EpisodeExistsError(
-                    f"episode {key!r} of task {task!r} is stored already (it is {status}); take "
-                    f"another episode_id, or leave it out to have one made"
-                )
+                # Where there was none, another process has begun it meanwhile.
+                raise episodes.exists(key, task, "open" if known is None else known[0])
 
     @_repeats
     def resize(self, limits: Mapping[str, int | None]) -> None:

@@ -1,19 +1,18 @@
 """Steps of open episodes on their way to the database."""
 
-import atexit
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.process_end import at_process_end
 from sqlbuffer.storage.records import Record
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ class WriteQueue:
         if self._due == float("inf"):
             self._due = time.monotonic() + self._flush_s
         if self._thread is None:
-            _flush_at_exit()
+            at_process_end(_flush_all)
             self._thread = threading.Thread(target=self._run, name="sqlbuffer-writer", daemon=True)
             try:
                 self._thread.start()
@@ -233,17 +232,5 @@ def _forget_all() -> None:
         queue.forget()
 
 
-def _flush_at_exit() -> None:
-    """See to it that this process stores what waits when it ends; a child of multiprocessing runs
-    no `atexit` of its parent.
-    """
-    global _exit_pid
-    if _exit_pid != os.getpid():
-        _exit_pid = os.getpid()
-        atexit.register(_flush_all)
-        Finalize(None, _flush_all, exitpriority=0)
-
-
-_exit_pid = 0
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)

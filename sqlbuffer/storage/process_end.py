@@ -1,0 +1,22 @@
+"""What a process does when it ends."""
+
+import atexit
+import os
+from collections.abc import Callable
+from multiprocessing.util import Finalize
+
+_pids: dict[Callable[[], None], int] = {}
+
+
+def at_process_end(work: Callable[[], None], priority: int = 0) -> None:
+    """Have this process call a function when it ends, once however often it is asked; also a child
+    of multiprocessing, which runs no `atexit` of its parent.
+
+    Args:
+        work: The same object each time.
+        priority: The highest is called first.
+    """
+    if _pids.get(work) != os.getpid():
+        _pids[work] = os.getpid()
+        atexit.register(work)
+        Finalize(None, work, exitpriority=priority)
