@@ -448,6 +448,7 @@ class ReplayBuffer:
 
         Raises:
             StorageError: They could not be stored; they wait to be.
+            EpisodeExistsError: The buffer holds other steps under the ids of some, which are lost.
         """
         self._queue.flush()
 

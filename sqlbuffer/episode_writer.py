@@ -69,6 +69,8 @@ class EpisodeWriter:
                 episode has ended. The step is not added.
             StorageError: Earlier steps could not be stored. They wait to be, and this one is not
                 added.
+            EpisodeExistsError: Another writer has stored earlier steps of this episode; this one
+                is not added.
         """
         self._check_open()
         record = self._encoder.record(self.length, step)

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches import Batch
 from sqlbuffer.storage.population import Population
 
 if TYPE_CHECKING:
@@ -72,6 +73,34 @@ def draw_plan(
             break
         size = larger
     return plan(kept[:n])
+
+
+class PlanReader(Generic[P]):
+    """What readers share whose keys are steps, and tell by reading what can be made of them."""
+
+    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
+        """Return n things made of steps that a sampler draws; fewer where too few can be made.
+
+        Raises:
+            FieldError: A row cannot be read as the reader wants.
+        """
+        return self._batch(
+            draw_plan(population, sampler, n, lambda rows: self._plan(population, rows))
+        )
+
+    def read(self, population: Population, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
+        """Return what can be made of the keys, in their order."""
+        rows = population.rows(np.asarray(keys, np.int64).tolist())
+        return self._batch(self._plan(population, rows))
+
+    def keys(self, population: Population) -> None:
+        """Return None: any number of the window may be a key."""
+
+    def _plan(self, population: Population, rows: Sequence[Row]) -> P:
+        raise NotImplementedError
+
+    def _batch(self, plan: P) -> Batch:
+        raise NotImplementedError
 
 
 def _size(missing: int, n_asked: int, n_accepted: int) -> int:

@@ -24,7 +24,7 @@ from sqlbuffer.storage.readers.checks import (
     checked_stack,
     checked_terminal_field,
 )
-from sqlbuffer.storage.readers.drawing import Plan, Row, draw_plan
+from sqlbuffer.storage.readers.drawing import Plan, PlanReader, Row
 from sqlbuffer.storage.readers.steps import N_OWN, as_float32, gather, places_of, table_of
 from sqlbuffer.storage.reading import (
     FINAL,
@@ -39,7 +39,7 @@ from sqlbuffer.storage.reading import (
 )
 
 if TYPE_CHECKING:
-    from sqlbuffer.samplers import Sampler
+    pass
 
 NEXT, SEQUENCE = "next_", "seq_"
 _BUILT_IN = ("reward", "discount", "terminated", "truncated")
@@ -103,7 +103,7 @@ class Transitions(Plan):
     next_frames: Integers
 
 
-class TransitionReader:
+class TransitionReader(PlanReader[Transitions]):
     """Makes transitions of first steps; see `Reader`.
 
     Args:
@@ -145,24 +145,6 @@ class TransitionReader:
         self._n_before = max(self._stack.values(), default=1) - 1
         self._all_arrays = terminal_field is not None or bool({*self._sequences} - {"reward"})
         self.columns = _reading(n_step, self._declared, self._n_before, self._all_arrays)
-
-    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
-        """Return n transitions whose first steps a sampler draws; fewer where too few can be made.
-
-        Raises:
-            FieldError: The rows do not say which steps are terminal, and a field may.
-        """
-        return self._batch(
-            draw_plan(population, sampler, n, lambda rows: self._plan(population, rows))
-        )
-
-    def read(self, population: Population, keys: Sequence[int] | Integers) -> Batch:
-        """Return the transitions that begin with the keys, of those that can be made."""
-        rows = population.rows(np.asarray(keys, np.int64).tolist())
-        return self._batch(self._plan(population, rows))
-
-    def keys(self, population: Population) -> None:
-        """Return None: any number of the window may be a first step."""
 
     def _chosen(self, given: Sequence[str] | None) -> tuple[list[str], list[str], bool]:
         """Return the fields of the first step, the observations after, and whether `truncated` was

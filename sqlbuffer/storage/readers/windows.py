@@ -18,12 +18,12 @@ from sqlbuffer.storage.columns import decode_columns
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.readers.checks import check_window, checked_stack, checked_step_names
-from sqlbuffer.storage.readers.drawing import Plan, Row, draw_plan
+from sqlbuffer.storage.readers.drawing import Plan, PlanReader, Row
 from sqlbuffer.storage.readers.steps import N_OWN, gather, places_of, step_arrays, table_of
 from sqlbuffer.storage.reading import KEY, Near, Reading, ends, place_columns
 
 if TYPE_CHECKING:
-    from sqlbuffer.samplers import Sampler
+    pass
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -55,7 +55,7 @@ class Windows(Plan):
     index: Integers
 
 
-class WindowReader:
+class WindowReader(PlanReader[Windows]):
     """Makes windows of steps; see `Reader`. Their key is the seq of the first step to learn from.
 
     They are laid at the steps t of an episode that are multiples of `stride`: `length` steps from
@@ -96,20 +96,6 @@ class WindowReader:
         self._n_frames = max(self._stack.values(), default=1)
         n_before = self._burn_in + self._n_frames - 1
         self.columns = _reading(self._length, n_before, int(stride))
-
-    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
-        """Return n windows laid at steps that a sampler draws; fewer where too few can be made."""
-        return self._batch(
-            draw_plan(population, sampler, n, lambda rows: self._plan(population, rows))
-        )
-
-    def read(self, population: Population, keys: Sequence[int] | Integers) -> Batch:
-        """Return the windows that are laid at the keys, of those that can be made."""
-        rows = population.rows(np.asarray(keys, np.int64).tolist())
-        return self._batch(self._plan(population, rows))
-
-    def keys(self, population: Population) -> None:
-        """Return None: a window may be laid at any number."""
 
     def _plan(self, population: Population, rows: Sequence[Row]) -> Windows:
         table = table_of([*rows, *population.steps])
