@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from sqlbuffer import buffer as sync
 from sqlbuffer.arguments import SAME, Condition, Same
 from sqlbuffer.batches import Batch
-from sqlbuffer.buffer import AnyConverter, StoreResult
+from sqlbuffer.buffer import StoreResult
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
 

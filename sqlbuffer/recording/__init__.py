@@ -6,12 +6,12 @@ from sqlbuffer.errors import MissingExtraError
 from sqlbuffer.recording.recorder import Begin
 
 if TYPE_CHECKING:
-    from sqlbuffer.buffer import ReplayBuffer
+    from sqlbuffer.front.writing import Writing
 
 __all__ = ["recorded"]
 
 
-def recorded(env: Any, buffer: "ReplayBuffer", begin: Begin, model_version: int | None) -> Any:
+def recorded(env: Any, buffer: "Writing", begin: Begin, model_version: int | None) -> Any:
     """Return the wrapper that `ReplayBuffer.record` returns.
 
     Args:

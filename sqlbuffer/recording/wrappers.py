@@ -15,10 +15,10 @@ from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder
 from sqlbuffer.storage.records import encode_step
 
 if TYPE_CHECKING:
-    from sqlbuffer.buffer import ReplayBuffer
+    from sqlbuffer.front.writing import Writing
 
 
-def recorded(env: Any, buffer: "ReplayBuffer", begin: Begin, model_version: int | None) -> Any:
+def recorded(env: Any, buffer: "Writing", begin: Begin, model_version: int | None) -> Any:
     """Return an environment that behaves as `env` and stores its steps."""
     is_vector = isinstance(env, VectorEnv)
     if not is_vector and not isinstance(env, gymnasium.Env):

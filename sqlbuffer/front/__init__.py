@@ -1,0 +1,1 @@
+"""The calls of `ReplayBuffer`, by what they do."""

@@ -1,0 +1,36 @@
+"""What the calls of a buffer share."""
+
+from sqlbuffer.arguments import Condition, one_condition
+from sqlbuffer.query import Node, check
+from sqlbuffer.specs import FieldSpec
+from sqlbuffer.storage.records import Decoder
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.write_queue import WriteQueue
+
+
+class Parts:
+    """The parts of a buffer, and how a condition becomes one that they take."""
+
+    _store: BufferStore
+    _decoder: Decoder
+    _queue: WriteQueue
+
+    @property
+    def name(self) -> str:
+        """Name of the buffer."""
+        return self._store.info.name
+
+    @property
+    def fields(self) -> dict[str, FieldSpec]:
+        """The typed fields, as stored."""
+        return dict(self._store.info.fields.specs)
+
+    @property
+    def observation_fields(self) -> tuple[str, ...]:
+        """Which of them an observation is made of."""
+        return self._store.info.fields.observations
+
+    def _node(self, condition: Condition, query_condition: Condition = None) -> Node:
+        """Return a condition checked, by either of its two names."""
+        one = one_condition(condition, query_condition)
+        return check(one, self._store.info.fields.comparable)
