@@ -33,6 +33,7 @@ SAME = Same.SAME
 EVICT_UNITS = ("row", "task", "episode")
 MAX_SECONDS = 1e8  # three years
 MAX_NAME = 200
+MAX_USE = 2**31 - 1
 MAX_LIMIT = 2**63 - 1  # what the databases take
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
@@ -133,8 +134,17 @@ def check_capacity(value: int | None, name: str = "max_capacity") -> None:
 
 def check_limits(limits: Limits) -> None:
     """Raise unless a buffer can have these."""
-    for name in ("max_capacity", "max_episodes", "keep_episodes"):
+    for name in ("max_capacity", "max_episodes", "keep_episodes", "max_use"):
         check_capacity(getattr(limits, name), name)
+    if limits.max_use is not None and limits.max_use > MAX_USE:
+        raise BufferConfigError(f"max_use is at most {MAX_USE}, got {limits.max_use}")
+    for name in ("max_staleness", "min_size"):
+        _check_count(getattr(limits, name), name)
+    for name in ("priorities", "track_samples"):
+        if getattr(limits, name) not in (None, True, False):
+            raise BufferConfigError(f"{name} is True or False, got {getattr(limits, name)!r}")
+    if limits.keep_samples_s is not None:
+        check_seconds("keep_samples_s", limits.keep_samples_s)
     evict_by = limits.evict_by
     if evict_by not in (None, *EVICT_UNITS):
         raise BufferConfigError(f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}")
@@ -144,6 +154,28 @@ def check_limits(limits: Limits) -> None:
         )
     if limits.open_timeout_s is not None:
         check_seconds("open_timeout_s", limits.open_timeout_s)
+
+
+def _check_count(value: Any, name: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not (0 <= value <= MAX_LIMIT):
+        raise BufferConfigError(f"{name} is an integer from 0 on, got {value!r}")
+
+
+def checked_alpha(alpha: Any, priorities: bool | None) -> float | None:
+    """Return the exponent of priorities.
+
+    Raises:
+        BufferConfigError: Not a number from 0 to 1, or given beside `priorities=False`.
+    """
+    if alpha is None:
+        return None
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+        raise BufferConfigError(f"alpha is a number from 0 to 1, got {alpha!r}")
+    if priorities is False:
+        raise BufferConfigError("alpha goes with priorities=True")
+    return float(alpha)
 
 
 def check_seconds(name: str, value: float) -> None:

@@ -15,6 +15,7 @@ from sqlbuffer.arguments import (
     check_name,
     check_options,
     check_seconds,
+    checked_alpha,
 )
 from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
@@ -70,6 +71,20 @@ class ReplayBuffer(Writing, Sampling, Reading):
             Omitted: what is stored, a million for a new buffer.
         open_timeout_s: An open episode without a write for so many seconds is abandoned. Omitted:
             what is stored, an hour for a new buffer.
+        priorities: True: rows have priorities, which `update_priorities` sets and
+            `PrioritizedSampler` draws by. Omitted: what is stored, none for a new buffer.
+        alpha: How much they matter, from 0, not at all, to 1. Omitted: what is stored, 0.6 for a
+            new buffer. A buffer stored with another one is drawn from by reading all of it.
+        max_use: How often a row is sampled at most; sampling is then a write. Omitted: what is
+            stored, any number for a new buffer.
+        max_staleness: By how much the `model_version` of a row may be behind the clock
+            (`set_clock`) to be sampled. Omitted: what is stored, any for a new buffer.
+        min_size: How many rows there must be before any is sampled. Omitted: what is stored, 0 for
+            a new buffer.
+        track_samples: True: which rows each batch held is noted, and `v_samples` shows it. Omitted:
+            what is stored, False for a new buffer.
+        keep_samples_s: How long the notes are kept. Omitted: what is stored, a week for a new
+            buffer.
         flush_s: How long a step of `episode()` waits at most before it is stored.
         durability: What a write that returned survives. Omitted: the death of any process of the
             client or the server, and what more the server's `synchronous_commit` is set to; SQLite
@@ -114,14 +129,25 @@ class ReplayBuffer(Writing, Sampling, Reading):
         max_episodes: int | None = None,
         keep_episodes: int | None = None,
         open_timeout_s: float | None = None,
+        priorities: bool | None = None,
+        alpha: float | None = None,
+        max_use: int | None = None,
+        max_staleness: int | None = None,
+        min_size: int | None = None,
+        track_samples: bool | None = None,
+        keep_samples_s: float | None = None,
         flush_s: float = FLUSH_S,
         durability: str | None = None,
         retry_s: float = RETRY_S,
     ) -> None:
         check_name(name)
         check_options(durability, retry_s)
-        limits = Limits(max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s)
+        limits = Limits(
+            max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s, priorities,
+            max_use, max_staleness, min_size, track_samples, keep_samples_s,
+        )  # fmt: skip
         check_limits(limits)
+        alpha = checked_alpha(alpha, priorities)
         check_seconds("flush_s", flush_s)
         check_compression(compression)
         if fields is None and observation_fields is not None:
@@ -136,7 +162,7 @@ class ReplayBuffer(Writing, Sampling, Reading):
             if fields is None and meta_fields is None
             else Fields.parse(fields, observation_fields, meta_fields),
             compression=compression,
-            options=Options(durability, float(retry_s)),
+            options=Options(durability, float(retry_s), alpha),
         )
         self._decoder = self._make_decoder()
         self._flush_s = float(flush_s)

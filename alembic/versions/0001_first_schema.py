@@ -17,6 +17,8 @@ depends_on = None
 KEY = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 JSON = sa.Text().with_variant(postgresql.JSONB(), "postgresql")
 TIME = sa.Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
+SEQS = sa.Text().with_variant(postgresql.ARRAY(sa.BigInteger()), "postgresql")
+REALS = sa.Text().with_variant(postgresql.ARRAY(sa.Double()), "postgresql")
 SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 OBJECTS = {
@@ -78,7 +80,9 @@ TABLES = (
     "sessions",
     "tasks",
     "priorities",
+    "priority_blocks",
     "uses",
+    "samples",
     "queue_items",
     "labels",
     "payload_parts",
@@ -149,6 +153,44 @@ def create_tables() -> None:
             comment="format of payloads",
         ),
         sa.Column("alpha", sa.Double(), comment="priority exponent"),
+        sa.Column("max_priority", sa.Double(), comment="largest priority ever set; null: none was"),
+        sa.Column(
+            "block_size",
+            sa.Integer(),
+            nullable=False,
+            server_default=sa.text("256"),
+            comment="numbers in a block of priority_blocks",
+        ),
+        sa.Column(
+            "max_use", sa.Integer(), comment="a row is sampled so often at most; null: any number"
+        ),
+        sa.Column(
+            "max_staleness",
+            sa.BigInteger(),
+            comment="rows older by the clock are not sampled; null: any age",
+        ),
+        sa.Column("clock", sa.BigInteger(), comment="the learner's iteration or model version"),
+        sa.Column(
+            "min_size",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="rows there must be before any is sampled",
+        ),
+        sa.Column(
+            "track_samples",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="batches are noted in samples",
+        ),
+        sa.Column(
+            "keep_samples_s",
+            sa.Double(),
+            nullable=False,
+            server_default=sa.text("604800"),
+            comment="how long they are kept",
+        ),
         sa.Column(
             "low_seq",
             sa.BigInteger(),
@@ -396,6 +438,42 @@ def create_tables() -> None:
         sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_priorities"),
     )
     op.create_table(
+        "priority_blocks",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "block",
+            sa.BigInteger(),
+            autoincrement=False,
+            nullable=False,
+            comment="seq / block_size",
+        ),
+        sa.Column("n_rows", sa.Integer(), nullable=False, comment="rows"),
+        sa.Column("weight_sum", sa.Double(), nullable=False, comment="sum of priority ^ alpha"),
+        sa.Column("max_priority", sa.Double(), nullable=False, comment="none is larger"),
+        sa.Column(
+            "min_priority",
+            sa.Double(),
+            comment="no positive one is smaller; null: none is positive",
+        ),
+        sa.Column(
+            "max_is_loose",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="all may be smaller than max_priority",
+        ),
+        sa.Column(
+            "min_is_loose",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="all may be larger than min_priority",
+        ),
+        sa.PrimaryKeyConstraint("buffer_id", "block", name="pk_priority_blocks"),
+    )
+    op.create_table(
         "uses",
         sa.Column(
             "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
@@ -406,6 +484,21 @@ def create_tables() -> None:
         sa.Column("n_uses", sa.Integer(), nullable=False, comment="how often it was sampled"),
         sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_uses"),
     )
+    op.create_table(
+        "samples",
+        sa.Column("id", SERIAL, nullable=False, comment="number of the batch"),
+        sa.Column("buffer_id", sa.Integer(), nullable=False, comment="the buffer"),
+        sa.Column("clock", sa.BigInteger(), comment="the learner's iteration or model version"),
+        sa.Column("sampler", sa.Text(), nullable=False, comment="name of the sampler"),
+        sa.Column("seed", sa.Text(), comment="its seed"),
+        sa.Column("n_rows", sa.Integer(), nullable=False, comment="rows of the batch"),
+        sa.Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
+        sa.Column("probabilities", REALS, comment="the probability of each, where it is known"),
+        sa.Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+        sa.PrimaryKeyConstraint("id", name="pk_samples"),
+    )
+    op.create_index("ix_samples_buffer_id_clock", "samples", ["buffer_id", "clock"])
+    op.create_index("ix_samples_buffer_id_sampled_at", "samples", ["buffer_id", "sampled_at"])
     op.create_table(
         "queue_items",
         sa.Column(

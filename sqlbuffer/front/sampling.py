@@ -20,6 +20,7 @@ from sqlbuffer.loading.output import Output
 from sqlbuffer.query import Node
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
+from sqlbuffer.storage.draws import sample_batch, sample_rows, sample_tasks
 from sqlbuffer.storage.readers.base import Reader
 from sqlbuffer.storage.readers.steps import StepReader
 from sqlbuffer.storage.readers.transitions import TransitionReader
@@ -295,9 +296,7 @@ class Sampling(Parts):
 
     def _draw(self, reader: Reader, sampler: Sampler, batch_size: int, node: Node) -> Batch:
         n = min(int(batch_size), MAX_LIMIT)
-        batch = self._store.draw(
-            node, lambda population: reader.draw(population, sampler, n), reader.columns
-        )
+        batch = sample_batch(self._store, node, reader, sampler, n)
         check_sufficient(batch.n_rows, batch_size, True)
         return batch
 
@@ -305,9 +304,7 @@ class Sampling(Parts):
         if batch_size == 0:
             return []
         n = min(int(batch_size), MAX_LIMIT)
-        return self._decoder.rows(
-            self._store.draw(node, lambda found: found.rows(sampler.choose(found, n)))
-        )
+        return self._decoder.rows(sample_rows(self._store, node, sampler, n).rows)
 
     def _sample_tasks(
         self, sampler: TaskSampler, batch_size: int, node: Any
@@ -315,7 +312,7 @@ class Sampling(Parts):
         if batch_size == 0:
             return []
         n = min(int(batch_size), MAX_LIMIT)
-        drawn = self._store.draw_tasks(node, lambda found: sampler.choose_tasks(found, n))
+        drawn = sample_tasks(self._store, node, sampler, n)
         return [self._decoder.rows(rows) for rows in drawn if rows]
 
 

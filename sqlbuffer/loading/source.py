@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from sqlbuffer.loading.order import Numbers, Order
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
+from sqlbuffer.storage.draws import sample_batch
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.readers.base import Reader
 from sqlbuffer.storage.store import BufferStore
@@ -73,15 +75,8 @@ class Source:
             n: How many.
             path: What its random numbers belong to beside its seed; None: it goes on where it is.
         """
-
-        def draw(population: Population) -> Batch:
-            if n == 0:
-                return self.reader.read(population, [])
-            if path is not None:  # here, for a lost connection has it drawn again
-                restart(sampler, path)
-            return self.reader.draw(population, sampler, n)
-
-        return self.store.draw(self.node, draw, self.reader.columns)
+        begin = None if path is None else partial(restart, sampler, path)
+        return sample_batch(self.store, self.node, self.reader, sampler, n, begin)
 
     def read(self, keys: Sequence[int] | Numbers) -> Batch:
         """Return the things of the given keys that are there and can be made, in their order."""

@@ -1,10 +1,11 @@
 """What a sampler is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from sqlalchemy import Select
 
     from sqlbuffer.storage.population import Population
@@ -38,6 +39,17 @@ class Sampler(ABC):
             Keys in the order of the batch, or a select of `seq`. Fewer than `batch_size` when fewer
             match.
         """
+
+    def columns(
+        self, population: "Population", seqs: Sequence[int]
+    ) -> Mapping[str, "NDArray[Any]"]:
+        """Return arrays that a batch carries beside what is read of its rows; none by default.
+
+        Args:
+            population: What the rows were chosen from.
+            seqs: The rows of the batch, in its order.
+        """
+        return {}
 
 
 class TaskSampler(ABC):

@@ -37,6 +37,8 @@ TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.
 SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 BYTES = LargeBinary()
+SEQS = Text().with_variant(postgresql.ARRAY(BigInteger()), "postgresql")
+REALS = Text().with_variant(postgresql.ARRAY(Double()), "postgresql")
 
 buffers = Table(
     "buffers",
@@ -62,6 +64,42 @@ buffers = Table(
         comment="format of payloads",
     ),
     Column("alpha", Double, comment="priority exponent"),
+    Column("max_priority", Double, comment="largest priority ever set; null: none was"),
+    Column(
+        "block_size",
+        Integer,
+        nullable=False,
+        server_default=text("256"),
+        comment="numbers in a block of priority_blocks",
+    ),
+    Column("max_use", Integer, comment="a row is sampled so often at most; null: any number"),
+    Column(
+        "max_staleness",
+        BigInteger,
+        comment="rows older by the clock are not sampled; null: any age",
+    ),
+    Column("clock", BigInteger, comment="the learner's iteration or model version"),
+    Column(
+        "min_size",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows there must be before any is sampled",
+    ),
+    Column(
+        "track_samples",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="batches are noted in samples",
+    ),
+    Column(
+        "keep_samples_s",
+        Double,
+        nullable=False,
+        server_default=text("604800"),
+        comment="how long they are kept",
+    ),
     Column(
         "low_seq",
         BigInteger,
@@ -302,12 +340,56 @@ priorities = Table(
     Column("priority", Double, nullable=False, comment="priority since the first update"),
 )
 
+# What is known of the rows from block * block_size on. A block has no row before it is sealed, and
+# none while its sum is not known.
+priority_blocks = Table(
+    "priority_blocks",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column("block", BigInteger, primary_key=True, autoincrement=False, comment="seq / block_size"),
+    Column("n_rows", Integer, nullable=False, comment="rows"),
+    Column("weight_sum", Double, nullable=False, comment="sum of priority ^ alpha"),
+    Column("max_priority", Double, nullable=False, comment="none is larger"),
+    Column("min_priority", Double, comment="no positive one is smaller; null: none is positive"),
+    Column(
+        "max_is_loose",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="all may be smaller than max_priority",
+    ),
+    Column(
+        "min_is_loose",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="all may be larger than min_priority",
+    ),
+)
+
 uses = Table(
     "uses",
     metadata,
     *_seq_key(),
     Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
 )
+
+# A row for each batch that was sampled, where the buffer notes them.
+samples = Table(
+    "samples",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="number of the batch"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column("clock", BigInteger, comment="the learner's iteration or model version"),
+    Column("sampler", Text, nullable=False, comment="name of the sampler"),
+    Column("seed", Text, comment="its seed"),
+    Column("n_rows", Integer, nullable=False, comment="rows of the batch"),
+    Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
+    Column("probabilities", REALS, comment="the probability of each, where it is known"),
+    Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+)
+Index(None, samples.c.buffer_id, samples.c.clock)
+Index(None, samples.c.buffer_id, samples.c.sampled_at)
 
 queue_items = Table(
     "queue_items",

@@ -67,10 +67,12 @@ class Options:
     Attributes:
         durability: `relaxed`, `full`, or None for what the server or the file is set to.
         retry_s: How long a call tries again after a lost connection.
+        alpha: Exponent of priorities; None: that of the buffer.
     """
 
     durability: str | None = None
     retry_s: float = RETRY_S
+    alpha: float | None = None
 
 
 DEFAULT_OPTIONS = Options()
@@ -179,6 +181,7 @@ class BufferStore:
                     limits,
                     fields,
                     compression,
+                    options.alpha,
                     may_create=create is not False,
                 )
 

@@ -28,7 +28,7 @@ $$;
 
 GRANT SELECT ON
     v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_windows, new_experiences,
-    buffers, experiences, episodes, sessions, tasks, priorities, uses, queue_items, labels, payload_parts,
+    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, payload_parts,
     schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
