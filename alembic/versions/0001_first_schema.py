@@ -47,6 +47,7 @@ OBJECTS = {
         "episode_states_v1",
         "sqlbuffer_evict_episodes_v1",
         "sqlbuffer_sweep_v1",
+        "sqlbuffer_seal_v1",
         "sqlbuffer_lease_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",
@@ -197,6 +198,13 @@ def create_tables() -> None:
             nullable=False,
             server_default=sa.text("0"),
             comment="rows up to this seq have left",
+        ),
+        sa.Column(
+            "clean_seq",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="nothing is left in priorities up to this seq",
         ),
         sa.Column(
             "next_seq",

@@ -108,6 +108,13 @@ buffers = Table(
         comment="rows up to this seq have left",
     ),
     Column(
+        "clean_seq",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="nothing is left in priorities up to this seq",
+    ),
+    Column(
         "next_seq",
         BigInteger,
         nullable=False,

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.priority_blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.vacuum import cleaner_for
@@ -234,6 +235,17 @@ class PostgreSQL:
         if found != "row":
             evict = text(f"SELECT sqlbuffer_evict_{found}s_v1(:id)")
             connection.execute(evict, {"id": buffer_id})
+
+    def seal(self, connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
+        """Add up those of the blocks of priorities that no row can come to and that lie in the
+        window; delete what has left it. Return how many were added up.
+        """
+        driver = _driver(connection)
+        driver.execute(f"SET LOCAL lock_timeout = '{SEAL_TIMEOUT_S}s'")
+        statement = "SELECT sqlbuffer_seal_v1(%s::integer, %s::bigint[], %s::bigint, %s::bigint)"
+        parameters = (of.buffer_id, list(blocks), settled, of.n_cleaned)
+        ((n_sealed,),) = driver.execute(statement, parameters)
+        return int(n_sealed)
 
     def wrote(self, engine: Engine, n_rows: int) -> None:
         """Look after what eviction leaves behind; called after a write."""

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
@@ -14,6 +16,7 @@ from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory, sqlite_path
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.priority_blocks import Blocks, summary
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
@@ -27,6 +30,13 @@ _COLUMNS = (
 )
 _INSERT = (
     f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+)
+_SEAL = (
+    "INSERT INTO priority_blocks (buffer_id, block, n_rows, weight_sum, max_priority, "
+    "min_priority) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, block) DO UPDATE "
+    "SET n_rows = excluded.n_rows, weight_sum = excluded.weight_sum, "
+    "max_priority = excluded.max_priority, min_priority = excluded.min_priority, "
+    "max_is_loose = 0, min_is_loose = 0"
 )
 _EPISODE, _SESSION = Record._fields.index("episode_key"), Record._fields.index("session_key")
 
@@ -186,6 +196,58 @@ class SQLite:
         )
         found = connection.execute(oldest, {"id": buffer_id}).scalar()
         return None if found is None else rows.where(experiences.c.episode_id == found)
+
+    def seal(self, connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
+        """Add up those of the blocks of priorities that no row can come to and that lie in the
+        window; delete what has left it. Return how many were added up.
+        """
+        found = connection.exec_driver_sql(
+            "SELECT w.low_seq, b.clean_seq FROM v_windows w JOIN buffers b ON b.id = w.buffer_id "
+            "WHERE b.id = ?",
+            (of.buffer_id,),
+        ).one_or_none()
+        if found is None:
+            return 0
+        low, clean_seq = found
+        self._clean(connection, of, low, clean_seq)
+        size = of.size
+        summaries = [
+            summary(block, self._priorities(connection, of, block), of.alpha)
+            for block in blocks
+            if max(block * size, 1) > low and (block + 1) * size <= settled + 1
+        ]
+        if summaries:
+            connection.exec_driver_sql(_SEAL, [(of.buffer_id, *found) for found in summaries])
+        return len(summaries)
+
+    @staticmethod
+    def _clean(connection: Connection, of: Blocks, low: int, clean_seq: int) -> None:
+        size = of.size
+        cleaned = min(low + 1, clean_seq + of.n_cleaned) // size * size - 1
+        if cleaned <= clean_seq:
+            return
+        for table, key, first, last in (
+            ("priorities", "seq", clean_seq, cleaned),
+            ("priority_blocks", "block", clean_seq // size, cleaned // size),
+        ):
+            connection.exec_driver_sql(
+                f"DELETE FROM {table} WHERE buffer_id = ? AND {key} >= ? AND {key} <= ?",
+                (of.buffer_id, first, last),
+            )
+        connection.exec_driver_sql(
+            "UPDATE buffers SET clean_seq = ? WHERE id = ?", (cleaned, of.buffer_id)
+        )
+
+    @staticmethod
+    def _priorities(connection: Connection, of: Blocks, block: int) -> NDArray[np.float64]:
+        """Return the priorities of the rows of a block."""
+        found = connection.exec_driver_sql(
+            "SELECT coalesce(p.priority, e.initial_priority, 1.0) FROM experiences e "
+            "LEFT JOIN priorities p ON p.buffer_id = e.buffer_id AND p.seq = e.seq "
+            "WHERE e.buffer_id = ? AND e.seq >= ? AND e.seq < ?",
+            (of.buffer_id, block * of.size, (block + 1) * of.size),
+        )
+        return np.fromiter(found.scalars(), np.float64)
 
     def wrote(self, engine: Engine, n_rows: int) -> None:
         """Look after what eviction leaves behind: nothing, the file uses its pages again."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, Select, case, delete, func, select, u
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.errors import BufferNotFoundError, StorageBusyError, StorageReadOnlyError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
@@ -35,6 +35,7 @@ from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
 from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.priority_blocks import Blocks
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
@@ -356,6 +357,41 @@ class BufferStore:
         self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq
     ) -> int:
         return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
+
+    def seal(self, blocks: Sequence[int]) -> int:
+        """Add up blocks of priorities, so that draws need not read their rows, and delete what is
+        left of rows below the window; return how many were added up.
+
+        Left out are blocks that rows can still come to, and those that the window cuts: block *
+        size, and 1 for the first, is to be above its lower end. Who may not write, or would wait
+        for long, does nothing.
+
+        Args:
+            blocks: Their numbers; may be empty.
+        """
+        n_sealed = 0
+        if not self.info.priorities:
+            return n_sealed
+        try:
+            settled = self.settled()
+            for portion in self._blocks.portions(blocks):
+                n_sealed += self._seal(portion, settled)
+        except (StorageReadOnlyError, StorageBusyError):
+            pass  # draws do without
+        return n_sealed
+
+    @_survives
+    def _seal(self, blocks: Sequence[int], settled: int) -> int:
+        with (
+            translated(self.url),
+            # What is lost with a server is made again.
+            self._dialect.writing(self.engine, "relaxed") as connection,
+        ):
+            return self._dialect.seal(connection, self._blocks, blocks, settled)
+
+    @property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.info.id, self.info.block_size, self.info.alpha)
 
     @_survives
     def draw(

@@ -42,7 +42,7 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, uses, queue_items, labels, payload_parts
+        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, queue_items, labels, payload_parts
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
@@ -51,5 +51,6 @@ $$;
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions) ON buffers TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_seal_v1 TO sqlbuffer_learner;
 
 COMMIT;
