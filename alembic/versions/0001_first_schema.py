@@ -39,6 +39,7 @@ OBJECTS = {
         "v_groups_v1",
         "v_episodes_v1",
         "v_buffers_v1",
+        "v_priorities_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -48,6 +49,7 @@ OBJECTS = {
         "sqlbuffer_evict_episodes_v1",
         "sqlbuffer_sweep_v1",
         "sqlbuffer_seal_v1",
+        "sqlbuffer_update_priorities_v1",
         "sqlbuffer_lease_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",
@@ -72,6 +74,7 @@ OBJECTS = {
         "v_groups_v1",
         "v_episodes_v1",
         "v_buffers_v1",
+        "v_priorities_v1",
     ),
 }
 TABLES = (

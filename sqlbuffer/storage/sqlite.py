@@ -16,7 +16,7 @@ from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory, sqlite_path
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.models import experiences
-from sqlbuffer.storage.priority_blocks import Blocks, summary
+from sqlbuffer.storage.priority_blocks import Block, Blocks, Change, summary
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
@@ -31,12 +31,40 @@ _COLUMNS = (
 _INSERT = (
     f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
+# With a null among its arguments max() is null.
+_DRAW = (
+    "UPDATE buffers SET next_seq = next_seq + :n, "
+    "max_priority = coalesce(max(max_priority, :given), max_priority, :given) WHERE id = :id "
+    "RETURNING next_seq, CASE WHEN has_priorities THEN coalesce(max_priority, 1.0) END"
+)
 _SEAL = (
     "INSERT INTO priority_blocks (buffer_id, block, n_rows, weight_sum, max_priority, "
     "min_priority) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, block) DO UPDATE "
     "SET n_rows = excluded.n_rows, weight_sum = excluded.weight_sum, "
     "max_priority = excluded.max_priority, min_priority = excluded.min_priority, "
     "max_is_loose = 0, min_is_loose = 0"
+)
+_HELD = (
+    "SELECT e.seq, coalesce(p.priority, e.initial_priority, 1.0) FROM json_each(:seqs) j "
+    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value "
+    "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
+    "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)"
+)
+_UPDATE = (
+    "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?) "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET priority = excluded.priority"
+)
+_BLOCKS = (
+    "SELECT block, weight_sum, max_priority, min_priority, max_is_loose, min_is_loose "
+    "FROM priority_blocks WHERE buffer_id = ? AND block IN (SELECT value FROM json_each(?))"
+)
+_CHANGE = (
+    "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
+    "max_is_loose = ?, min_is_loose = ? WHERE buffer_id = ? AND block = ?"
+)
+_RAISE = (
+    "UPDATE buffers SET max_priority = :largest WHERE id = :id "
+    "AND (max_priority IS NULL OR max_priority < :largest)"
 )
 _EPISODE, _SESSION = Record._fields.index("episode_key"), Record._fields.index("session_key")
 
@@ -73,8 +101,16 @@ class SQLite:
                 connection.begin()
             yield connection
 
-    def draw(self, connection: Connection, buffer_id: int, ids: Sequence[str]) -> Drawn:
-        """Return which ids the buffer holds, and numbers for the others."""
+    def draw(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        ids: Sequence[str],
+        priorities: Sequence[float | None] | None = None,
+    ) -> Drawn:
+        """Return which ids the buffer holds, and numbers for the others; note the priorities that
+        these are given.
+        """
         low = connection.exec_driver_sql(
             "SELECT low_seq FROM v_windows WHERE buffer_id = ?", (buffer_id,)
         ).scalar_one_or_none()
@@ -89,11 +125,15 @@ class SQLite:
         self.remove(connection, buffer_id, [seq for _, seq in found if seq <= low])
         held = {id_ for id_, seq in found if seq > low}
         n = len(ids) - len(held)
-        end = connection.exec_driver_sql(
-            "UPDATE buffers SET next_seq = next_seq + ? WHERE id = ? RETURNING next_seq",
-            (n, buffer_id),
-        ).scalar_one()
-        return Drawn(held, list(range(end - n, end)))
+        given = [
+            priority
+            for id_, priority in zip(ids, priorities or (), strict=False)
+            if priority is not None and id_ not in held
+        ]
+        end, priority = connection.exec_driver_sql(
+            _DRAW, {"n": n, "given": max(given, default=None), "id": buffer_id}
+        ).one()
+        return Drawn(held, list(range(end - n, end)), priority=priority)
 
     def free_episode(
         self, connection: Connection, buffer_id: int, key: str, task_id: str
@@ -131,18 +171,23 @@ class SQLite:
         records: Sequence[Record],
         episode_ids: Sequence[int | None],
         session_ids: Sequence[int | None],
+        priority: float | None = None,
     ) -> None:
-        """Write the records under their numbers.
+        """Write the records under their numbers; those that were given no priority have this one.
 
         Without a savepoint: inside one each row's trigger walks the journal in memory from its
         start, and 10,000 rows at capacity take six times as long.
         """
         parameters = [
-            (buffer_id, seq, episode_id, session_id, *record[:_EPISODE], *record[_SESSION + 1 :])
+            (
+                buffer_id, seq, episode_id, session_id, *record[:_EPISODE],
+                *record[_SESSION + 1 : -1],
+                priority if record.initial_priority is None else record.initial_priority,
+            )
             for seq, record, episode_id, session_id in zip(
                 seqs, records, episode_ids, session_ids, strict=True
             )
-        ]
+        ]  # fmt: skip
         connection.exec_driver_sql(_INSERT, parameters)
         self.evict(connection, buffer_id)
 
@@ -196,6 +241,37 @@ class SQLite:
         )
         found = connection.execute(oldest, {"id": buffer_id}).scalar()
         return None if found is None else rows.where(experiences.c.episode_id == found)
+
+    def update_priorities(
+        self, connection: Connection, of: Blocks, seqs: Sequence[int], priorities: Sequence[float]
+    ) -> int:
+        """Set the priorities of those rows that the buffer holds; return how many."""
+        run = connection.exec_driver_sql
+        found = run(_HELD, {"id": of.buffer_id, "seqs": json.dumps(list(seqs))}).all()
+        if not found:
+            if run("SELECT 1 FROM buffers WHERE id = ?", (of.buffer_id,)).first() is None:
+                raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {of.buffer_id}")
+            return 0
+        given = dict(zip(seqs, priorities, strict=True))
+        held, old = (np.array(column) for column in zip(*found, strict=True))
+        new = [given[seq] for seq, _ in found]
+        run(_UPDATE, [(of.buffer_id, seq, p) for (seq, _), p in zip(found, new, strict=True)])
+        self._change_blocks(connection, of, of.changes(held, old, np.array(new)))
+        run(_RAISE, {"id": of.buffer_id, "largest": max(new)})
+        return len(held)
+
+    @staticmethod
+    def _change_blocks(connection: Connection, of: Blocks, changes: Sequence[Change]) -> None:
+        run = connection.exec_driver_sql
+        listed = json.dumps([change.block for change in changes])
+        known = {row[0]: Block(*row) for row in run(_BLOCKS, (of.buffer_id, listed))}
+        blocks = [
+            of.changed(known[change.block], change) for change in changes if change.block in known
+        ]
+        if kept := [block for block in blocks if not of.is_lost(block)]:
+            run(_CHANGE, [(*block[1:], of.buffer_id, block.block) for block in kept])
+        if lost := [(of.buffer_id, block.block) for block in blocks if of.is_lost(block)]:
+            run("DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?", lost)
 
     def seal(self, connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
         """Add up those of the blocks of priorities that no row can come to and that lie in the

@@ -358,6 +358,19 @@ class BufferStore:
     ) -> int:
         return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
 
+    @_survives
+    def update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
+        """Set the priorities of rows, each given once, in ascending order; return how many there
+        are.
+        """
+        if not seqs:
+            return 0
+        with (
+            translated(self.url),
+            self._dialect.writing(self.engine, self.options.durability) as connection,
+        ):
+            return self._dialect.update_priorities(connection, self._blocks, seqs, priorities)
+
     def seal(self, blocks: Sequence[int]) -> int:
         """Add up blocks of priorities, so that draws need not read their rows, and delete what is
         left of rows below the window; return how many were added up.

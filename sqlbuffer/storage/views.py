@@ -136,6 +136,19 @@ VIEWS = {
             "created_at": ("time", "when the buffer was created"),
         },
     ),
+    "v_priorities": View(
+        "One row a step of a buffer with priorities.",
+        {
+            "buffer": _BUFFER,
+            "seq": ("integer", "insert order within the buffer"),
+            "id": ("text", "id of the row, unique within the buffer; null for plain SQL inserts"),
+            "task_id": ("text", "the task"),
+            "step": ("integer", "step within the task"),
+            "priority": ("real", "its priority now"),
+            "initial_priority": ("real", "the one that it began with"),
+            "updated": ("boolean", "it was set since"),
+        },
+    ),
     "v_windows": View(
         "One row a buffer: which rows of `experiences` it is, those with `low_seq < seq`. For "
         "queries on the tables; the other views apply it.",

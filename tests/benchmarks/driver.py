@@ -31,7 +31,8 @@ _COPY_FORMS: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("step", "model_version"), lambda value: struct.pack(">iq", 8, value)),
     "t": lambda value: struct.pack(">ii", 4, value),
     **dict.fromkeys(
-        ("execute_time", "reward_t", "adv_t", "v_t"), lambda value: struct.pack(">id", 8, value)
+        ("execute_time", "reward_t", "adv_t", "v_t", "initial_priority"),
+        lambda value: struct.pack(">id", 8, value),
     ),
     **dict.fromkeys(
         ("state", "actions", "messages", "extra"), lambda value: _sized(b"\x01" + value.encode())

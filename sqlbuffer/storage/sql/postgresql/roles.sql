@@ -3,7 +3,8 @@
 --   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
 --   GRANT sqlbuffer_writer TO alice;
 --
--- Writers open and create buffers, store and sample. Learners also delete, clear and resize.
+-- Writers open and create buffers, store and sample. Learners also delete, clear, resize and update
+-- priorities.
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
 
@@ -27,7 +28,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, payload_parts,
     schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -51,6 +52,6 @@ $$;
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions) ON buffers TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_seal_v1 TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1 TO sqlbuffer_learner;
 
 COMMIT;
