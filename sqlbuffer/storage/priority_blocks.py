@@ -36,7 +36,7 @@ class Summary(NamedTuple):
     min_priority: float | None
 
 
-def weights(priorities: Any, alpha: float) -> NDArray[np.float64]:
+def weights(priorities: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
     """Return priority ^ alpha; a priority of 0 has the weight 0, whatever alpha is."""
     return np.where(priorities > 0, priorities**alpha, 0.0)
 
@@ -53,31 +53,38 @@ def summary(block: int, priorities: NDArray[np.float64], alpha: float) -> Summar
     )
 
 
-class Block(NamedTuple):
-    """What is kept of a block.
+class Kept(NamedTuple):
+    """What is kept of several blocks: an array of each.
 
     Attributes:
-        block: Its number.
+        block: Their numbers, in ascending order.
         weight_sum: Sum of the weights of its rows.
         max_priority: None is larger.
-        min_priority: No positive one is smaller; None where none is positive.
+        min_priority: No positive one is smaller; infinite where none is positive.
         max_is_loose: All may be smaller.
         min_is_loose: All may be larger.
     """
 
-    block: int
-    weight_sum: float
-    max_priority: float
-    min_priority: float | None
-    max_is_loose: bool
-    min_is_loose: bool
+    block: NDArray[np.int64]
+    weight_sum: NDArray[np.float64]
+    max_priority: NDArray[np.float64]
+    min_priority: NDArray[np.float64]
+    max_is_loose: NDArray[np.bool_]
+    min_is_loose: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Any, ...]]) -> "Kept":
+        """Return what rows of these columns say."""
+        types: tuple[Any, ...] = (np.int64, *(np.float64,) * 3, np.bool_, np.bool_)
+        columns = zip(*rows, strict=True)
+        return cls(*(np.array(column, type_) for column, type_ in zip(columns, types, strict=True)))
 
 
-class Change(NamedTuple):
-    """What an update does to a block.
+class Changes(NamedTuple):
+    """What an update does to several blocks: an array of each.
 
     Attributes:
-        block: Its number.
+        block: Their numbers, in ascending order.
         difference: Of the sum of the weights.
         max_new: The largest priority that is set.
         max_old: The largest that it is set instead of.
@@ -85,12 +92,12 @@ class Change(NamedTuple):
         min_old: The smallest positive one that it is set instead of; infinite without any.
     """
 
-    block: int
-    difference: float
-    max_new: float
-    max_old: float
-    min_new: float
-    min_old: float
+    block: NDArray[np.int64]
+    difference: NDArray[np.float64]
+    max_new: NDArray[np.float64]
+    max_old: NDArray[np.float64]
+    min_new: NDArray[np.float64]
+    min_old: NDArray[np.float64]
 
 
 class Blocks(NamedTuple):
@@ -122,38 +129,37 @@ class Blocks(NamedTuple):
 
     def changes(
         self, seqs: NDArray[np.int64], old: NDArray[np.float64], new: NDArray[np.float64]
-    ) -> list[Change]:
+    ) -> Changes:
         """Return what it does to their blocks that rows, in ascending order, get new priorities."""
         blocks, starts = np.unique(seqs // self.size, return_index=True)
         difference = weights(new, self.alpha) - weights(old, self.alpha)
-        parts = [
+        return Changes(
+            blocks,
             np.add.reduceat(difference, starts),
             np.maximum.reduceat(new, starts),
             np.maximum.reduceat(old, starts),
             np.minimum.reduceat(np.where(new > 0, new, np.inf), starts),
             np.minimum.reduceat(np.where(old > 0, old, np.inf), starts),
-        ]
-        columns = [blocks.tolist(), *(part.tolist() for part in parts)]
-        return [Change(*row) for row in zip(*columns, strict=True)]
-
-    def changed(self, block: Block, change: Change) -> Block:
-        """Return what is known of a block after a change, without reading its rows."""
-        least = np.inf if block.min_priority is None else block.min_priority
-        max_is_loose = block.max_is_loose or change.max_old >= block.max_priority
-        min_is_loose = block.min_is_loose or change.min_old <= least
-        smallest = min(least, change.min_new)
-        return Block(
-            block.block,
-            max(block.weight_sum + change.difference, 0.0),
-            max(block.max_priority, change.max_new),
-            None if smallest == np.inf else smallest,
-            change.max_new < block.max_priority and max_is_loose,
-            change.min_new > least and min_is_loose,
         )
 
-    def is_lost(self, block: Block) -> bool:
-        """Tell whether the sum of a block has become so small that it is what rounding left of
-        larger ones.
+    def changed(self, kept: Kept, changes: Changes) -> Kept:
+        """Return what is known of blocks, all of them among the changed ones, without reading their
+        rows.
         """
-        largest = float(weights(block.max_priority, self.alpha))
-        return block.max_is_loose and 4 * block.weight_sum < largest
+        at = np.searchsorted(changes.block, kept.block)
+        _, difference, max_new, max_old, min_new, min_old = (part[at] for part in changes)
+        max_is_loose = kept.max_is_loose | (max_old >= kept.max_priority)
+        min_is_loose = kept.min_is_loose | (min_old <= kept.min_priority)
+        return Kept(
+            kept.block,
+            np.maximum(kept.weight_sum + difference, 0.0),
+            np.maximum(kept.max_priority, max_new),
+            np.minimum(kept.min_priority, min_new),
+            (max_new < kept.max_priority) & max_is_loose,
+            (min_new > kept.min_priority) & min_is_loose,
+        )
+
+    def are_lost(self, kept: Kept) -> NDArray[np.bool_]:
+        """Tell which sums have become so small that they are what rounding left of larger ones."""
+        largest = weights(kept.max_priority, self.alpha)
+        return kept.max_is_loose & (4 * kept.weight_sum < largest)

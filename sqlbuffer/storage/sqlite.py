@@ -16,7 +16,7 @@ from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory, sqlite_path
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.models import experiences
-from sqlbuffer.storage.priority_blocks import Block, Blocks, Change, summary
+from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
@@ -48,20 +48,22 @@ _HELD = (
     "SELECT e.seq, coalesce(p.priority, e.initial_priority, 1.0) FROM json_each(:seqs) j "
     "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value "
     "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
-    "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)"
+    "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id) ORDER BY j.key"
 )
 _UPDATE = (
     "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?) "
     "ON CONFLICT (buffer_id, seq) DO UPDATE SET priority = excluded.priority"
 )
 _BLOCKS = (
-    "SELECT block, weight_sum, max_priority, min_priority, max_is_loose, min_is_loose "
-    "FROM priority_blocks WHERE buffer_id = ? AND block IN (SELECT value FROM json_each(?))"
+    "SELECT block, weight_sum, max_priority, coalesce(min_priority, 9e999), "
+    "max_is_loose, min_is_loose FROM priority_blocks "
+    "WHERE buffer_id = ? AND block IN (SELECT value FROM json_each(?)) ORDER BY block"
 )
 _CHANGE = (
     "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
-    "max_is_loose = ?, min_is_loose = ? WHERE buffer_id = ? AND block = ?"
+    "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
 )
+_FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
 _RAISE = (
     "UPDATE buffers SET max_priority = :largest WHERE id = :id "
     "AND (max_priority IS NULL OR max_priority < :largest)"
@@ -246,32 +248,40 @@ class SQLite:
         self, connection: Connection, of: Blocks, seqs: Sequence[int], priorities: Sequence[float]
     ) -> int:
         """Set the priorities of those rows that the buffer holds; return how many."""
-        run = connection.exec_driver_sql
-        found = run(_HELD, {"id": of.buffer_id, "seqs": json.dumps(list(seqs))}).all()
+        # Past SQLAlchemy, which takes as long as the statements themselves.
+        driver: Any = connection.connection.driver_connection
+        listed = json.dumps(list(seqs))
+        found = driver.execute(_HELD, {"id": of.buffer_id, "seqs": listed}).fetchall()
         if not found:
-            if run("SELECT 1 FROM buffers WHERE id = ?", (of.buffer_id,)).first() is None:
-                raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {of.buffer_id}")
+            self._check_there(connection, of.buffer_id)
             return 0
         given = dict(zip(seqs, priorities, strict=True))
+        rows = [(of.buffer_id, seq, given[seq]) for seq, _ in found]
+        driver.executemany(_UPDATE, rows)
         held, old = (np.array(column) for column in zip(*found, strict=True))
-        new = [given[seq] for seq, _ in found]
-        run(_UPDATE, [(of.buffer_id, seq, p) for (seq, _), p in zip(found, new, strict=True)])
-        self._change_blocks(connection, of, of.changes(held, old, np.array(new)))
-        run(_RAISE, {"id": of.buffer_id, "largest": max(new)})
-        return len(held)
+        new = np.array([priority for _, _, priority in rows])
+        self._change_blocks(driver, of, of.changes(held, old, new))
+        driver.execute(_RAISE, {"id": of.buffer_id, "largest": float(new.max())})
+        return len(rows)
 
     @staticmethod
-    def _change_blocks(connection: Connection, of: Blocks, changes: Sequence[Change]) -> None:
-        run = connection.exec_driver_sql
-        listed = json.dumps([change.block for change in changes])
-        known = {row[0]: Block(*row) for row in run(_BLOCKS, (of.buffer_id, listed))}
-        blocks = [
-            of.changed(known[change.block], change) for change in changes if change.block in known
-        ]
-        if kept := [block for block in blocks if not of.is_lost(block)]:
-            run(_CHANGE, [(*block[1:], of.buffer_id, block.block) for block in kept])
-        if lost := [(of.buffer_id, block.block) for block in blocks if of.is_lost(block)]:
-            run("DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?", lost)
+    def _check_there(connection: Connection, buffer_id: int) -> None:
+        found = connection.exec_driver_sql("SELECT 1 FROM buffers WHERE id = ?", (buffer_id,))
+        if found.first() is None:
+            raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
+
+    @staticmethod
+    def _change_blocks(driver: sqlite3.Connection, of: Blocks, changes: Changes) -> None:
+        listed = json.dumps(changes.block.tolist())
+        found = driver.execute(_BLOCKS, (of.buffer_id, listed)).fetchall()
+        if not found:
+            return
+        kept = of.changed(Kept.of(found), changes)
+        columns = [column.tolist() for column in (*kept[1:], kept.block)]
+        columns[2] = [None if least == np.inf else least for least in columns[2]]
+        driver.executemany(_CHANGE, [(*row, of.buffer_id) for row in zip(*columns, strict=True)])
+        for block in kept.block[of.are_lost(kept)].tolist():
+            driver.execute(_FORGET, (of.buffer_id, block))
 
     def seal(self, connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
         """Add up those of the blocks of priorities that no row can come to and that lie in the

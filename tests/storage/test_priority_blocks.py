@@ -1,11 +1,14 @@
 """Blocks of priorities: what is kept of them is true of their rows."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+from sqlalchemy import text
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import QueryBuilder, ReplayBuffer
 from tests.support.rows import make_row
-from tests.support.sql import buffer_id, run
+from tests.support.sql import buffer_id, plain_engine, run
 
 
 def make_buffer(url, *, size=4, name="default", **settings):
@@ -29,10 +32,10 @@ def set_priorities(url, priorities, name="default"):
         )  # fmt: skip
 
 
-def blocks(url):
+def blocks(url, read=None):
     """Return {block: (rows, sum of weights, largest, least priority, whether each is loose)}."""
-    found = run(
-        url,
+    read = partial(run, url) if read is None else read
+    found = read(
         "SELECT block, n_rows, weight_sum, max_priority, min_priority, max_is_loose, min_is_loose "
         "FROM priority_blocks ORDER BY block",
     )
@@ -94,3 +97,123 @@ def test_a_buffer_without_priorities_has_no_blocks(buffer_url):
         store(buffer, 300)
         assert buffer._store.seal([0]) == 0
     assert blocks(buffer_url) == {}
+
+
+LIMITS = {
+    "row": {"max_capacity": 40},
+    "task": {"max_capacity": 40, "evict_by": "task"},
+    "episode": {"max_episodes": 8},
+}
+VALUES = np.array([0.0, 1e-6, 0.5, 1.0, 1.0, 3.0, 1e6, 1e100])
+
+
+class Walk:
+    """Random calls on a buffer, and what its priorities then are."""
+
+    def __init__(self, url, unit, seed):
+        # Not a connection for each look.
+        self.engine = plain_engine(url)
+        self.connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self.url, self.rng = url, np.random.default_rng(seed)
+        self.buffer = make_buffer(url, fields={"x": "int64"}, **LIMITS[unit])
+        self.alpha, self.unit = self.buffer._store.info.alpha, unit
+        self.priorities, self.largest = {}, None
+
+    def read(self, statement):
+        result = self.connection.execute(text(statement))
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+    def close(self):
+        self.connection.close()
+        self.engine.dispose()
+        self.buffer.close()
+
+    def step(self):
+        calls = [self.insert, self.update, self.seal, self.delete, self.type_delete, self.resize,
+                 self.clear]  # fmt: skip
+        self.rng.choice(calls, p=[0.3, 0.35, 0.25, 0.04, 0.02, 0.03, 0.01])()
+        held = self.held()
+        self.priorities = {seq: p for seq, p in self.priorities.items() if seq in held}
+        self.check()
+
+    def held(self):
+        return {seq for (seq,) in self.read("SELECT seq FROM v_experiences")}
+
+    def insert(self):
+        n = int(self.rng.integers(1, 12))
+        given = self.rng.choice(VALUES, n) if self.rng.random() < 0.3 else None
+        before = set(self.priorities)
+        self.buffer.store_episode({"x": range(n)}, priority=given)
+        if given is not None:
+            self.largest = max(given.max(), -1 if self.largest is None else self.largest)
+        usual = 1.0 if self.largest is None else self.largest
+        # A lone task may have lost its own first rows.
+        new = sorted(self.held() - before, reverse=True)
+        own = [usual] * n if given is None else given.tolist()
+        self.priorities |= dict(zip(new, own[::-1], strict=False))
+
+    def update(self):
+        low, high = min(self.priorities, default=1), max(self.priorities, default=1)
+        seqs = self.rng.integers(low - 3, high + 3, 8).tolist()
+        new = self.rng.choice([*VALUES, *self.rng.random(8)], 8).tolist()
+        updated = self.buffer.update_priorities(seqs, new, eps=0)
+        changed = {s: p for s, p in zip(seqs, new, strict=True) if s in self.priorities}
+        assert (updated.updated, updated.missing) == (len(changed), len(set(seqs) - set(changed)))
+        self.priorities |= changed
+        if changed:
+            self.largest = max(*changed.values(), -1 if self.largest is None else self.largest)
+
+    def seal(self):
+        high = max(self.priorities, default=1) // 4
+        self.buffer._store.seal(self.rng.integers(max(high - 12, 0), high + 2, 6).tolist())
+
+    def delete(self):
+        seqs = self.rng.choice([*self.priorities, 0], 3).tolist()
+        self.buffer.delete(QueryBuilder().in_("seq", seqs).build())
+
+    def type_delete(self):
+        self.read(f"DELETE FROM experiences WHERE seq = {min(self.priorities, default=0)}")
+
+    def resize(self):
+        n = int(self.rng.integers(20, 60))
+        limits = {"max_episodes": n // 6} if self.unit == "episode" else {"max_capacity": n}
+        self.buffer.resize(**limits)
+
+    def clear(self):
+        self.buffer.clear()
+
+    def check(self):
+        found = dict(self.read("SELECT seq, priority FROM v_priorities"))
+        assert found == pytest.approx(self.priorities, rel=0, abs=0)
+        ((largest, low, clean),) = self.read(
+            "SELECT b.max_priority, w.low_seq, b.clean_seq FROM buffers b "
+            "JOIN v_windows w ON w.buffer_id = b.id",
+        )
+        assert largest == self.largest
+        assert clean <= low
+        for block, kept in blocks(self.url, self.read).items():
+            if max(block * 4, 1) > low:
+                self.check_block(block, *kept)
+        stale = self.read(f"SELECT seq FROM priorities WHERE seq <= {clean} AND seq > 0")
+        assert stale == []
+
+    def check_block(self, block, n_rows, weight_sum, largest, least, max_is_loose, min_is_loose):
+        own = np.array([p for seq, p in self.priorities.items() if seq // 4 == block])
+        positive = own[own > 0]
+        assert n_rows == len(own)
+        assert weight_sum == pytest.approx((positive**self.alpha).sum(), rel=1e-9)
+        assert largest >= own.max(initial=0)
+        assert max_is_loose or largest == own.max(initial=0)
+        assert all(least <= positive)
+        assert min_is_loose or least == (positive.min() if len(positive) else None)
+
+
+@pytest.mark.parametrize("unit", LIMITS)
+def test_what_is_kept_of_blocks_is_true_whatever_happens(buffer_url, unit):
+    walk = Walk(buffer_url, unit, seed=5)
+    n_sealed = 0
+    for _ in range(80):
+        walk.step()
+        n_sealed += len(blocks(buffer_url, walk.read))
+    assert n_sealed > 200
+    walk.close()
