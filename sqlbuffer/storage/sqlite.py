@@ -44,11 +44,14 @@ _SEAL = (
     "max_priority = excluded.max_priority, min_priority = excluded.min_priority, "
     "max_is_loose = 0, min_is_loose = 0"
 )
+# Who has a row in priorities is held.
 _HELD = (
-    "SELECT e.seq, coalesce(p.priority, e.initial_priority, 1.0) FROM json_each(:seqs) j "
-    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value "
-    "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
-    "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id) ORDER BY j.key"
+    "SELECT seq, old FROM (SELECT j.key, j.value AS seq, coalesce("
+    "(SELECT p.priority FROM priorities p WHERE p.buffer_id = :id AND p.seq = j.value), "
+    "(SELECT coalesce(e.initial_priority, 1.0) FROM experiences e "
+    "WHERE e.buffer_id = :id AND e.seq = j.value)) AS old FROM json_each(:seqs) j "
+    "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)) "
+    "WHERE old IS NOT NULL ORDER BY key"
 )
 _UPDATE = (
     "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?) "

@@ -29,14 +29,17 @@ BEGIN
         SELECT count(*) AS n_rows, coalesce(sum(power(nullif(r.p, 0), b.alpha)), 0) AS weight_sum,
             coalesce(max(r.p), 0) AS max_priority, min(nullif(r.p, 0)) AS min_priority
         FROM (
-            -- Looked up one by one: a join would be planned without statistics as a scan of all.
-            SELECT coalesce(
-                (SELECT p.priority FROM priorities p WHERE p.buffer_id = p_buffer_id AND p.seq = e.seq),
-                e.initial_priority, 1.0
-            ) AS p
-            FROM experiences e
-            WHERE e.buffer_id = p_buffer_id
-              AND e.seq >= k.block * b.block_size AND e.seq < (k.block + 1) * b.block_size
+            -- Two ranges laid on each other: a join could be planned without statistics as a scan of all.
+            SELECT coalesce(max(u.priority), max(u.initial_priority)) AS p
+            FROM (
+                SELECT e.seq, coalesce(e.initial_priority, 1.0) AS initial_priority, NULL::double precision AS priority
+                FROM experiences e
+                WHERE e.buffer_id = p_buffer_id AND e.seq >= k.block * b.block_size AND e.seq < (k.block + 1) * b.block_size
+                UNION ALL
+                SELECT p.seq, NULL, p.priority FROM priorities p
+                WHERE p.buffer_id = p_buffer_id AND p.seq >= k.block * b.block_size AND p.seq < (k.block + 1) * b.block_size
+            ) u
+            GROUP BY u.seq HAVING count(u.initial_priority) = 1
         ) r
     ) s
     WHERE greatest(k.block * b.block_size, 1) > low AND (k.block + 1) * b.block_size <= p_settled + 1

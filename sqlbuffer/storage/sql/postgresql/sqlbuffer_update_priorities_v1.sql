@@ -15,19 +15,24 @@ BEGIN
     -- A statement of its own: it sees what others did who held the lock.
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     WITH given AS MATERIALIZED (
-        -- Each row is looked up alone: a join would be planned without statistics as a scan of all.
-        SELECT g.seq, g.priority AS new, coalesce(
-            (SELECT p.priority FROM priorities p WHERE p.buffer_id = p_buffer_id AND p.seq = g.seq),
-            e.initial_priority, 1.0
-        ) AS old
+        -- Each is looked up alone, a join would be planned without statistics as a scan of all; and first where updates
+        -- are: who has a row there is held.
+        SELECT g.seq, g.priority AS new, p.place, coalesce(p.priority, e.priority) AS old
         FROM unnest(p_seqs, p_priorities) AS g(seq, priority)
-        CROSS JOIN LATERAL (
-            SELECT x.initial_priority FROM experiences x WHERE x.buffer_id = p_buffer_id AND x.seq = g.seq LIMIT 1
-        ) e
-        WHERE g.seq > low
+        LEFT JOIN LATERAL (
+            SELECT x.ctid AS place, x.priority FROM priorities x WHERE x.buffer_id = p_buffer_id AND x.seq = g.seq LIMIT 1
+        ) p ON true
+        LEFT JOIN LATERAL (
+            SELECT coalesce(x.initial_priority, 1.0) AS priority FROM experiences x
+            WHERE p.place IS NULL AND x.buffer_id = p_buffer_id AND x.seq = g.seq LIMIT 1
+        ) e ON true
+        WHERE g.seq > low AND coalesce(p.priority, e.priority) IS NOT NULL
     ), written AS (
-        INSERT INTO priorities (buffer_id, seq, priority) SELECT p_buffer_id, seq, new FROM given ORDER BY seq
-        ON CONFLICT (buffer_id, seq) DO UPDATE SET priority = excluded.priority
+        -- By its place, which nobody changes who does not hold the lock.
+        UPDATE priorities p SET priority = g.new FROM given g WHERE p.ctid = g.place
+    ), added AS (
+        INSERT INTO priorities (buffer_id, seq, priority)
+        SELECT p_buffer_id, g.seq, g.new FROM given g WHERE g.place IS NULL ORDER BY g.seq
     ), changes AS (
         SELECT seq / b.block_size AS block,
             sum(coalesce(power(nullif(new, 0), b.alpha), 0) - coalesce(power(nullif(old, 0), b.alpha), 0)) AS difference,
