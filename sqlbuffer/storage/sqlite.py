@@ -46,25 +46,23 @@ _SEAL = (
 )
 # Who has a row in priorities is held.
 _HELD = (
-    "SELECT seq, old FROM (SELECT j.key, j.value AS seq, coalesce("
-    "(SELECT p.priority FROM priorities p WHERE p.buffer_id = :id AND p.seq = j.value), "
-    "(SELECT coalesce(e.initial_priority, 1.0) FROM experiences e "
+    "SELECT seq, place, old FROM (SELECT j.key, j.value AS seq, p.rowid AS place, "
+    "coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) FROM experiences e "
     "WHERE e.buffer_id = :id AND e.seq = j.value)) AS old FROM json_each(:seqs) j "
+    "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
     "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)) "
     "WHERE old IS NOT NULL ORDER BY key"
 )
-_UPDATE = (
-    "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?) "
-    "ON CONFLICT (buffer_id, seq) DO UPDATE SET priority = excluded.priority"
-)
+_UPDATE = "UPDATE priorities SET priority = ? WHERE rowid = ?"
+_ADD = "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?)"
 _BLOCKS = (
     "SELECT block, weight_sum, max_priority, coalesce(min_priority, 9e999), "
-    "max_is_loose, min_is_loose FROM priority_blocks "
+    "max_is_loose, min_is_loose, rowid FROM priority_blocks "
     "WHERE buffer_id = ? AND block IN (SELECT value FROM json_each(?)) ORDER BY block"
 )
 _CHANGE = (
     "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
-    "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
+    "max_is_loose = ?, min_is_loose = ? WHERE rowid = ?"
 )
 _FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
 _RAISE = (
@@ -259,12 +257,15 @@ class SQLite:
             self._check_there(connection, of.buffer_id)
             return 0
         given = dict(zip(seqs, priorities, strict=True))
-        rows = [(of.buffer_id, seq, given[seq]) for seq, _ in found]
-        driver.executemany(_UPDATE, rows)
-        held, old = (np.array(column) for column in zip(*found, strict=True))
-        new = np.array([priority for _, _, priority in rows])
-        self._change_blocks(driver, of, of.changes(held, old, new))
-        driver.execute(_RAISE, {"id": of.buffer_id, "largest": float(new.max())})
+        held, places, old = zip(*found, strict=True)
+        new = [given[seq] for seq in held]
+        rows = list(zip(held, places, new, strict=True))
+        driver.executemany(_UPDATE, [(p, place) for _, place, p in rows if place is not None])
+        driver.executemany(
+            _ADD, [(of.buffer_id, seq, p) for seq, place, p in rows if place is None]
+        )
+        self._change_blocks(driver, of, of.changes(np.array(held), np.array(old), np.array(new)))
+        driver.execute(_RAISE, {"id": of.buffer_id, "largest": max(new)})
         return len(rows)
 
     @staticmethod
@@ -279,10 +280,10 @@ class SQLite:
         found = driver.execute(_BLOCKS, (of.buffer_id, listed)).fetchall()
         if not found:
             return
-        kept = of.changed(Kept.of(found), changes)
-        columns = [column.tolist() for column in (*kept[1:], kept.block)]
+        kept = of.changed(Kept.of([row[:-1] for row in found]), changes)
+        columns = [*(column.tolist() for column in kept[1:]), [row[-1] for row in found]]
         columns[2] = [None if least == np.inf else least for least in columns[2]]
-        driver.executemany(_CHANGE, [(*row, of.buffer_id) for row in zip(*columns, strict=True)])
+        driver.executemany(_CHANGE, list(zip(*columns, strict=True)))
         for block in kept.block[of.are_lost(kept)].tolist():
             driver.execute(_FORGET, (of.buffer_id, block))
 

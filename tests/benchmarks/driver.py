@@ -10,7 +10,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import psycopg
+from numpy.typing import NDArray
 from sqlalchemy import make_url
 
 from sqlbuffer.storage.engine import SQLITE_CONNECTION_PRAGMAS
@@ -96,6 +98,16 @@ class BareSQLite:
         )
         return [blob for (blob,) in found]
 
+    def set_priorities(self, seqs: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Update rows of `priorities` and nothing else."""
+        pairs = zip(priorities.tolist(), seqs.tolist(), strict=True)
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.executemany(
+            f"UPDATE priorities SET priority = ? WHERE buffer_id = {self._buffer_id} AND seq = ?",
+            pairs,
+        )
+        self.connection.execute("COMMIT")
+
     def open_snapshot(self) -> None:
         """Begin to read one state of the database, as an analyst's tool does."""
         self.connection.execute("BEGIN")
@@ -147,6 +159,15 @@ class BarePostgreSQL:
                 (self._buffer_id, seqs),
             )
             return [blob for (blob,) in cursor]
+
+    def set_priorities(self, seqs: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Update rows of `priorities` and nothing else."""
+        self.connection.execute(
+            "UPDATE priorities p SET priority = g.priority "
+            "FROM unnest(%s::bigint[], %s::double precision[]) AS g(seq, priority) "
+            "WHERE p.buffer_id = %s AND p.seq = g.seq",
+            (seqs.tolist(), priorities.tolist(), self._buffer_id),
+        )
 
     def open_snapshot(self) -> None:
         """Begin to read one state of the database, as an analyst's tool does."""

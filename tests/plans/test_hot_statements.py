@@ -33,7 +33,9 @@ ROWS_PER_TASK = 20
 MOST_ROWS_READ = 10_000
 MOST_STEPS = 200_000
 SCAN = re.compile(
-    r"Seq Scan on (experiences|episodes)|^\s*SCAN (experiences|earlier|episodes|ends)", re.MULTILINE
+    r"Seq Scan on (experiences|episodes|priorities)|"
+    r"^\s*SCAN (experiences|earlier|episodes|ends|priorities|[ep]\b)",
+    re.MULTILINE,
 )
 ONE_TASK = QueryBuilder().eq("exp_meta.task_id", "t2500").build()
 ONE_TASK_LATE = QueryBuilder().nested(QueryBuilder().eq("exp_meta.task_id", "t2500")).and_().gt(
@@ -69,6 +71,13 @@ def large_url(request, analyzed, tmp_path_factory):
     fill(url, N_ROWS, name="rows", **settings)
     fill(url, N_ROWS, name="tasks", evict_by="task", **settings)
     fill(url, 100, name="small")
+    fill(url, N_ROWS, name="weighted", priorities=True, **settings)
+    number = buffer_id(url, "weighted")
+    run(
+        url,
+        "INSERT INTO priorities (buffer_id, seq, priority) SELECT buffer_id, seq, 1.0 "
+        f"FROM experiences WHERE buffer_id = {number} AND seq % 2 = 0",
+    )
     fill_arrays(url)
     if analyzed:
         run_outside_transaction(url, "ANALYZE")
@@ -275,6 +284,15 @@ OPERATIONS = {
         "arrays",
         lambda b: b.store_episode({"obs": np.zeros((64, 4)), "reward": np.ones(64)}),
     ),
+    "store with priorities": (
+        "weighted",
+        lambda b: b.store_batch(make_rows(range(64)), priority=np.arange(64.0)),
+    ),
+    "update priorities": (
+        "weighted",
+        lambda b: b.update_priorities(np.arange(1, 99_000, 400), 2.0),
+    ),
+    "seal blocks": ("weighted", lambda b: b._store.seal([3, 100, 200, 201])),
     "random, small": ("small", lambda b: b.sample(64)),
     "tasks, small": ("small", lambda b: b.sample_tasks(1)),
 }

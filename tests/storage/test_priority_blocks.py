@@ -99,6 +99,66 @@ def test_a_buffer_without_priorities_has_no_blocks(buffer_url):
     assert blocks(buffer_url) == {}
 
 
+def test_a_file_that_may_not_be_written_is_left_alone(sqlite_url):
+    with make_buffer(sqlite_url) as buffer:
+        store(buffer, 8)
+    path = sqlite_url.removeprefix("sqlite:///")
+    with ReplayBuffer(f"sqlite:///file:{path}?mode=ro&uri=true") as reader:
+        assert reader._store.seal([0, 1]) == 0
+    assert blocks(sqlite_url) == {}
+
+
+def test_eviction_by_row_is_no_deletion(buffer_url):
+    """What len() remembers of blocks of rows stays true, and is not counted anew."""
+    with make_buffer(buffer_url, max_capacity=10, max_use=3) as buffer:
+        store(buffer, 10)
+        buffer.update_priorities([1, 2, 3], 2.0)
+        buffer._store.seal([1])
+        store(buffer, 7, 10)
+        assert len(buffer) == 10
+        assert buffer._store.window().deletions == 0
+        assert set(blocks(buffer_url)) == {1}
+        buffer.delete(QueryBuilder().eq("seq", 12).build())
+        assert len(buffer) == 9
+        assert buffer._store.window().deletions > 0
+
+
+def test_rows_that_are_deleted_unseal_their_block(buffer_url):
+    with make_buffer(buffer_url) as buffer:
+        store(buffer, 16)
+        buffer._store.seal([0, 1, 2, 3])
+        buffer.delete(QueryBuilder().in_("seq", [5, 6]).build())
+        assert set(blocks(buffer_url)) == {0, 2, 3}
+        run(buffer_url, "DELETE FROM experiences WHERE seq = 9")
+        assert 2 not in blocks(buffer_url)
+        assert buffer._store.seal([0, 1, 2]) == 3
+        assert [kept[0] for kept in blocks(buffer_url).values()][:3] == [3, 2, 3]
+
+
+def test_a_sum_that_rounding_has_spoilt_is_not_kept(buffer_url):
+    with make_buffer(buffer_url, alpha=1.0) as buffer:
+        store(buffer, 8)
+        buffer.update_priorities([4], 1e100)
+        buffer._store.seal([1])
+        buffer.update_priorities([4], 0.5, eps=0)
+        assert blocks(buffer_url) == {}
+        buffer._store.seal([1])
+        assert blocks(buffer_url) == {1: (4, 3.5, 1.0, 0.5, False, False)}
+
+
+def test_bounds_that_a_row_left_are_loose_until_the_block_is_sealed_again(buffer_url):
+    with make_buffer(buffer_url, alpha=1.0) as buffer:
+        store(buffer, 8)
+        buffer.update_priorities([4, 5, 6, 7], [4.0, 3.0, 2.0, 1.0], eps=0)
+        buffer._store.seal([1])
+        buffer.update_priorities([4, 7], [2.5, 2.25], eps=0)
+        assert blocks(buffer_url) == {1: (4, 9.75, 4.0, 1.0, True, True)}
+        buffer.update_priorities([5, 6], [5.0, 0.0], eps=0)
+        assert blocks(buffer_url) == {1: (4, 9.75, 5.0, 1.0, False, True)}
+        buffer._store.seal([1])
+        assert blocks(buffer_url) == {1: (4, 9.75, 5.0, 2.25, False, False)}
+
+
 LIMITS = {
     "row": {"max_capacity": 40},
     "task": {"max_capacity": 40, "evict_by": "task"},
