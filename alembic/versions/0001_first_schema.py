@@ -335,7 +335,7 @@ def create_tables() -> None:
         sa.Column("terminated", sa.Boolean(), comment="the episode ended in a terminal state"),
         sa.Column("truncated", sa.Boolean(), comment="the episode was cut here"),
         sa.Column("model_version", sa.BigInteger(), comment="version of the model that acted"),
-        sa.Column("initial_priority", sa.Double(), comment="priority given with the insert"),
+        sa.Column("initial_priority", sa.Double(), comment="priority that the row began with"),
         sa.Column("arrays", sa.LargeBinary(), comment="bytes of arrays that the JSON refers to"),
         sa.Column(
             "inserted_at",

@@ -238,7 +238,7 @@ experiences = Table(
     Column("terminated", Boolean, comment="the episode ended in a terminal state"),
     Column("truncated", Boolean, comment="the episode was cut here"),
     Column("model_version", BigInteger, comment="version of the model that acted"),
-    Column("initial_priority", Double, comment="priority given with the insert"),
+    Column("initial_priority", Double, comment="priority that the row began with"),
     Column("arrays", BYTES, comment="bytes of arrays that the JSON refers to"),
     Column(
         "inserted_at",

@@ -137,7 +137,7 @@ def rows_read(connection):
     """Return how many rows scans and indexes have given in this session of late."""
     (row,) = connection.connection.driver_connection.execute(
         "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
-        "FROM pg_stat_xact_user_tables WHERE relname = 'experiences'"
+        "FROM pg_stat_xact_user_tables WHERE relname IN ('experiences', 'priorities')"
     )
     return row
 
@@ -169,7 +169,7 @@ class Watch:
         self.engine.dispose()
 
     def _note(self, _connection, _cursor, statement, parameters, _context, executemany):
-        if not executemany and re.search("experiences|v_windows", statement):
+        if not executemany and re.search("experiences|v_windows|priorit", statement):
             self.statements.append((statement, parameters))
 
     def _start_counting(self, connection):
