@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
+from itertools import count
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, case, delete, func, select, update
@@ -51,6 +52,8 @@ RETRY_S = 30.0
 # How long a stream waits at its start for writers under way, rather than note what is there of
 # theirs.
 SETTLING_S = 0.05
+# How often updates of priorities follow what has left the window.
+UPDATES_A_CLEANING = 64
 
 # Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
 TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
@@ -154,6 +157,7 @@ class BufferStore:
         )
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
+        self._updates = count(1)
 
     @classmethod
     def open(
@@ -358,13 +362,19 @@ class BufferStore:
     ) -> int:
         return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
 
-    @_survives
     def update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
         """Set the priorities of rows, each given once, in ascending order; return how many there
         are.
         """
         if not seqs:
             return 0
+        n_updated = self._update_priorities(seqs, priorities)
+        if next(self._updates) % UPDATES_A_CLEANING == 0:
+            self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
+        return n_updated
+
+    @_survives
+    def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
         with (
             translated(self.url),
             self._dialect.writing(self.engine, self.options.durability) as connection,

@@ -75,6 +75,14 @@ def test_what_left_the_window_leaves_the_narrow_tables(buffer_url):
         assert run(buffer_url, "SELECT clean_seq FROM buffers") == [(7,)]
 
 
+def test_updates_alone_keep_the_narrow_tables_small(buffer_url):
+    with make_buffer(buffer_url, max_capacity=8) as buffer:
+        for i in range(64):
+            store(buffer, 4, 4 * i)
+            buffer.update_priorities(np.arange(4 * i + 1, 4 * i + 5), 2.0)
+        assert run(buffer_url, "SELECT count(*), min(seq) FROM priorities") == [(9, 248)]
+
+
 def test_the_smallest_and_largest_priorities_can_be_added_up(buffer_url):
     for alpha in (0.0, 0.6, 1.0):
         with make_buffer(buffer_url, name=f"alpha {alpha}", alpha=alpha) as buffer:
@@ -153,6 +161,8 @@ def test_bounds_that_a_row_left_are_loose_until_the_block_is_sealed_again(buffer
         buffer._store.seal([1])
         buffer.update_priorities([4, 7], [2.5, 2.25], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.75, 4.0, 1.0, True, True)}
+        buffer.update_priorities([6], [2.125], eps=0)
+        assert blocks(buffer_url) == {1: (4, 9.875, 4.0, 1.0, True, True)}
         buffer.update_priorities([5, 6], [5.0, 0.0], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.75, 5.0, 1.0, False, True)}
         buffer._store.seal([1])
