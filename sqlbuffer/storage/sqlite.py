@@ -56,12 +56,12 @@ _UPDATE = "UPDATE priorities SET priority = ? WHERE rowid = ?"
 _ADD = "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?)"
 _BLOCKS = (
     "SELECT k.block, k.weight_sum, k.max_priority, coalesce(k.min_priority, 9e999), "
-    "k.max_is_loose, k.min_is_loose, k.rowid FROM json_each(:blocks) j "
+    "k.max_is_loose, k.min_is_loose FROM json_each(:blocks) j "
     "CROSS JOIN priority_blocks k ON k.buffer_id = :id AND k.block = j.value"
 )
 _CHANGE = (
     "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
-    "max_is_loose = ?, min_is_loose = ? WHERE rowid = ?"
+    "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
 )
 _FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
 _RAISE = (
@@ -280,10 +280,11 @@ class SQLite:
         found = driver.execute(_BLOCKS, {"id": of.buffer_id, "blocks": listed}).fetchall()
         if not found:
             return
-        kept = of.changed(Kept.of([row[:-1] for row in found]), changes)
-        columns = [*(column.tolist() for column in kept[1:]), [row[-1] for row in found]]
+        kept = of.changed(Kept.of(found), changes)
+        columns = [column.tolist() for column in (*kept[1:], kept.block)]
         columns[2] = [None if least == np.inf else least for least in columns[2]]
-        driver.executemany(_CHANGE, list(zip(*columns, strict=True)))
+        rows = [(*row, of.buffer_id) for row in zip(*columns, strict=True)]
+        driver.executemany(_CHANGE, rows)
         for block in kept.block[of.are_lost(kept)].tolist():
             driver.execute(_FORGET, (of.buffer_id, block))
 
