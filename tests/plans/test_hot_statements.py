@@ -388,3 +388,27 @@ def test_statements_inside_functions_have_plans_that_need_no_values(large_url, b
             assert not [line for line in plan if "Seq Scan" in line or "->  Sort" in line], plan
             assert any("Index" in line for line in plan)
             connection.exec_driver_sql("DEALLOCATE hot")
+
+
+@pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sqlbuffer_update_priorities_v1({}, ARRAY[50, 60000, 99001], ARRAY[1.0, 2.0, 3.0])",
+        "sqlbuffer_seal_v1({}, ARRAY[5, 200], 99000, 100000)",
+        "sqlbuffer_remove_v1({}, ARRAY[90001, 90002])",
+    ],
+    ids=["update", "seal", "remove"],
+)
+def test_functions_of_priorities_have_plans_that_need_no_values(large_url, call, mode):
+    if is_sqlite(large_url):
+        return
+    number = buffer_id(large_url, "weighted")
+    with connected(large_url) as connection:
+        connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
+        before = rows_read(connection)
+        connection.exec_driver_sql(f"SELECT {call.format(number)}")
+        scanned, fetched = rows_read(connection)
+        assert scanned == before[0]
+        assert 0 < fetched - before[1] < MOST_ROWS_READ
+        connection.rollback()
