@@ -11,7 +11,12 @@ from sqlalchemy import Connection, Engine, Select, case, delete, func, select, u
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError, StorageBusyError, StorageReadOnlyError
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    StorageBusyError,
+    StorageFullError,
+    StorageReadOnlyError,
+)
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
@@ -386,8 +391,8 @@ class BufferStore:
         left of rows below the window; return how many were added up.
 
         Left out are blocks that rows can still come to, and those that the window cuts: block *
-        size, and 1 for the first, is to be above its lower end. Who may not write, or would wait
-        for long, does nothing.
+        size, and 1 for the first, is to be above its lower end. Who cannot write, or would wait for
+        long, does nothing.
 
         Args:
             blocks: Their numbers; may be empty.
@@ -399,7 +404,7 @@ class BufferStore:
             settled = self.settled()
             for portion in self._blocks.portions(blocks):
                 n_sealed += self._seal(portion, settled)
-        except (StorageReadOnlyError, StorageBusyError):
+        except (StorageReadOnlyError, StorageBusyError, StorageFullError):
             pass  # draws do without
         return n_sealed
 

@@ -185,7 +185,7 @@ def test_a_priority_is_refused_where_there_are_none(buffer_url):
         1j, [[1.0, 1.0]], [1.0], [1.0, 2.0, 3.0], [1.0, None], [1.0, True], [1.0, float("nan")],
         ["1", "2"], [1.0, -2.0], [1.0, 10**400], [[1.0], [1.0, 2.0]], {1.0, 2.0}, {"a": 1.0},
         np.array([True, False]), np.array([1.0, np.inf]), np.ma.array([1.0, 2.0], mask=[0, 1]),
-        torch.tensor([1.0, float("nan")]), np.array(["2020-01-01"] * 2, "M8[D]"), object(),
+        torch.tensor([1.0, float("nan")]), np.array(["2020-01-01"] * 2, "M8[D]"), len,
     ],
     ids=repr,
 )  # fmt: skip
