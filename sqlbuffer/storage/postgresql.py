@@ -169,6 +169,15 @@ class PostgreSQL:
             yield connection
 
     @contextmanager
+    def hurried(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction that writes what can be left out as well: it does not wait for others, nor
+        for the disk.
+        """
+        with self.writing(engine, "relaxed") as connection:
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '20ms'")
+            yield connection
+
+    @contextmanager
     def snapshot(self, engine: Engine, query: str | None = None) -> Iterator[Connection]:
         """A transaction that reads one state of the database throughout; see `Begin.query`."""
         options = {BEGIN: Begin(snapshot=True, query=query)}
