@@ -17,6 +17,7 @@ from sqlbuffer.front.prioritising import EPS, PriorityUpdate
 from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
+from sqlbuffer.stats import Stats
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -273,6 +274,10 @@ class ReplayBuffer:
     async def flow(self) -> FlowState:
         """Return how collectors and learners keep pace; see `sqlbuffer.ReplayBuffer.flow`."""
         return await asyncio.to_thread(self.sync.flow)
+
+    async def stats(self, window_s: float = 60.0) -> Stats:
+        """Return figures of the buffer now; see `sqlbuffer.ReplayBuffer.stats`."""
+        return await asyncio.to_thread(self.sync.stats, window_s)
 
     async def set_rate_limiter(self, policy: Policy | None) -> None:
         """Change the rate limiter; see `sqlbuffer.ReplayBuffer.set_rate_limiter`."""

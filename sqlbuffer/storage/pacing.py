@@ -19,11 +19,13 @@ from sqlalchemy import Connection
 
 from sqlbuffer.errors import FlowControlError, SQLBufferError, StorageReadOnlyError
 from sqlbuffer.flow import FlowState, Policy, RatioWindow, Role
+from sqlbuffer.stats import Stats
 from sqlbuffer.storage import flow
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.flow import Reading
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.retrying import retried
+from sqlbuffer.storage.stats import stats
 
 T = TypeVar("T")
 
@@ -36,6 +38,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.05, 0.25, 1.05
 HEARTBEAT_S = 1.0
 # How often a process tells what it has sampled without a limiter, and looks whether there is one.
 TELL_S = 5.0
+# How long it waits for other writers where somebody waits for the answer.
+ASKED_S = 1.0
 TIDY_S = 600.0
 
 _process_ends = threading.Event()
@@ -122,8 +126,14 @@ class Pacer:
     def state(self) -> FlowState:
         """Return how the buffer keeps pace now."""
         self._see_fork()
-        self.tell()
+        self.tell(ASKED_S)
         return self._retried(self._state)
+
+    def stats(self, window_s: float) -> Stats:
+        """Return figures of the buffer, with rates over so many seconds."""
+        self._see_fork()
+        self.tell(ASKED_S)
+        return self._retried(lambda: stats(self._store, window_s))
 
     def _state(self) -> FlowState:
         store = self._store
@@ -144,15 +154,15 @@ class Pacer:
         self._retried(change)
         self._policy = policy
 
-    def tell(self) -> None:
-        """Write what was sampled since the last time, unless that would take a wait."""
+    def tell(self, wait_s: float = 0.0) -> None:
+        """Write what was sampled since the last time, unless that takes a longer wait."""
         self._told_at = time.monotonic()
         if not self._may_tell:
             return
         rows, batches = self._rows, self._batches
         store = self._store
         try:
-            with translated(store.url), store.dialect.hurried(store.engine) as connection:
+            with translated(store.url), store.dialect.hurried(store.engine, wait_s) as connection:
                 if batches:
                     flow.add_sampled(connection, store.info.id, self._holder, rows, batches)
                 self._policy = flow.read(connection, store.info.id).policy
@@ -283,7 +293,7 @@ class Pacer:
         with (
             suppress(SQLBufferError),
             translated(store.url),
-            store.dialect.hurried(store.engine) as connection,
+            store.dialect.hurried(store.engine, ASKED_S) as connection,
         ):
             flow.mark_waiting(connection, store.info.id, holder, self._pid, role, n)
 

@@ -169,12 +169,13 @@ class PostgreSQL:
             yield connection
 
     @contextmanager
-    def hurried(self, engine: Engine) -> Iterator[Connection]:
-        """A transaction that writes what can be left out as well: it does not wait for others, nor
-        for the disk.
+    def hurried(self, engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
+        """A transaction that writes what can be left out as well: it waits for others so long at
+        most, or 20 ms, and not for the disk.
         """
         with self.writing(engine, "relaxed") as connection:
-            connection.exec_driver_sql("SET LOCAL lock_timeout = '20ms'")
+            timeout_ms = max(20, int(wait_s * 1000))
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {timeout_ms}")
             yield connection
 
     @contextmanager

@@ -95,8 +95,9 @@ class SQLite:
             yield connection
 
     @contextmanager
-    def hurried(self, engine: Engine) -> Iterator[Connection]:
-        """A transaction that writes what can be left out as well: it does not wait for others.
+    def hurried(self, engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
+        """A transaction that writes what can be left out as well: it waits for others so long at
+        most.
 
         Raises:
             StorageBusyError: Another writer is at work.
@@ -104,11 +105,11 @@ class SQLite:
         path = lock_path(engine.url)
         options = {BEGIN: Begin(writes=True)}
         with (
-            writer_lock(path, 0.0),
+            writer_lock(path, wait_s),
             engine.connect().execution_options(**options) as connection,
         ):
             driver: Any = connection.connection.driver_connection
-            driver.execute("PRAGMA busy_timeout = 0")
+            driver.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
             try:
                 with connection.begin():
                     yield connection
