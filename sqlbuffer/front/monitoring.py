@@ -38,7 +38,7 @@ class Monitoring(Parts):
         """Return figures of the buffer now, for all its processes together.
 
         The cost does not grow with the buffer: uses, priorities and staleness are those of up to
-        5,000 rows drawn uniformly, rates are found by bisection, and rows are counted as `len`
+        2,000 rows drawn uniformly, rates are found by bisection, and rows are counted as `len`
         does, which reads an index once in a process.
 
         Args:

@@ -19,7 +19,8 @@ from sqlbuffer.storage.types import SeqList
 if TYPE_CHECKING:
     from sqlbuffer.storage.store import BufferStore, Window
 
-MOST_ROWS = 5_000
+# At 300,000 rows 5,000 of them took 100 ms on either database; a median of 2,000 is off by 1 %.
+MOST_ROWS = 2_000
 MOST_EPISODES = 100_000
 # Rates over less would say what happens to have been written together.
 SHORTEST_S = 1.0
