@@ -204,7 +204,12 @@ def add_limited(connection: Connection, buffer_id: int, holder: str, n_rows: int
 
 
 def add_decayed(
-    connection: Connection, buffer_id: int, holder: str, policy: RatioWindow, role: Role, n: int
+    connection: Connection,
+    buffer_id: int,
+    holder: str,
+    policy: RatioWindow,
+    n_pushed: int,
+    n_sampled: int,
 ) -> None:
     """Count rows in a process's own decaying counts. The caller has written the row before, in the
     same transaction: no other thread does meanwhile.
@@ -213,13 +218,8 @@ def add_decayed(
     query = select(flow.c.pushed, flow.c.sampled, age_s(flow.c.decayed_at)).where(own)
     *counts, age = connection.execute(query).one()
     pushed, sampled = (policy.decayed(count, age or 0.0) for count in counts)
-    if role == "insert":
-        pushed += n
-    else:
-        sampled = max(0.0, sampled + n)
-    connection.execute(
-        update(flow).where(own).values(pushed=pushed, sampled=sampled, decayed_at=utc_now())
-    )
+    values = {"pushed": pushed + n_pushed, "sampled": max(0.0, sampled + n_sampled)}
+    connection.execute(update(flow).where(own).values(**values, decayed_at=utc_now()))
 
 
 def mark_waiting(

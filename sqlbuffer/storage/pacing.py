@@ -96,7 +96,7 @@ class Pacer:
             if limited and drawn != n:
                 self._correct(drawn - n)
             if drawn:
-                self._rows, self._batches = self._rows + drawn, self._batches + 1
+                self._note(drawn, 1)
                 if time.monotonic() - self._told_at >= TELL_S:
                     self.tell()
 
@@ -157,25 +157,35 @@ class Pacer:
     def tell(self, wait_s: float = 0.0) -> None:
         """Write what was sampled since the last time, unless that takes a longer wait."""
         self._told_at = time.monotonic()
-        if not self._may_tell:
+        with suppress(SQLBufferError):
+            self._policy = self._read().policy
+        if not (self._batches and self._may_tell):
             return
-        rows, batches = self._rows, self._batches
-        store = self._store
+        with self._mutex:
+            rows, batches, self._rows, self._batches = self._rows, self._batches, 0, 0
         try:
-            with translated(store.url), store.dialect.hurried(store.engine, wait_s) as connection:
-                if batches:
-                    flow.add_sampled(connection, store.info.id, self._holder, rows, batches)
-                self._policy = flow.read(connection, store.info.id).policy
-                if batches and self._told_at - self._tidied_at >= TIDY_S:
-                    flow.tidy(connection, store.info.id)
-                    self._tidied_at = self._told_at
-        except StorageReadOnlyError:
-            self._may_tell = False
-        except SQLBufferError:
-            pass  # busy, or unreachable: the next time
-        else:
-            with self._mutex:
-                self._rows, self._batches = self._rows - rows, self._batches - batches
+            self._write_sampled(rows, batches, wait_s)
+        except BaseException as error:
+            self._note(rows, batches)
+            if not isinstance(error, SQLBufferError):
+                raise
+            # Busy, or unreachable: the next time.
+            self._may_tell = not isinstance(error, StorageReadOnlyError)
+
+    def _note(self, rows: int, batches: int) -> None:
+        with self._mutex:
+            self._rows, self._batches = self._rows + rows, self._batches + batches
+
+    def _write_sampled(self, rows: int, batches: int, wait_s: float) -> None:
+        store = self._store
+        with (
+            translated(store.url),
+            store.dialect.hurried(store.engine, wait_s) as connection,
+        ):
+            flow.add_sampled(connection, store.info.id, self._holder, rows, batches)
+            if self._told_at - self._tidied_at >= TIDY_S:
+                flow.tidy(connection, store.info.id)
+                self._tidied_at = self._told_at
 
     def _look_sometimes(self) -> None:
         """Find out now and then whether there is a limiter that was set after the opening."""
@@ -223,43 +233,56 @@ class Pacer:
         return self._retried(lambda: self._take(role, n, partly))
 
     def _look(self, role: Role, n: int, partly: bool) -> tuple[int, Reading]:
+        reading = self._read()
+        return reading.allowed(role, n, partly=partly), reading
+
+    def _read(self) -> Reading:
         store = self._store
         with translated(store.url), store.engine.connect() as connection:
-            reading = flow.read(connection, store.info.id)
-        return reading.allowed(role, n, partly=partly), reading
+            return flow.read(connection, store.info.id)
 
     def _take(self, role: Role, n: int, partly: bool) -> tuple[int, Reading]:
         store = self._store
         with (
             translated(store.url),
+            self._owing() as owed,
             store.dialect.writing(store.engine, "relaxed") as connection,
         ):
             reading = flow.read(connection, store.info.id)
             allowed = reading.allowed(role, n, partly=partly)
-            if allowed and reading.policy is not None:
-                self._count(connection, reading.policy, role, allowed)
+            if reading.policy is not None:
+                self._count(connection, reading.policy, role, allowed, owed)
         return allowed, reading
 
-    def _count(self, connection: Connection, policy: Policy, role: Role, n: int) -> None:
-        with self._mutex:
-            n_limited, self._owed = self._owed + (n if role == "sample" else 0), 0
+    def _count(self, connection: Connection, policy: Policy, role: Role, n: int, owed: int) -> None:
+        """Count n rows, and what is owed of samples."""
         buffer_id = self._store.info.id
-        flow.add_limited(connection, buffer_id, self._holder, n_limited)
+        sampled = owed + (n if role == "sample" else 0)
+        if not (sampled or n):
+            return
+        flow.add_limited(connection, buffer_id, self._holder, sampled)
         if isinstance(policy, RatioWindow):
-            counted = n_limited if role == "sample" else n
-            flow.add_decayed(connection, buffer_id, self._holder, policy, role, counted)
+            pushed = n if role == "insert" else 0
+            flow.add_decayed(connection, buffer_id, self._holder, policy, pushed, sampled)
+
+    @contextmanager
+    def _owing(self) -> Iterator[int]:
+        """Take what is owed to the counts; it is owed again where the block fails."""
+        with self._mutex:
+            owed, self._owed = self._owed, 0
+        try:
+            yield owed
+        except BaseException:
+            with self._mutex:
+                self._owed += owed
+            raise
 
     def _correct(self, n: int) -> None:
         """Count so many rows more, or fewer where n is negative, than were let through."""
         with self._mutex:
             self._owed += n
-        store = self._store
-        policy = self._policy
-        # Else with the next batch.
-        with suppress(SQLBufferError), translated(store.url):
-            if policy is not None:
-                with store.dialect.writing(store.engine, "relaxed") as connection:
-                    self._count(connection, policy, "sample", 0)
+        with suppress(SQLBufferError):  # then with the next batch
+            self._take("insert", 0, partly=False)
 
     def _check_possible(self, reading: Reading, role: Role, n: int) -> None:
         assert reading.policy is not None

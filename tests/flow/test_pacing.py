@@ -323,12 +323,15 @@ def test_episodes_are_stored_as_far_as_there_is_room(buffer_url):
             episode.append(state=step)
         wait_until(lambda: len(buffer) == 20, "the first steps are stored")
         wait_until(lambda: buffer.flow().waiting, "the others wait")
-        buffer.sample(10)
-        wait_until(lambda: len(buffer) == 25, "those that fit now")
-        buffer.sample(20)
-        wait_until(lambda: len(buffer) == 35, "all")
-        buffer.sample(8)
-        episode.end()
+        with in_thread(episode.end) as ended:
+            buffer.sample(10)
+            wait_until(lambda: len(buffer) == 25, "those that fit now")
+            wait_until(lambda: buffer.flow().waiting, "the others wait again")
+            assert run(buffer_url, "SELECT status FROM v_episodes") == [("open",)]
+            assert ended == []
+            buffer.sample(20)
+            wait_until(lambda: ended, "all")
+        assert ended == [None]
         found = run(buffer_url, "SELECT status, length, first_seq, last_seq FROM v_episodes")
         assert found == [("complete", 35, 1, 35)]
         assert [row.exp_data.state for row in buffer.get_all()] == list(range(35))
@@ -520,13 +523,16 @@ def test_without_a_limiter_a_process_tells_what_it_sampled_now_and_then(buffer_u
 
 
 def test_telling_does_not_wait_for_a_writer(sqlite_url, monkeypatch):
-    """Where it waited, the writer would never end, and the sample raise after 30 seconds."""
+    """A writer is waited for up to 30 seconds, where it is."""
     monkeypatch.setattr(pacing, "TELL_S", 0.0)
     with ReplayBuffer(sqlite_url) as buffer:
         buffer.store_batch(rows(20))
         for writing in (buffer._store.dialect.writing, foreign_writer):
-            with writing(buffer._store.engine):
-                assert len(buffer.sample(4)) == 4
+            with (
+                writing(buffer._store.engine),
+                in_thread(lambda: len(buffer.sample(4))) as found,
+            ):
+                wait_until(lambda found=found: found == [4], "a sample while another writes", 15)
         assert scalar(sqlite_url, "SELECT count(*) FROM flow") == 0
         buffer.sample(4)
         assert scalar(sqlite_url, "SELECT n_sampled FROM flow") == 12
