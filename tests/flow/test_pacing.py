@@ -271,11 +271,11 @@ def test_who_waits_is_seen_by_others_until_it_may_go_on(buffer_url):
 
 def test_the_view_says_what_flow_says(buffer, buffer_url):
     query = "SELECT inserted, sampled, ratio, may_insert, may_sample FROM v_flow"
-    for step in range(40):
+    for step in range(24):
         found = buffer.flow()
         said = (found.inserted, found.sampled, found.ratio, found.may_insert, found.may_sample)
         assert run(buffer_url, query) == [said]
-        if found.may_insert and (step < 15 or not found.may_sample):
+        if found.may_insert and (step < 12 or not found.may_sample):
             buffer.add(step=step)
         else:
             buffer.sample(1)
@@ -335,6 +335,20 @@ def test_episodes_are_stored_as_far_as_there_is_room(buffer_url):
         found = run(buffer_url, "SELECT status, length, first_seq, last_seq FROM v_episodes")
         assert found == [("complete", 35, 1, 35)]
         assert [row.exp_data.state for row in buffer.get_all()] == list(range(35))
+
+
+def test_an_episode_ends_with_the_last_of_its_steps(buffer_url):
+    with ReplayBuffer(buffer_url, rate_limiter=LIMITER, wait_s=30, flush_s=60) as buffer:
+        episode = buffer.episode("t")
+        for step in range(30):
+            episode.append(state=step)
+        with in_thread(episode.end) as ended:
+            wait_until(lambda: len(buffer) == 20, "the first steps are stored")
+            assert run(buffer_url, "SELECT status FROM v_episodes") == [("open",)]
+            buffer.sample(20)
+            wait_until(lambda: ended, "all")
+        found = run(buffer_url, "SELECT status, length, first_seq, last_seq FROM v_episodes")
+        assert found == [("complete", 30, 1, 30)]
 
 
 def play_and_leave(url):
