@@ -137,7 +137,8 @@ def test_uses_priorities_and_staleness_are_those_of_the_rows(buffer_url):
         run(buffer_url, "UPDATE buffers SET clock = 10, max_priority = 4.0")
         run(buffer_url, "INSERT INTO uses VALUES (:id, 1, 3), (:id, 2, 1)", id=number)
         run(buffer_url, "INSERT INTO priorities VALUES (:id, 1, 0.25), (:id, 2, 2)", id=number)
-        run(buffer_url, "UPDATE experiences SET initial_priority = 0.5 WHERE seq IN (1, 3)")
+        given = "CASE WHEN seq IN (1, 3) THEN 0.5 WHEN seq < 10 THEN 4.0 END"
+        run(buffer_url, f"UPDATE experiences SET initial_priority = {given}")
         found = buffer.stats()
         assert found.clock == 10
         # 3 behind, 1 behind, not known, and newer than the clock: fresh.
