@@ -50,7 +50,6 @@ class _Looker:
             buffers.c.clock,
             buffers.c.has_priorities,
             buffers.c.has_uses,
-            buffers.c.max_priority,
             fn.age_s(buffers.c.created_at).label("age_s"),
             fn.last_number(buffers.c.id).label("inserted"),
             fn.unix_now().label("now"),
@@ -176,10 +175,9 @@ class _Looker:
         if not (about.has_uses or about.has_priorities or about.clock is not None):
             return None, None, None
         found = self._sampled_rows()
-        highest = 1.0 if about.max_priority is None else about.max_priority
         used = [row.n_uses or 0 for row in found] if about.has_uses else []
         given = [
-            next(p for p in (row.priority, row.initial_priority, highest) if p is not None)
+            next(p for p in (row.priority, row.initial_priority, 1.0) if p is not None)
             for row in found
         ]
         stale = (
