@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sqlbuffer.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.env_fields import fields_from_env
     from sqlbuffer.episode_writer import EpisodeWriter
+    from sqlbuffer.flow import RateLimiter, RatioWindow
     from sqlbuffer.front.prioritising import PriorityUpdate
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mixture import Mixture, mix
@@ -30,6 +31,7 @@ _HOME = {
     "EpisodeWriter": "episode_writer",
     "FieldSpec": "specs",
     "Loader": "loading.loader",
+    **dict.fromkeys(("RateLimiter", "RatioWindow"), "flow"),
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "env_fields",
     "PriorityUpdate": "front.prioritising",
@@ -75,6 +77,8 @@ __all__ = [
     "QueryFilter",
     "RandomSampler",
     "RandomTaskSample",
+    "RateLimiter",
+    "RatioWindow",
     "ReplayBuffer",
     "Sampler",
     "StoreResult",

@@ -12,10 +12,12 @@ from sqlbuffer.arguments import SAME, Condition, Same
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import StoreResult
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+from sqlbuffer.flow import FlowState, Policy
 from sqlbuffer.front.prioritising import EPS, PriorityUpdate
 from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
+from sqlbuffer.stats import Stats
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -268,6 +270,18 @@ class ReplayBuffer:
     ) -> None:
         """Change the stored limits; see `sqlbuffer.ReplayBuffer.resize`."""
         await asyncio.to_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
+
+    async def flow(self) -> FlowState:
+        """Return how collectors and learners keep pace; see `sqlbuffer.ReplayBuffer.flow`."""
+        return await asyncio.to_thread(self.sync.flow)
+
+    async def stats(self, window_s: float = 60.0) -> Stats:
+        """Return figures of the buffer now; see `sqlbuffer.ReplayBuffer.stats`."""
+        return await asyncio.to_thread(self.sync.stats, window_s)
+
+    async def set_rate_limiter(self, policy: Policy | None) -> None:
+        """Change the rate limiter; see `sqlbuffer.ReplayBuffer.set_rate_limiter`."""
+        await asyncio.to_thread(self.sync.set_rate_limiter, policy)
 
     async def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes."""

@@ -212,6 +212,18 @@ def check_options(durability: str | None, retry_s: float) -> None:
         raise BufferConfigError(f"retry_s is a number of seconds, 0 or more, got {retry_s!r}")
 
 
+def check_wait(wait_s: float) -> None:
+    """Raise unless it is a number of seconds from 0 on that ends."""
+    if (
+        isinstance(wait_s, bool)
+        or not isinstance(wait_s, (int, float))
+        or not 0 <= wait_s <= MAX_SECONDS
+    ):
+        raise BufferConfigError(
+            f"wait_s is a number of seconds, 0 (raise at once) to {MAX_SECONDS:g}, got {wait_s!r}"
+        )
+
+
 def check_sufficient(found: int, wanted: int, strict: bool) -> None:
     """Raise where fewer were found than must be."""
     if strict and found < wanted:

@@ -15,10 +15,13 @@ from sqlbuffer.arguments import (
     check_name,
     check_options,
     check_seconds,
+    check_wait,
     checked_alpha,
 )
 from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
+from sqlbuffer.flow import Policy, check_policy
+from sqlbuffer.front.monitoring import Monitoring
 from sqlbuffer.front.prioritising import Prioritising
 from sqlbuffer.front.reading import Reading
 from sqlbuffer.front.sampling import Sampling
@@ -29,6 +32,7 @@ from sqlbuffer.storage import catalog
 from sqlbuffer.storage.catalog import Limits
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.pacing import WAIT_S
 from sqlbuffer.storage.records import Decoder, Record
 from sqlbuffer.storage.store import RETRY_S, BufferStore, Options, Written
 from sqlbuffer.storage.write_queue import FLUSH_S, WriteQueue
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 
-class ReplayBuffer(Writing, Prioritising, Sampling, Reading):
+class ReplayBuffer(Writing, Prioritising, Sampling, Reading, Monitoring):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.
@@ -95,6 +99,10 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Reading):
             batch is whole or absent, whichever is chosen.
         retry_s: How long a call tries again when the connection to the server is lost; a batch is
             stored once however often it is sent. 0 raises at once.
+        rate_limiter: A `RateLimiter` or `RatioWindow` that all processes of the buffer obey: the
+            faster side waits for the other. Omitted: what is stored, none for a new buffer;
+            `set_rate_limiter` changes it.
+        wait_s: How long a call waits for it before it raises `FlowControlError`; 0 raises at once.
 
     Raises:
         BufferConfigError: The buffer is stored with another capacity, eviction or compression.
@@ -140,12 +148,16 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Reading):
         flush_s: float = FLUSH_S,
         durability: str | None = None,
         retry_s: float = RETRY_S,
+        rate_limiter: Policy | None = None,
+        wait_s: float = WAIT_S,
     ) -> None:
         check_name(name)
         check_options(durability, retry_s)
+        check_policy(rate_limiter)
+        check_wait(wait_s)
         limits = Limits(
             max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s, priorities,
-            max_use, max_staleness, min_size, track_samples, keep_samples_s,
+            max_use, max_staleness, min_size, track_samples, keep_samples_s, rate_limiter,
         )  # fmt: skip
         check_limits(limits)
         alpha = checked_alpha(alpha, priorities)
@@ -163,11 +175,11 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Reading):
             if fields is None and meta_fields is None
             else Fields.parse(fields, observation_fields, meta_fields),
             compression=compression,
-            options=Options(durability, float(retry_s), alpha),
+            options=Options(durability, float(retry_s), alpha, float(wait_s)),
         )
         self._decoder = self._make_decoder()
         self._flush_s = float(flush_s)
-        self._queue = WriteQueue(self._write, self._flush_s)
+        self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)
 
     @property
     def max_capacity(self) -> int | None:
@@ -274,7 +286,7 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Reading):
         self._store, self._types = state["store"], state["types"]
         self._decoder = self._make_decoder()
         self._flush_s = state["flush_s"]
-        self._queue = WriteQueue(self._write, self._flush_s)
+        self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)
 
     def _make_decoder(self) -> Decoder:
         state, action = map(_rebuild, self._types)
@@ -286,7 +298,9 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Reading):
         endings: Sequence[Ending],
         metas: Mapping[EpisodeKey, str],
     ) -> Written:
-        return self._store.insert(records, ignore=MADE_TIME, endings=endings, metas=metas)
+        return self._store.insert(
+            records, ignore=MADE_TIME, endings=endings, metas=metas, admitted=True
+        )
 
 
 def _rebuild(type_: Any) -> Callable[[Any], Any] | None:

@@ -69,5 +69,11 @@ class InsufficientDataError(SQLBufferError, ValueError):
     """Fewer experiences match than a strict call asked for."""
 
 
+class FlowControlError(SQLBufferError, TimeoutError):
+    """A buffer's rate limiter did not let rows in or out in time: the message says which side is
+    behind, and what to do.
+    """
+
+
 class MissingExtraError(SQLBufferError, ImportError):
     """An optional library is not installed: the message names the extra."""

@@ -40,6 +40,8 @@ OBJECTS = {
         "v_episodes_v1",
         "v_buffers_v1",
         "v_priorities_v1",
+        "v_flow_v1",
+        "v_waiting_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -75,6 +77,8 @@ OBJECTS = {
         "v_episodes_v1",
         "v_buffers_v1",
         "v_priorities_v1",
+        "v_flow_v1",
+        "v_waiting_v1",
     ),
 }
 TABLES = (
@@ -87,6 +91,9 @@ TABLES = (
     "priority_blocks",
     "uses",
     "samples",
+    "flow",
+    "flow_waits",
+    "flow_history",
     "queue_items",
     "labels",
     "payload_parts",
@@ -194,6 +201,9 @@ def create_tables() -> None:
             nullable=False,
             server_default=sa.text("604800"),
             comment="how long they are kept",
+        ),
+        sa.Column(
+            "flow", JSON, comment="what limits inserts and samples, and the counts when it was set"
         ),
         sa.Column(
             "low_seq",
@@ -510,6 +520,7 @@ def create_tables() -> None:
     )
     op.create_index("ix_samples_buffer_id_clock", "samples", ["buffer_id", "clock"])
     op.create_index("ix_samples_buffer_id_sampled_at", "samples", ["buffer_id", "sampled_at"])
+    create_flow_tables()
     op.create_table(
         "queue_items",
         sa.Column(
@@ -582,4 +593,47 @@ def create_tables() -> None:
         sa.Column("holder", sa.Text(), comment="the process that did it last"),
         sa.Column("leased_until", TIME, comment="nobody else begins it before"),
         sa.PrimaryKeyConstraint("task", name="pk_maintenance"),
+    )
+
+
+def create_flow_tables() -> None:
+    def column(name: str, type_: Any, comment: str, **options: Any) -> Any:
+        return sa.Column(name, type_, nullable=False, comment=comment, **options)
+
+    def buffer_id() -> Any:
+        return column("buffer_id", sa.Integer(), "the buffer", autoincrement=False)
+
+    op.create_table(
+        "flow",
+        buffer_id(),
+        column("holder", KEY, "the process: host, pid and a random part"),
+        column("n_sampled", sa.BigInteger(), "rows sampled"),
+        column("n_batches", sa.BigInteger(), "batches sampled"),
+        column("n_limited", sa.BigInteger(), "rows sampled under a limiter"),
+        column("pushed", sa.Double(), "rows inserted, decayed (RatioWindow)"),
+        column("sampled", sa.Double(), "rows sampled, decayed (RatioWindow)"),
+        sa.Column("decayed_at", TIME, comment="up to when these two are decayed"),
+        column("heartbeat_at", TIME, "when it last counted", server_default=utc_now()),
+        sa.PrimaryKeyConstraint("buffer_id", "holder", name="pk_flow"),
+    )
+    op.create_table(
+        "flow_waits",
+        buffer_id(),
+        column("holder", KEY, "the call: its process and a random part"),
+        column("host", sa.Text(), "machine"),
+        column("pid", sa.Integer(), "process id"),
+        column("role", sa.Text(), "what it waits for: insert or sample"),
+        column("n_rows", sa.BigInteger(), "how many rows it is about"),
+        column("waiting_since", TIME, "since when it waits", server_default=utc_now()),
+        column("heartbeat_at", TIME, "when it was last heard of", server_default=utc_now()),
+        sa.PrimaryKeyConstraint("buffer_id", "holder", name="pk_flow_waits"),
+    )
+    op.create_table(
+        "flow_history",
+        buffer_id(),
+        column("bucket", sa.BigInteger(), "Unix time in seconds / 10", autoincrement=False),
+        column("holder", KEY, "the process"),
+        column("n_sampled", sa.BigInteger(), "rows sampled"),
+        column("n_batches", sa.BigInteger(), "batches sampled"),
+        sa.PrimaryKeyConstraint("buffer_id", "bucket", "holder", name="pk_flow_history"),
     )

@@ -2,7 +2,19 @@
 
 import typer
 
-from sqlbuffer.cli import database, delete, demo, doctor, info, listing, resize, sample, show, sql
+from sqlbuffer.cli import (
+    database,
+    delete,
+    demo,
+    doctor,
+    info,
+    listing,
+    resize,
+    sample,
+    show,
+    sql,
+    watch,
+)
 from sqlbuffer.cli.errors import ErrorsAsLines
 from sqlbuffer.cli.options import WordLast
 
@@ -25,6 +37,7 @@ app.command("ls", epilog=listing.EPILOG)(listing.ls)
 app.command("show", cls=WordLast, epilog=show.EPILOG)(show.show)
 app.command("sql", cls=WordLast, epilog=sql.EPILOG)(sql.sql)
 app.command("sample", epilog=sample.EPILOG)(sample.sample)
+app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)

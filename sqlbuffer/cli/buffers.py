@@ -69,7 +69,7 @@ def opened(url: str | None, name: str | None) -> "ReplayBuffer":
     """Open the buffer that is meant; see `chosen_buffer`."""
     from sqlbuffer import ReplayBuffer
 
-    return ReplayBuffer(url, name=chosen_buffer(url, name), create=False)
+    return ReplayBuffer(url, name=chosen_buffer(url, name), create=False, wait_s=0)
 
 
 def similar_tasks(url: str | None, buffer: str | None, task: str) -> list[str]:

@@ -11,6 +11,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageError
+from sqlbuffer.flow import Policy, policy_from_json, policy_to_json
 from sqlbuffer.specs import NO_FIELDS, Fields, check_same
 from sqlbuffer.storage import migrate, models
 from sqlbuffer.storage.dialects import dialect_for
@@ -30,6 +31,7 @@ ALPHA = 0.6
 _REMEDIES = {
     "max_capacity": "buffer.resize(n)",
     "max_episodes": "buffer.resize(max_episodes=n)",
+    "rate_limiter": "buffer.set_rate_limiter(...)",
 }
 
 
@@ -49,6 +51,7 @@ class Limits:
         min_size: How many rows there must be before any is sampled.
         track_samples: Whether batches are noted.
         keep_samples_s: How long the notes are kept.
+        rate_limiter: What limits inserts and samples.
     """
 
     max_capacity: int | None = None
@@ -62,12 +65,17 @@ class Limits:
     min_size: int | None = None
     track_samples: bool | None = None
     keep_samples_s: float | None = None
+    rate_limiter: Policy | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return what a new row of `buffers` has."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         unit = given.pop("evict_by", "row" if self.max_episodes is None else "episode")
         has_priorities = given.pop("priorities", False)
+        if (policy := given.pop("rate_limiter", None)) is not None:
+            given["flow"] = json_literal(
+                {**policy_to_json(policy), "inserted_before": 0, "sampled_before": 0}
+            )
         return {
             **given,
             "evict_unit": unit,
@@ -75,6 +83,11 @@ class Limits:
             "has_uses": self.max_use is not None,
             "block_size": block_size(self.max_capacity),
         }
+
+
+def json_literal(value: Any) -> Any:
+    """Return a value as the expression of a JSON column."""
+    return cast(literal(orjson.dumps(value).decode(), Text()), JSON)
 
 
 def block_size(max_capacity: int | None) -> int:
@@ -108,6 +121,7 @@ class BufferInfo:
         min_size: How many rows there must be before any is sampled.
         track_samples: Whether batches are noted.
         keep_samples_s: How long the notes are kept.
+        rate_limiter: What limited inserts and samples when it was opened; None: nothing.
     """
 
     id: int
@@ -127,6 +141,7 @@ class BufferInfo:
     min_size: int = 0
     track_samples: bool = False
     keep_samples_s: float = 604_800.0
+    rate_limiter: Policy | None = None
 
 
 def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
@@ -210,8 +225,7 @@ def open_buffer(
                 **limits.columns(),
             }
             if fields is not None and (fields.specs or fields.meta):
-                specs = literal(orjson.dumps(fields.to_json()).decode(), Text())
-                values["field_specs"] = cast(specs, JSON)
+                values["field_specs"] = json_literal(fields.to_json())
             try:
                 with dialect_for(engine).writing(engine) as connection:
                     connection.execute(insert(buffers).values(values))
@@ -235,7 +249,7 @@ def open_buffer(
 
 def _compare(setting: str, given: Any, stored: Any, found: BufferInfo) -> None:
     if given is not None and given != stored:
-        unset = "none" if setting == "compression" else "unlimited"
+        unset = "none" if setting in ("compression", "rate_limiter") else "unlimited"
         shown = unset if stored is None else repr(stored)
         remedy = _REMEDIES.get(setting, "a buffer of another name")
         raise BufferConfigError(
@@ -304,6 +318,7 @@ def _select() -> Any:
         table.min_size,
         table.track_samples,
         table.keep_samples_s,
+        cast(table.flow, Text).label("flow"),
         cast(table.field_specs, Text),
     )
 
@@ -329,6 +344,7 @@ def _info(row: Any) -> BufferInfo:
         row.min_size,
         bool(row.track_samples),
         row.keep_samples_s,
+        None if row.flow is None else policy_from_json(orjson.loads(row.flow)),
     )
 
 

@@ -51,7 +51,11 @@ def sample_batch(
         columns = sampler.columns(population, batch.info["seq"].tolist())
         return Batch({**batch, **columns}, batch.info) if columns else batch
 
-    return store.draw(node, draw, reader.columns)
+    with store.pacer.sampling(n) as drawn:
+        batch = store.draw(node, draw, reader.columns)
+        # A batch that is too small is not handed out.
+        drawn(batch.n_rows if batch.n_rows >= n else 0)
+    return batch
 
 
 def sample_rows(store: BufferStore, node: Node, sampler: "Sampler", n: int) -> SampledRows:
@@ -61,9 +65,15 @@ def sample_rows(store: BufferStore, node: Node, sampler: "Sampler", n: int) -> S
         rows = population.rows(sampler.choose(population, n))
         return SampledRows(rows, sampler.columns(population, [row[0] for row in rows]))
 
-    return store.draw(node, draw)
+    with store.pacer.sampling(n) as drawn:
+        found = store.draw(node, draw)
+        drawn(len(found.rows))
+    return found
 
 
 def sample_tasks(store: BufferStore, node: Node, sampler: "TaskSampler", n: int) -> list[list[Row]]:
     """Return up to n tasks that a sampler draws, each with all its rows."""
-    return store.draw_tasks(node, lambda population: sampler.choose_tasks(population, n))
+    with store.pacer.sampling(n) as drawn:
+        tasks = store.draw_tasks(node, lambda population: sampler.choose_tasks(population, n))
+        drawn(sum(map(len, tasks)))
+    return tasks

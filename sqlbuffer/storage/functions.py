@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import chain, product
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Executable, Numeric, Select, Text, bindparam
+from sqlalchemy import BigInteger, Boolean, Double, Executable, Numeric, Select, Text, bindparam
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
@@ -36,6 +36,62 @@ def _pg_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
 @compiles(utc_now, "sqlite")
 def _sqlite_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+
+
+class age_s(FunctionElement[float]):
+    """How many seconds ago a TIME column was, by the database's clock."""
+
+    inherit_cache = True
+    type = Double()
+
+
+@compiles(age_s, "postgresql")
+def _pg_age_s(element: age_s, compiler: Any, **kw: Any) -> str:
+    (column,) = _processed(element, compiler, kw)
+    return f"CAST(extract(epoch FROM clock_timestamp() - {column}) AS double precision)"
+
+
+@compiles(age_s, "sqlite")
+def _sqlite_age_s(element: age_s, compiler: Any, **kw: Any) -> str:
+    (column,) = _processed(element, compiler, kw)
+    return f"((julianday('now') - julianday({column})) * 86400.0)"
+
+
+class unix_now(FunctionElement[float]):
+    """Now, in Unix seconds."""
+
+    inherit_cache = True
+    type = Double()
+
+
+@compiles(unix_now, "postgresql")
+def _pg_unix_now(element: unix_now, compiler: Any, **kw: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+@compiles(unix_now, "sqlite")
+def _sqlite_unix_now(element: unix_now, compiler: Any, **kw: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+class last_number(FunctionElement[int]):
+    """The latest number that a buffer has given: `last_number(buffer_id)`."""
+
+    inherit_cache = True
+    type = BigInteger()
+
+
+@compiles(last_number, "postgresql")
+def _pg_last_number(element: last_number, compiler: Any, **kw: Any) -> str:
+    (buffer_id,) = _processed(element, compiler, kw)
+    name = f"to_regclass('sqlbuffer_seq_' || {buffer_id})"
+    return f"coalesce(pg_sequence_last_value({name}), 0)"
+
+
+@compiles(last_number, "sqlite")
+def _sqlite_last_number(element: last_number, compiler: Any, **kw: Any) -> str:
+    (buffer_id,) = _processed(element, compiler, kw)
+    return f"(SELECT n.next_seq - 1 FROM buffers AS n WHERE n.id = {buffer_id})"
 
 
 class explain(Executable, ClauseElement):

@@ -169,6 +169,16 @@ class PostgreSQL:
             yield connection
 
     @contextmanager
+    def hurried(self, engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
+        """A transaction that writes what can be left out as well: it waits for others so long at
+        most, or 20 ms, and not for the disk.
+        """
+        with self.writing(engine, "relaxed") as connection:
+            timeout_ms = max(20, int(wait_s * 1000))
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {timeout_ms}")
+            yield connection
+
+    @contextmanager
     def snapshot(self, engine: Engine, query: str | None = None) -> Iterator[Connection]:
         """A transaction that reads one state of the database throughout; see `Begin.query`."""
         options = {BEGIN: Begin(snapshot=True, query=query)}

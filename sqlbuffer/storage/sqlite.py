@@ -95,6 +95,28 @@ class SQLite:
             yield connection
 
     @contextmanager
+    def hurried(self, engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
+        """A transaction that writes what can be left out as well: it waits for others so long at
+        most.
+
+        Raises:
+            StorageBusyError: Another writer is at work.
+        """
+        path = lock_path(engine.url)
+        options = {BEGIN: Begin(writes=True)}
+        with (
+            writer_lock(path, wait_s),
+            engine.connect().execution_options(**options) as connection,
+        ):
+            driver: Any = connection.connection.driver_connection
+            driver.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+            try:
+                with connection.begin():
+                    yield connection
+            finally:
+                driver.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+
+    @contextmanager
     def snapshot(self, engine: Engine, query: str | None = None) -> Iterator[Connection]:
         """A transaction that reads one state of the database throughout; see `Begin.query`."""
         options = {BEGIN: Begin(snapshot=True, query=query)}

@@ -22,7 +22,7 @@ from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog, episodes, statements
 from sqlbuffer.storage.catalog import BufferInfo, Limits
-from sqlbuffer.storage.dialects import dialect_for
+from sqlbuffer.storage.dialects import Dialect, dialect_for
 from sqlbuffer.storage.engine import (
     begin_epoch,
     close_idle,
@@ -40,6 +40,7 @@ from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
+from sqlbuffer.storage.pacing import WAIT_S, Pacer
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.priority_blocks import Blocks
 from sqlbuffer.storage.reading import Reading
@@ -77,11 +78,13 @@ class Options:
         durability: `relaxed`, `full`, or None for what the server or the file is set to.
         retry_s: How long a call tries again after a lost connection.
         alpha: Exponent of priorities; None: that of the buffer.
+        wait_s: How long a call waits for the buffer's rate limiter.
     """
 
     durability: str | None = None
     retry_s: float = RETRY_S
     alpha: float | None = None
+    wait_s: float = WAIT_S
 
 
 DEFAULT_OPTIONS = Options()
@@ -123,7 +126,7 @@ def _started_anew(*, after_loss: bool) -> Callable[[Method[P, T]], Method[P, T]]
         def repeating(self: "BufferStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
             retry_s = self.options.retry_s if after_loss else 0.0
             work = partial(method, self, *args, **kwargs)
-            return retried(work, retry_s, self._forget_connections)
+            return retried(work, retry_s, self.forget_connections)
 
         return repeating
 
@@ -163,6 +166,7 @@ class BufferStore:
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
         self._updates = count(1)
+        self.pacer = Pacer(self)
 
     @classmethod
     def open(
@@ -206,6 +210,11 @@ class BufferStore:
         return self._engine if self._engine is not None else engine_for(self.url)
 
     @property
+    def dialect(self) -> Dialect:
+        """The operations of its database."""
+        return self._dialect
+
+    @property
     def shown_url(self) -> str:
         """The URL without its password."""
         return shown_url(self.url)
@@ -236,6 +245,7 @@ class BufferStore:
         endings: Sequence[Ending] = (),
         metas: Mapping[EpisodeKey, str] | None = None,
         whole: EpisodeKey | None = None,
+        admitted: bool = False,
     ) -> Written:
         """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
@@ -245,9 +255,11 @@ class BufferStore:
             endings: How episodes end with it.
             metas: JSON of what the user says of episodes that may begin with it.
             whole: The episode that it is, where it is stored whole or not at all.
+            admitted: The rate limiter has let it in.
 
         Raises:
             EpisodeExistsError: `whole` is open, or was aborted.
+            FlowControlError: The rate limiter did not let it in in time.
         """
         if self.layout.compression is not None:
             stored = self.layout.compress([record.arrays for record in records])
@@ -258,6 +270,8 @@ class BufferStore:
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)
+        if not admitted:
+            self.pacer.before_insert(len(first))
 
         def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
             episodes.end(connection, self.info.id, endings, seqs)
@@ -291,7 +305,7 @@ class BufferStore:
     def _insert(self, insertion: Insertion) -> Outcome:
         return insertion.run(self.engine, self.options.durability)
 
-    def _forget_connections(self) -> None:
+    def forget_connections(self) -> None:
         """When one connection was lost, those idle in the pool are dead as well."""
         begin_epoch(self.engine)
         self.engine.dispose()

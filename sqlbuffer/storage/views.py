@@ -149,6 +149,38 @@ VIEWS = {
             "updated": ("boolean", "it was set since"),
         },
     ),
+    "v_flow": View(
+        "One row a buffer: how collectors and learners keep pace (see the page on pacing).",
+        {
+            "buffer": _BUFFER,
+            "policy": ("text", "`RateLimiter` or `RatioWindow`; null: nothing limits it"),
+            "inserted": (
+                "integer",
+                "rows inserted since the policy was set, or ever; deletes do not matter",
+            ),
+            "sampled": ("integer", "rows sampled since then"),
+            "ratio": ("real", "`sampled / inserted`"),
+            "may_insert": (
+                "boolean",
+                "one row may be inserted now; null for a `RatioWindow`: `buffer.flow()` says",
+            ),
+            "may_sample": ("boolean", "one row may be sampled now; likewise"),
+            "inserts_waiting": ("integer", "calls that wait to insert, and were heard of lately"),
+            "samples_waiting": ("integer", "calls that wait to sample, and were heard of lately"),
+        },
+    ),
+    "v_waiting": View(
+        "One row a call that waits for the other side.",
+        {
+            "buffer": _BUFFER,
+            "role": ("text", "what it waits for: `insert` or `sample`"),
+            "rows": ("integer", "how many rows it is about"),
+            "host": ("text", "its machine"),
+            "pid": ("integer", "its process there"),
+            "waiting_since": ("time", "since when"),
+            "alive": ("boolean", "it was heard of in the last 5 seconds"),
+        },
+    ),
     "v_windows": View(
         "One row a buffer: which rows of `experiences` it is, those with `low_seq < seq`. For "
         "queries on the tables; the other views apply it.",

@@ -12,6 +12,7 @@ from weakref import WeakSet
 from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.pacing import let_in_at_end
 from sqlbuffer.storage.process_end import at_process_end
 from sqlbuffer.storage.records import Record
 
@@ -30,6 +31,13 @@ MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
 
 # Stores records and endings in one transaction.
 Write = Callable[[Sequence[Record], Sequence[Ending], Mapping[EpisodeKey, str]], "Written"]
+# Waits until some of so many rows may be stored; returns how many.
+Admit = Callable[[int], int]
+
+
+def admit_all(n: int) -> int:
+    """Let all rows in."""
+    return n
 
 
 class WriteQueue:
@@ -41,11 +49,12 @@ class WriteQueue:
 
     Args:
         write: Stores a batch.
-        flush_s: How long a step waits at most.
+        flush_s: How long a step waits at most, unless a rate limiter keeps it waiting.
+        admit: The buffer's rate limiter.
     """
 
-    def __init__(self, write: Write, flush_s: float = FLUSH_S) -> None:
-        self._write, self._flush_s = write, flush_s
+    def __init__(self, write: Write, flush_s: float = FLUSH_S, admit: Admit = admit_all) -> None:
+        self._write, self._flush_s, self._admit = write, flush_s, admit
         self.forget()
         _queues.add(self)
 
@@ -110,8 +119,11 @@ class WriteQueue:
         if meta is not None and record.episode_key is not None:
             self._metas[record.episode_key, record.task_id] = meta
 
-    def flush(self) -> None:
+    def flush(self, admit: Admit | None = None) -> None:
         """Store all that waits.
+
+        Args:
+            admit: Used instead of the buffer's rate limiter.
 
         Raises:
             SQLBufferError: It could not be stored, and waits.
@@ -126,8 +138,14 @@ class WriteQueue:
                 self._error = None
             if not records and not endings:
                 return
+            conflicts: list[str] = []
             try:
-                conflicts = self._store(records, endings, metas)
+                while records or endings:
+                    n = (admit or self._admit)(len(records)) if records else 0
+                    ended = endings if n == len(records) else []
+                    conflicts += self._store(records[:n], ended, metas)
+                    size_bytes -= sum(len(record.arrays or b"") for record in records[:n])
+                    records, endings = records[n:], [] if ended else endings
             except BaseException:
                 with self._mutex:
                     self._records[:0], self._endings[:0] = records, endings
@@ -220,9 +238,11 @@ _queues: "WeakSet[WriteQueue]" = WeakSet()
 
 
 def _flush_all() -> None:
+    let_in_at_end()  # a thread that waits for a limiter holds a queue
     for queue in list(_queues):
         try:
-            queue.flush()
+            # Nobody comes back for what a limiter keeps out now.
+            queue.flush(admit_all)
         except SQLBufferError as error:
             logger.error("%d steps were lost at the end: %s", queue.n_waiting, error)
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import psycopg
@@ -36,6 +37,7 @@ READ = {
     "docs/index.md",
     "docs/loader.md",
     "docs/many-writers.md",
+    "docs/pacing.md",
     "docs/performance.md",
     "docs/querying.md",
     "docs/quickstart.md",
@@ -43,6 +45,7 @@ READ = {
     "docs/schema.md",
     "docs/stacks.md",
     "docs/transitions.md",
+    "docs/watching.md",
 }
 LANGUAGES = {"python", "console", "sql", "postgresql", "text"}
 
@@ -111,6 +114,40 @@ def test_stacks(read):
     whole = page.names["buffer"].sample_transitions(300, n_step=3, stack={"obs": 4, "action": 3})
     assert whole.action.shape == (300, 3)
     assert whole.obs.dtype == whole.next_obs.dtype == np.uint8
+
+
+def test_pacing(read):
+    page = read("docs/pacing.md")
+    assert page.names["flow"].policy.error_buffer == 512
+    assert page.names["buffer"].flow().policy.max_ratio == 0.5
+
+
+def test_pacing_gives_the_figures_that_the_code_has():
+    from sqlbuffer.storage import flow, pacing, write_queue
+
+    text = " ".join(text_of("docs/pacing.md").split())
+    assert f"{pacing.WAIT_S:.0f} seconds unless it is given" in text
+    assert f"waits when {write_queue.MAX_ROWS:,} are waiting" in text
+    assert (pacing.HEARTBEAT_S, flow.ALIVE_S, pacing.TELL_S) == (1.0, 5.0, 5.0)
+
+
+def test_watching(read):
+    pytest.importorskip("tensorboardX", reason="allowed: tensorboardX is not installed")
+    pytest.importorskip("prometheus_client", reason="allowed: prometheus_client is not installed")
+    page = read("docs/watching.md")
+    (events,) = Path("runs/first").iterdir()
+    assert events.stat().st_size > 500
+    assert page.names["stats"].sample_rate > 0
+
+
+def test_watching_names_every_figure():
+    from sqlbuffer.stats import Stats
+    from sqlbuffer.storage.stats import MOST_ROWS
+
+    text = text_of("docs/watching.md")
+    names = {*Stats.__dataclass_fields__, "fill", "samples_per_insert"} - {"buffer", "window_s"}
+    assert [name for name in names if f"`{name}`" not in text] == []
+    assert f"up to {MOST_ROWS:,} rows" in text
 
 
 def test_loader(read):

@@ -28,14 +28,16 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_flow, v_waiting, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, payload_parts,
-    schema_info, maintenance, sqlbuffer_alembic_version
+    flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT UPDATE (status, length, "return", first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
+-- What was sampled, and who waits.
+GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1, sqlbuffer_free_episode_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1
 TO sqlbuffer_writer, sqlbuffer_learner;
@@ -50,7 +52,7 @@ END
 $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
-GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions) ON buffers TO sqlbuffer_learner;
+GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, flow) ON buffers TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1 TO sqlbuffer_learner;
 

@@ -1,0 +1,181 @@
+"""`sqlbuffer watch`: what goes in and out of the buffers of a database, live."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sqlbuffer.cli.errors import UsageError
+from sqlbuffer.cli.options import BufferName, Url, database, example
+
+if TYPE_CHECKING:
+    from sqlbuffer import ReplayBuffer
+    from sqlbuffer.stats import Distribution, Stats
+
+EPILOG = example(
+    "sqlbuffer watch sqlite:///replay.db",
+    "sqlbuffer watch postgresql://me@db.internal/replay --every 5",
+    "sqlbuffer watch replay.db --once --json",
+)
+LEAST_S, MOST_S = 0.1, 3_600.0
+COLUMNS = (
+    "buffer", "rows", "fill", "in/s", "out/s", "out/in", "waiting", "staleness", "priority", "uses",
+)  # fmt: skip
+
+
+def watch(
+    url: Url = None,
+    buffer: BufferName = None,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", help="How often to look.")
+    ] = 1.0,
+    window: Annotated[
+        float, typer.Option("--window", metavar="SECONDS", help="What the rates are over.")
+    ] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a buffer and line.")
+    ] = False,
+) -> None:
+    """Show what goes in and out of each buffer, live.
+
+    Ctrl-C ends it. On a terminal one table is kept up to date; in a file or a pipe each look prints
+    a line a buffer. Rates are those of the last minute; staleness, priority and uses are medians.
+    """
+    for name, value in (("--every", every), ("--window", window)):
+        if not LEAST_S <= value <= MOST_S:
+            raise UsageError(f"{name} is from {LEAST_S:g} to {MOST_S:,g} seconds, got {value:g}")
+    watcher = _Watcher(database(url), buffer, window)
+    try:
+        if json:
+            _repeat(lambda: _print_json(watcher.look()), every, once)
+        else:
+            _show(watcher, every, once)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+    finally:
+        watcher.close()
+
+
+class _Watcher:
+    """The buffers of a database, opened as they appear."""
+
+    def __init__(self, url: str | None, name: str | None, window_s: float) -> None:
+        from sqlbuffer.cli.buffers import chosen_buffer
+        from sqlbuffer.storage import schema_status
+
+        schema_status.check(url)
+        self._url, self._window_s = url, window_s
+        self._name = None if name is None else chosen_buffer(url, name)
+        self._opened: dict[str, ReplayBuffer] = {}
+
+    def look(self) -> "list[Stats]":
+        """Return the figures of each buffer, by name."""
+        from sqlbuffer import ReplayBuffer
+        from sqlbuffer.errors import BufferNotFoundError
+
+        names = ReplayBuffer.list(self._url) if self._name is None else [self._name]
+        found = []
+        for name in names:
+            try:
+                if name not in self._opened:
+                    self._opened[name] = ReplayBuffer(self._url, name=name, create=False)
+                found.append(self._opened[name].stats(self._window_s))
+            except BufferNotFoundError:
+                # Dropped meanwhile; one of its name may come back.
+                self._opened.pop(name, None)
+                if self._name is not None:
+                    raise
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        for buffer in self._opened.values():
+            buffer.close()
+
+
+def _repeat(work: Any, every: float, once: bool) -> None:
+    while True:
+        began = time.monotonic()
+        work()
+        if once:
+            return
+        time.sleep(max(0.0, began + every - time.monotonic()))
+
+
+def _show(watcher: _Watcher, every: float, once: bool) -> None:
+    from sqlbuffer.cli.output import console, table
+
+    out = console()
+    if not out.is_terminal:
+        _repeat(lambda: _print_lines(watcher.look()), every, once)
+        return
+    if once:
+        out.print(table(COLUMNS, map(_cells, watcher.look())))
+        return
+    from rich.live import Live
+
+    with Live(console=out, auto_refresh=False, transient=False) as live:
+
+        def draw() -> None:
+            live.update(table(COLUMNS, map(_cells, watcher.look())), refresh=True)
+
+        _repeat(draw, every, once)
+
+
+def _cells(stats: "Stats") -> list[Any]:
+    waiting = [
+        f"{n} to {role}"
+        for n, role in ((stats.inserts_waiting, "insert"), (stats.samples_waiting, "sample"))
+        if n
+    ]
+    return [
+        stats.buffer,
+        stats.rows,
+        None if stats.fill is None else f"{stats.fill:.0%}",
+        _rate(stats.insert_rate),
+        _rate(stats.sample_rate),
+        stats.samples_per_insert,
+        ", ".join(waiting) or None,
+        _median(stats.staleness),
+        _median(stats.priorities),
+        _median(stats.uses),
+    ]
+
+
+def _rate(rate: float | None) -> float | None:
+    return rate if rate is None or rate < 10 else float(round(rate))
+
+
+def _median(found: "Distribution | None") -> float | None:
+    return None if found is None else found.median
+
+
+def _print_lines(found: "list[Stats]") -> None:
+    from sqlbuffer.cli.output import shown
+
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for stats in found:
+        name, *cells = map(shown, _cells(stats))
+        pairs = (f"{column} {cell}" for column, cell in zip(COLUMNS[1:], cells, strict=True))
+        sys.stdout.write(f"{now} {name}: {', '.join(pairs)}\n")
+    sys.stdout.flush()
+
+
+def _print_json(found: "list[Stats]") -> None:
+    from sqlbuffer.cli.plain import dumps
+
+    for stats in found:
+        sys.stdout.write(f"{dumps(as_json(stats))}\n")
+    sys.stdout.flush()
+
+
+def as_json(stats: "Stats") -> dict[str, Any]:
+    """Return figures as JSON has them: distributions without their single values."""
+    figures = dict(vars(stats))
+    for name in ("uses", "priorities", "staleness"):
+        found = figures[name]
+        figures[name] = found and {key: v for key, v in vars(found).items() if key != "values"}
+    figures["waiting"] = [vars(call) for call in stats.waiting]
+    return {**figures, "fill": stats.fill, "samples_per_insert": stats.samples_per_insert}

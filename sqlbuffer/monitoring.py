@@ -1,0 +1,276 @@
+"""Figures of buffers where a run is watched: TensorBoard and Prometheus."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlbuffer.errors import BufferConfigError, MissingExtraError, SQLBufferError
+from sqlbuffer.stats import Distribution, Stats
+
+if TYPE_CHECKING:
+    from sqlbuffer.buffer import ReplayBuffer
+
+__all__ = ["PrometheusCollector", "TensorBoardMonitor", "prometheus_text"]
+
+logger = logging.getLogger("sqlbuffer")
+
+_SCALARS = (
+    "rows",
+    "fill",
+    "inserted",
+    "evicted",
+    "sampled",
+    "insert_rate",
+    "sample_rate",
+    "samples_per_insert",
+    "oldest_age_s",
+    "newest_age_s",
+    "episodes",
+    "inserts_waiting",
+    "samples_waiting",
+)
+_DISTRIBUTIONS = ("uses", "priorities", "staleness")
+
+
+class TensorBoardMonitor:
+    """Writes the figures of a buffer to TensorBoard, every few seconds.
+
+    Scalars are named `sqlbuffer/<buffer>/<figure>` after the attributes of `Stats`; uses,
+    priorities and staleness are histograms with their means as scalars.
+
+    Either call `write(step)` in the loop that trains, which looks at the buffer when it is time, or
+    `start()` a thread that ends with the process.
+
+    Args:
+        buffer: The buffer.
+        writer: A `SummaryWriter` of tensorboardX or of `torch.utils.tensorboard`, or the folder for
+            one: of tensorboardX, else of torch.
+        every_s: Seconds between two looks.
+        window_s: Seconds that rates are over.
+
+    Raises:
+        MissingExtraError: A folder, and neither package is installed.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> class Printing:
+        ...     def add_scalar(self, tag, value, step):
+        ...         if tag.endswith("/rows"):
+        ...             print(tag, value, step)
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> buffer.add(state=1).inserted
+        1
+        >>> TensorBoardMonitor(buffer, Printing()).write(step=100)
+        sqlbuffer/default/rows 1.0 100
+        True
+    """
+
+    def __init__(
+        self,
+        buffer: "ReplayBuffer",
+        writer: Any,
+        *,
+        every_s: float = 10.0,
+        window_s: float = 60.0,
+    ) -> None:
+        if isinstance(every_s, bool) or not isinstance(every_s, (int, float)) or not every_s >= 0:
+            raise BufferConfigError(f"every_s is a number of seconds, 0 or more, got {every_s!r}")
+        self._own = not hasattr(writer, "add_scalar")
+        self._writer = _summary_writer(writer) if self._own else writer
+        self._buffer, self._every_s, self._window_s = buffer, every_s, window_s
+        self._written_at = float("-inf")
+        self._began_at = time.monotonic()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def write(self, step: int | None = None, *, now: bool = False) -> bool:
+        """Write the figures if `every_s` seconds have passed since the last time.
+
+        Args:
+            step: The step of the axis; by default the seconds since the monitor was made.
+            now: However long it is since.
+
+        Returns:
+            Whether they were written.
+        """
+        began = time.monotonic()
+        if not now and began - self._written_at < self._every_s:
+            return False
+        self._written_at = began
+        at = int(began - self._began_at) if step is None else step
+        self._write(self._buffer.stats(self._window_s), at)
+        return True
+
+    def _write(self, stats: Stats, step: int) -> None:
+        for name in _SCALARS:
+            value = getattr(stats, name)
+            if value is not None:
+                self._writer.add_scalar(f"sqlbuffer/{stats.buffer}/{name}", float(value), step)
+        for name in _DISTRIBUTIONS:
+            found: Distribution | None = getattr(stats, name)
+            if found is not None:
+                tag = f"sqlbuffer/{stats.buffer}/{name}"
+                self._writer.add_scalar(f"{tag}_mean", found.mean, step)
+                self._writer.add_histogram(tag, found.values, step)
+
+    def start(self) -> "TensorBoardMonitor":
+        """Write from a thread from now on; errors of the database are logged, and it goes on."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(
+                target=self._run, name="sqlbuffer-tensorboard", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.write(now=True)
+            except SQLBufferError as error:
+                logger.warning("the figures of %r are not written: %s", self._buffer, error)
+            if self._stop.wait(max(0.1, self._every_s)):
+                return
+
+    def close(self) -> None:
+        """End the thread, and close the writer unless it was given."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._own:
+            self._writer.close()
+
+    def __enter__(self) -> "TensorBoardMonitor":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _summary_writer(folder: Any) -> Any:
+    if not isinstance(folder, (str, bytes)) and not hasattr(folder, "__fspath__"):
+        raise TypeError(f"writer is a SummaryWriter or a folder, got {type(folder).__name__}")
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtraError(
+                "writing to TensorBoard takes tensorboardX or tensorboard: "
+                "pip install 'sqlbuffer[tensorboardX]'"
+            ) from None
+    return SummaryWriter(str(folder))
+
+
+# Figure -> (name, kind, what it is). Rates are left to the server, which has the counters.
+_METRICS = {
+    "rows": ("rows", "gauge", "Rows held."),
+    "capacity": ("capacity_rows", "gauge", "Rows held at most."),
+    "inserted": ("inserted_rows", "counter", "Rows ever inserted."),
+    "evicted": ("evicted_rows", "counter", "Rows that have left: evicted, deleted, rolled back."),
+    "sampled": ("sampled_rows", "counter", "Rows ever sampled."),
+    "batches": ("sampled_batches", "counter", "Batches ever sampled."),
+    "episodes": ("episodes", "gauge", "Episodes that are open or have steps held."),
+    "oldest_age_s": ("oldest_row_age_seconds", "gauge", "Time since the oldest row was written."),
+    "newest_age_s": ("newest_row_age_seconds", "gauge", "Time since the newest row was written."),
+    "clock": ("clock_iterations", "gauge", "The learner's iteration or model version."),
+}
+_SPREADS = {
+    "uses": ("row_uses", "How often rows were sampled."),
+    "priorities": ("row_priority", "Priorities of rows."),
+    "staleness": ("row_staleness_iterations", "By how much rows are behind the clock."),
+}
+_POINTS = ("mean", "min", "p10", "median", "p90", "max")
+
+
+class PrometheusCollector:
+    """Figures of buffers for `prometheus_client`: register it with a registry of yours.
+
+    Each scrape looks at the buffers. Names begin with `sqlbuffer_` and carry their unit; the label
+    `buffer` names the buffer, `stat` which point of a distribution it is, `role` what calls wait
+    for.
+
+    Args:
+        *buffers: The buffers.
+
+    Raises:
+        MissingExtraError: prometheus_client is not installed.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", max_capacity=10)
+        >>> print(prometheus_text(buffer))  # doctest: +ELLIPSIS
+        # HELP sqlbuffer_rows Rows held.
+        # TYPE sqlbuffer_rows gauge
+        sqlbuffer_rows{buffer="default"} 0.0
+        ...
+    """
+
+    def __init__(self, *buffers: "ReplayBuffer") -> None:
+        self._buffers = buffers
+        self._families = _families()
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics of a scrape."""
+        return iter(self._collected([buffer.stats() for buffer in self._buffers]))
+
+    def describe(self) -> Sequence[Any]:
+        """Name no metrics in advance: a registry would look at the database for them."""
+        return ()
+
+    def _collected(self, found: Sequence[Stats]) -> Iterator[Any]:
+        gauge, counter = self._families
+        for figure, (name, kind, text) in _METRICS.items():
+            family = (gauge if kind == "gauge" else counter)(
+                f"sqlbuffer_{name}", text, labels=["buffer"]
+            )
+            for stats in found:
+                value = getattr(stats, figure)
+                if value is not None:
+                    family.add_metric([stats.buffer], value)
+            yield family
+        waiting = gauge(
+            "sqlbuffer_waiting_calls",
+            "Calls that wait for a rate limiter.",
+            labels=["buffer", "role"],
+        )
+        for stats in found:
+            waiting.add_metric([stats.buffer, "insert"], stats.inserts_waiting)
+            waiting.add_metric([stats.buffer, "sample"], stats.samples_waiting)
+        yield waiting
+        for figure, (name, text) in _SPREADS.items():
+            family = gauge(f"sqlbuffer_{name}", text, labels=["buffer", "stat"])
+            for stats in found:
+                spread = getattr(stats, figure)
+                for point in _POINTS if spread is not None else ():
+                    family.add_metric([stats.buffer, point], getattr(spread, point))
+            yield family
+
+
+def prometheus_text(*buffers: "ReplayBuffer") -> str:
+    """Return the figures of buffers in the text format of Prometheus, for an endpoint of yours.
+
+    Raises:
+        MissingExtraError: prometheus_client is not installed.
+    """
+    collector = PrometheusCollector(*buffers)
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    # A registry of its own: the global one is the program's.
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return str(generate_latest(registry).decode())
+
+
+def _families() -> tuple[Any, Any]:
+    try:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    except ImportError:
+        raise MissingExtraError(
+            "figures for Prometheus take prometheus_client: pip install 'sqlbuffer[prometheus]'"
+        ) from None
+    return GaugeMetricFamily, CounterMetricFamily

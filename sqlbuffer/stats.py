@@ -1,0 +1,122 @@
+"""Figures of a buffer at one moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.flow import Waiting
+
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How a figure of the rows is distributed.
+
+    Attributes:
+        n: How many rows were looked at: all, or a uniform sample of them.
+        mean: Mean.
+        min: Least.
+        p10: A tenth is below.
+        median: Half is below.
+        p90: Nine tenths are below.
+        max: Greatest.
+        values: The figures themselves, of shape (n,), float64; for a histogram.
+    """
+
+    n: int
+    mean: float
+    min: float
+    p10: float
+    median: float
+    p90: float
+    max: float
+    values: NDArray[np.float64] = field(repr=False, compare=False)
+
+
+def distribution(values: Sequence[float] | NDArray[Any]) -> Distribution | None:
+    """Return the distribution of figures; None of none."""
+    array = np.asarray(values, np.float64)
+    if not array.size:
+        return None
+    p10, median, p90 = np.quantile(array, QUANTILES)
+    return Distribution(
+        array.size,
+        float(array.mean()),
+        float(array.min()),
+        float(p10),
+        float(median),
+        float(p90),
+        float(array.max()),
+        array,
+    )
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of a buffer at one moment, for all processes together; see `ReplayBuffer.stats`.
+
+    Attributes:
+        buffer: Name of the buffer.
+        rows: Rows held.
+        capacity: Rows held at most; None is unlimited.
+        inserted: Rows ever inserted: numbers given, so those of writes that were rolled back count.
+        evicted: Rows that have left: `inserted - rows`, whether evicted, deleted or rolled back.
+        sampled: Rows ever sampled, as far as processes have told, which they do every 5 seconds.
+        batches: In how many batches.
+        window_s: Seconds that the rates are over, or those since the buffer was created.
+        insert_rate: Rows inserted in a second; where all rows held are younger than the window,
+            since the oldest of them. None where no row is held that could tell.
+        sample_rate: Rows sampled in a second.
+        oldest_age_s: Seconds since the oldest row held was written; None in an empty buffer.
+        newest_age_s: Seconds since the newest was.
+        episodes: Episodes that are open or have steps held; counted up to 100,000.
+        clock: The learner's iteration or model version; None where it was not set.
+        uses: How often rows were sampled; None for a buffer without `max_use`.
+        priorities: Priorities of rows; None for a buffer without.
+        staleness: By how much rows are behind the clock; None without a clock, or rows that carry a
+            `model_version`.
+        waiting: Calls that wait for a rate limiter.
+    """
+
+    buffer: str
+    rows: int
+    capacity: int | None
+    inserted: int
+    evicted: int
+    sampled: int
+    batches: int
+    window_s: float
+    insert_rate: float | None
+    sample_rate: float
+    oldest_age_s: float | None
+    newest_age_s: float | None
+    episodes: int
+    clock: int | None
+    uses: Distribution | None
+    priorities: Distribution | None
+    staleness: Distribution | None
+    waiting: tuple[Waiting, ...]
+
+    @property
+    def fill(self) -> float | None:
+        """`rows / capacity`; None where it is unlimited."""
+        return None if self.capacity is None else self.rows / self.capacity
+
+    @property
+    def samples_per_insert(self) -> float | None:
+        """Rows sampled for each row inserted, ever; None before any was inserted."""
+        return self.sampled / self.inserted if self.inserted else None
+
+    @property
+    def inserts_waiting(self) -> int:
+        """How many calls wait to insert."""
+        return sum(call.alive and call.role == "insert" for call in self.waiting)
+
+    @property
+    def samples_waiting(self) -> int:
+        """How many calls wait to sample."""
+        return sum(call.alive and call.role == "sample" for call in self.waiting)

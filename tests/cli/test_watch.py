@@ -1,0 +1,160 @@
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import termios
+from contextlib import suppress
+
+import pytest
+
+from sqlbuffer import RateLimiter, ReplayBuffer
+from sqlbuffer.errors import FlowControlError, StorageReadOnlyError
+from tests.cli.conftest import start
+from tests.cli.terminal import run_on_terminal
+from tests.support.array_rows import make_array_row
+from tests.support.sql import run as run_sql
+
+
+def test_prints_a_line_a_buffer_where_nobody_s_terminal_is(run, filled):
+    lines = run("watch", filled, "--once").stdout.splitlines()
+    assert [re.match(r"\S+Z (\w+): ", line)[1] for line in lines] == ["arrays", "empty", "talks"]
+    assert "rows 20, fill 20%, in/s 20, out/s 0, out/in 0, waiting -, staleness -" in lines[0]
+    assert "rows 0, fill 0%, in/s 0, out/s 0, out/in -," in lines[1]
+    (line,) = run("watch", filled, "--once", "--buffer", "talks").stdout.splitlines()
+    assert "talks: rows 2, fill -" in line
+
+
+def test_json_has_every_figure_on_a_line(run, filled):
+    with ReplayBuffer(filled, name="arrays", max_capacity=100) as buffer:
+        buffer.sample(5)
+        buffer.stats()
+    run_sql(filled, "UPDATE buffers SET clock = 3")
+    run_sql(filled, "UPDATE experiences SET model_version = 1")
+    lines = run("watch", filled, "--once", "--json").stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [figures["buffer"] for figures in found] == ["arrays", "empty", "talks"]
+    arrays = found[0]
+    assert (arrays["rows"], arrays["inserted"], arrays["sampled"], arrays["batches"]) == (
+        20,
+        20,
+        5,
+        1,
+    )
+    assert (arrays["fill"], arrays["samples_per_insert"]) == (0.2, 0.25)
+    assert arrays["staleness"] == {
+        "n": 20, "mean": 2, "min": 2, "p10": 2, "median": 2, "p90": 2, "max": 2,
+    }  # fmt: skip
+    assert (arrays["priorities"], arrays["uses"], arrays["waiting"]) == (None, None, [])
+
+
+def test_shows_one_table_on_a_terminal_and_who_waits(filled):
+    with ReplayBuffer(filled, name="arrays", rate_limiter=None) as buffer:
+        buffer.set_rate_limiter(RateLimiter(1))
+        buffer._store.pacer.write_mark("sample", 256, "a learner")
+    # Heard of until the test is over.
+    run_sql(filled, "UPDATE flow_waits SET heartbeat_at = '2999-01-01T00:00:00.000Z'")
+    shown = run_on_terminal("watch", filled, "--once", width=120)
+    assert shown.exit_code == 0
+    assert re.search(r"buffer\s+┃\s+rows ┃ fill ┃\s+in/s ┃ out/s ┃ out/in ┃ waiting", shown.text)
+    assert re.search(r"│ arrays\s+│\s+20 │ 20%\s+│.*1 to sample", shown.text)
+
+
+def test_goes_on_until_ctrl_c_and_then_ends_well(filled):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = start(
+        "watch", filled, "--every", "0.1", stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = read_until(ours, b"talks", b"")
+    ReplayBuffer(filled, name="arrays").store_batch([make_array_row(task=9, step=9)])
+    shown = read_until(ours, b" 21 ", shown)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert b"Traceback" not in shown
+
+
+def read_until(descriptor, wanted, shown):
+    while wanted not in shown:
+        shown += os.read(descriptor, 65536)
+    return shown
+
+
+def test_a_pipe_gets_a_line_a_look_until_it_ends(filled):
+    process = start("watch", filled, "-b", "talks", "--every", "0.1", "--json")
+    assert [json.loads(process.stdout.readline())["rows"] for _ in range(3)] == [2, 2, 2]
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=60)
+    assert (process.returncode, complaint) == (0, "")
+
+
+def test_a_reader_that_leaves_ends_it(filled):
+    process = start("watch", filled, "--every", "0.1")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 141
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--every", "0"], 2, "--every is from 0.1"),
+        (["--every", "nan"], 2, "--every"),
+        (["--window", "-1"], 2, "--window"),
+        (["--buffer", "other"], 3, "no buffer 'other'"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(run, filled, arguments, code, said):
+    result = run("watch", filled, "--once", *arguments)
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+def test_a_database_that_is_not_there_or_has_no_schema_is_told(run, tmp_path):
+    assert run("watch", f"sqlite:///{tmp_path}/none.db", "--once").exit_code == 3
+    (tmp_path / "empty.db").touch()
+    result = run("watch", f"sqlite:///{tmp_path}/empty.db", "--once")
+    assert (result.exit_code, "db init" in result.stderr) == (4, True)
+
+
+def test_a_database_that_may_only_be_read_is_watched(run, tmp_path):
+    path = tmp_path / "replay.db"
+    with ReplayBuffer(f"sqlite:///{path}") as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(3)])
+    run_sql(f"sqlite:///{path}", "PRAGMA wal_checkpoint(TRUNCATE)")
+    url = f"sqlite:///file:{path}?immutable=1&uri=true"
+    result = run("watch", url, "--once")
+    assert "default: rows 3" in result.stdout
+    before = sorted(tmp_path.iterdir())
+    assert run("watch", url, "--once", "--json").exit_code == 0
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_analysts_watch_writers_keep_the_pace_and_learners_set_it(with_roles, login, run):
+    learner, writer, analyst = (
+        login(f"sqlbuffer_{role}") for role in ("learner", "writer", "analyst")
+    )
+    with ReplayBuffer(learner, name="older", wait_s=0) as buffer:
+        buffer.set_rate_limiter(RateLimiter(1, 2, 4))
+    with ReplayBuffer(writer, name="older", wait_s=0.1) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(10, 13)])
+        assert len(buffer.sample(2)) == 2
+        with pytest.raises(FlowControlError):
+            buffer.sample(4)
+        with pytest.raises(StorageReadOnlyError):
+            buffer.set_rate_limiter(None)
+    assert "older: rows 7" in run("watch", analyst, "--once").stdout
+    query = "SELECT inserted, sampled, may_insert FROM v_flow"
+    assert run("sql", analyst, query, "--csv").stdout.splitlines()[1] == "3,2,true"
+    with ReplayBuffer(analyst, name="older") as buffer:
+        assert (buffer.flow().inserted, buffer.flow().sampled) == (3, 2)

@@ -1,0 +1,185 @@
+"""Figures of a buffer, against what the tests know of it."""
+
+import numpy as np
+import pytest
+
+from sqlbuffer import DataRow, Experience, ExpMeta, RateLimiter, ReplayBuffer
+from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.stats import distribution
+from tests.support.processes import run_at_once
+from tests.support.sql import buffer_id, fill, run
+
+
+def ago(url, seconds):
+    """Return the SQL of a time in the past."""
+    if url.startswith("sqlite"):
+        return f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-{seconds} seconds')"
+    return f"now() - interval '{seconds} seconds'"
+
+
+def rows(n, version=None):
+    meta = {"model_version": version}
+    return [
+        DataRow(ExpMeta("t", None, "a", i, 0.0, episode_id=f"e{i // 5}", **meta), Experience(i))
+        for i in range(n)
+    ]
+
+
+def test_counts_are_those_of_all_that_was_done(buffer_url):
+    with ReplayBuffer(buffer_url, max_capacity=30) as buffer:
+        for _ in range(4):
+            buffer.store_batch(rows(10))
+        for _ in range(3):
+            buffer.sample(8)
+        found = buffer.stats()
+        assert (found.buffer, found.rows, found.capacity, found.fill) == ("default", 30, 30, 1.0)
+        assert (found.inserted, found.evicted) == (40, 10)
+        assert (found.sampled, found.batches, found.samples_per_insert) == (24, 3, 24 / 40)
+        assert found.episodes == 2  # two ids, sent again with each batch
+        assert 0 <= found.newest_age_s <= found.oldest_age_s < 60
+        assert (found.uses, found.priorities, found.staleness, found.clock) == (None,) * 4
+        assert found.waiting == ()
+        buffer.clear()
+        found = buffer.stats()
+        assert (found.rows, found.inserted, found.evicted) == (0, 40, 40)
+        assert found.insert_rate is None
+
+
+def test_an_empty_buffer_has_figures_as_well(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        found = buffer.stats()
+    assert (found.rows, found.inserted, found.evicted, found.sampled) == (0, 0, 0, 0)
+    assert (found.capacity, found.fill, found.samples_per_insert) == (None, None, None)
+    assert (found.oldest_age_s, found.newest_age_s) == (None, None)
+    assert (found.insert_rate, found.sample_rate) == (0.0, 0.0)
+
+
+def sample_and_tell(url, n):
+    with ReplayBuffer(url) as buffer:
+        buffer.sample(n)
+        return buffer.stats().sampled
+
+
+def test_processes_count_together(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store_batch(rows(20))
+        run_at_once([(sample_and_tell, buffer_url, n) for n in (3, 4)])
+        buffer.sample(5)
+        assert buffer.stats().sampled == 12
+        assert buffer.stats().batches == 3
+
+
+@pytest.mark.parametrize("window_s", [60, 600])
+def test_the_rate_of_inserts_is_that_of_the_window(buffer_url, window_s):
+    with fill(buffer_url, 1_000) as buffer:
+        run(buffer_url, f"UPDATE buffers SET created_at = {ago(buffer_url, 7200)}")
+        for low, high, seconds in [(0, 500, 3000), (500, 900, 300), (900, 1_000, 5)]:
+            run(
+                buffer_url,
+                f"UPDATE experiences SET inserted_at = {ago(buffer_url, seconds)} "
+                "WHERE seq > :low AND seq <= :high",
+                low=low,
+                high=high,
+            )
+        found = buffer.stats(window_s)
+        assert found.window_s == window_s
+        assert found.insert_rate == pytest.approx({60: 100, 600: 500}[window_s] / window_s)
+        assert found.oldest_age_s == pytest.approx(3000, abs=60)
+        # With holes, at the place of the search too.
+        run(buffer_url, "DELETE FROM experiences WHERE seq % 3 = 1 AND seq < 900")
+        assert buffer.stats(60).insert_rate == pytest.approx(100 / 60)
+
+
+def test_a_rate_whose_rows_have_left_is_that_since_the_oldest_held(buffer_url):
+    with fill(buffer_url, 1_000, max_capacity=100) as buffer:
+        run(buffer_url, f"UPDATE buffers SET created_at = {ago(buffer_url, 7200)}")
+        run(buffer_url, f"UPDATE experiences SET inserted_at = {ago(buffer_url, 20)}")
+        assert buffer.stats(60).insert_rate == pytest.approx(100 / 20, rel=0.5)
+        run(buffer_url, f"UPDATE experiences SET inserted_at = {ago(buffer_url, 200)}")
+        assert buffer.stats(60).insert_rate == 0.0
+
+
+def test_the_rate_of_samples_is_that_of_the_window(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store_batch(rows(20))
+        run(buffer_url, f"UPDATE buffers SET created_at = {ago(buffer_url, 7200)}")
+        number = buffer_id(buffer_url)
+        now = int(run(buffer_url, unix_of(buffer_url))[0][0])
+        for age, holder, n in [(5, "a", 600), (5, "b", 300), (100, "a", 6_000), (5000, "a", 9)]:
+            run(
+                buffer_url,
+                "INSERT INTO flow_history (buffer_id, bucket, holder, n_sampled, n_batches) "
+                "VALUES (:id, :bucket, :holder, :n, 1)",
+                id=number,
+                bucket=(now - age) // 10,
+                holder=holder,
+                n=n,
+            )
+        assert buffer.stats(60).sample_rate == pytest.approx(900 / 60)
+        assert buffer.stats(600).sample_rate == pytest.approx(6_900 / 600)
+
+
+def unix_of(url):
+    if url.startswith("sqlite"):
+        return "SELECT strftime('%s', 'now')"
+    return "SELECT extract(epoch FROM now())::bigint"
+
+
+def test_uses_priorities_and_staleness_are_those_of_the_rows(buffer_url):
+    with ReplayBuffer(buffer_url, priorities=True, max_use=3) as buffer:
+        for version in (7, 9, None, 12):
+            buffer.store_batch(rows(5, version))
+        found = buffer.stats()
+        assert found.staleness is None
+        assert (found.uses.n, found.uses.max) == (20, 0)
+        assert (found.priorities.min, found.priorities.max) == (1.0, 1.0)
+        number = buffer_id(buffer_url)
+        run(buffer_url, "UPDATE buffers SET clock = 10")
+        run(buffer_url, "INSERT INTO uses VALUES (:id, 1, 3), (:id, 2, 1)", id=number)
+        run(buffer_url, "INSERT INTO priorities VALUES (:id, 1, 0.25), (:id, 2, 2)", id=number)
+        given = "CASE WHEN seq IN (1, 3) THEN 0.5 WHEN seq < 10 THEN 4.0 END"
+        run(buffer_url, f"UPDATE experiences SET initial_priority = {given}")
+        found = buffer.stats()
+        assert found.clock == 10
+        # 3 behind, 1 behind, not known, and newer than the clock: fresh.
+        assert sorted(found.staleness.values) == [0] * 5 + [1] * 5 + [3] * 5
+        assert sorted(found.uses.values) == [0] * 18 + [1, 3]
+        assert sorted(found.priorities.values) == [0.25, 0.5, *[1.0] * 11, 2.0, *[4.0] * 6]
+        assert found.uses.mean == 4 / 20
+
+
+def test_a_large_buffer_is_told_by_a_uniform_sample(buffer_url):
+    with fill(buffer_url, 20_000, max_capacity=20_000) as buffer:
+        run(buffer_url, "UPDATE experiences SET model_version = seq")
+        run(buffer_url, "UPDATE buffers SET clock = 20000")
+        found = buffer.stats().staleness
+        assert 1_500 < found.n <= 2_000
+        # Five standard errors of a uniform sample of 1,900.
+        assert found.mean == pytest.approx(10_000, abs=5 * 20_000 / np.sqrt(12 * found.n))
+        assert found.median == pytest.approx(10_000, abs=5 * 10_000 / np.sqrt(found.n))
+        assert 0 <= found.min < found.p10 < found.median < found.p90 < found.max < 20_000
+
+
+def test_calls_that_wait_are_counted(buffer_url):
+    with ReplayBuffer(buffer_url, rate_limiter=RateLimiter(1)) as buffer:
+        store = buffer._store
+        store.pacer.write_mark("sample", 5, "one")
+        store.pacer.write_mark("insert", 7, "two")
+        run(
+            buffer_url,
+            f"UPDATE flow_waits SET heartbeat_at = {ago(buffer_url, 60)} WHERE holder = 'two'",
+        )
+        found = buffer.stats()
+        assert (found.samples_waiting, found.inserts_waiting, len(found.waiting)) == (1, 0, 2)
+
+
+@pytest.mark.parametrize("window_s", [0, -1, float("nan"), True, None, "60", 3_601])
+def test_a_window_that_cannot_be_looked_at_is_refused(window_s):
+    with ReplayBuffer("sqlite://") as buffer, pytest.raises(BufferConfigError, match="window_s"):
+        buffer.stats(window_s)
+
+
+def test_a_distribution_of_nothing_is_none_and_of_one_is_that():
+    assert distribution([]) is None
+    one = distribution([3])
+    assert (one.n, one.mean, one.min, one.p10, one.median, one.p90, one.max) == (1, *[3.0] * 6)
