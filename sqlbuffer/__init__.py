@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sqlbuffer.samplers import (
         FifoSampler,
         LatestSampler,
+        PrioritizedSampler,
         RandomSampler,
         RandomTaskSample,
         Sampler,
@@ -42,6 +43,7 @@ _HOME = {
         (
             "FifoSampler",
             "LatestSampler",
+            "PrioritizedSampler",
             "RandomSampler",
             "RandomTaskSample",
             "Sampler",
@@ -70,6 +72,7 @@ __all__ = [
     "LatestSampler",
     "Loader",
     "Mixture",
+    "PrioritizedSampler",
     "PriorityUpdate",
     "QueryBuilder",
     "QueryFilter",
