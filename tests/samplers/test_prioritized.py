@@ -131,14 +131,12 @@ def test_rows_that_left_a_block_since_it_was_added_up_do_not_count(buffer_url):
 @pytest.mark.parametrize("evict_by", ["task", "episode"])
 def test_tasks_and_episodes_that_left_are_not_drawn(buffer_url, evict_by):
     limits = {"max_episodes": 10} if evict_by == "episode" else {"max_capacity": 100}
-    with ReplayBuffer(
-        buffer_url, fields={"x": "int64"}, priorities=True, evict_by=evict_by, **limits
-    ) as buffer:
+    with filled(buffer_url, [], evict_by=evict_by, **limits) as buffer:
         for number in range(25):
             columns = {"x": np.full(10, number), "priority": 1.0 + np.arange(10.0)}
             buffer.store_episode(columns, task_id=f"t{number}")
-            if number == 15:
-                buffer._store.seal(range(2))
+            if number in (15, 20):
+                assert seal_all(buffer)
         weights = {seq: (1.0 + (seq - 1) % 10) ** ALPHA for seq in range(151, 251)}
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), weights)
 
