@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sqlbuffer.samplers import (
         FifoSampler,
         LatestSampler,
+        PrioritizedSampler,
         RandomSampler,
         RandomTaskSample,
         Sampler,
@@ -44,6 +45,7 @@ _HOME = {
         (
             "FifoSampler",
             "LatestSampler",
+            "PrioritizedSampler",
             "RandomSampler",
             "RandomTaskSample",
             "Sampler",
@@ -72,6 +74,7 @@ __all__ = [
     "LatestSampler",
     "Loader",
     "Mixture",
+    "PrioritizedSampler",
     "PriorityUpdate",
     "QueryBuilder",
     "QueryFilter",

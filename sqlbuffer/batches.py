@@ -1,13 +1,14 @@
 """What a learner gets: arrays by name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
 
-class Batch(Mapping[str, NDArray[Any]]):
-    """Arrays of n rows each, by name and as attributes.
+class Batch(Mapping[str, Any]):
+    """Arrays of n rows each, by name and as attributes; None for one that is not known, such as
+    the probabilities of rows that were drawn by priority under a condition.
 
     Attributes:
         info: Where the rows come from: `seq`, `task_id`, `agent_id`, `step`, arrays of shape (n,).
@@ -20,16 +21,17 @@ class Batch(Mapping[str, NDArray[Any]]):
     """
 
     def __init__(
-        self, arrays: Mapping[str, NDArray[Any]], info: Mapping[str, NDArray[Any]]
+        self, arrays: Mapping[str, NDArray[Any] | None], info: Mapping[str, NDArray[Any]]
     ) -> None:
         self._arrays, self.info = dict(arrays), dict(info)
 
     @property
     def n_rows(self) -> int:
         """How many rows it holds; `len` is the number of arrays, as of any mapping."""
-        return next((len(array) for array in (*self.values(), *self.info.values())), 0)
+        arrays = (*self.values(), *self.info.values())
+        return next((len(array) for array in arrays if array is not None), 0)
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -38,13 +40,42 @@ class Batch(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(self._arrays)
 
-    def __getattr__(self, name: str) -> NDArray[Any]:
+    def __getattr__(self, name: str) -> Any:
         arrays = self.__dict__.get("_arrays", {})
         if name not in arrays:
             raise AttributeError(f"the batch has no {name!r}; it has {', '.join(arrays)}")
-        found: NDArray[Any] = arrays[name]
-        return found
+        return arrays[name]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}: {a.dtype}{list(a.shape)}" for name, a in self.items())
-        return f"Batch({shown})"
+        shown = (
+            f"{name}: {None if a is None else f'{a.dtype}{list(a.shape)}'}"
+            for name, a in self.items()
+        )
+        return f"Batch({', '.join(shown)})"
+
+
+class RowList(list[Any]):
+    """A list of rows, and what their sampler says of them: arrays, by name and as attributes.
+
+    Attributes:
+        columns: The arrays, each of as many values as there are rows; None for one that is not
+            known.
+
+    Example:
+        >>> import numpy as np
+        >>> rows = RowList(["a row", "another"], {"priorities": np.array([0.5, 2.0])})
+        >>> len(rows), rows.priorities.tolist()
+        (2, [0.5, 2.0])
+    """
+
+    def __init__(
+        self, rows: Iterable[Any] = (), columns: Mapping[str, NDArray[Any] | None] | None = None
+    ) -> None:
+        super().__init__(rows)
+        self.columns = dict(columns or {})
+
+    def __getattr__(self, name: str) -> Any:
+        columns = self.__dict__.get("columns", {})
+        if name not in columns:
+            raise AttributeError(f"the rows have no {name!r}; they have {', '.join(columns)}")
+        return columns[name]

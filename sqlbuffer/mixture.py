@@ -289,9 +289,17 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
     ]
     first = named[0]
     return Batch(
-        {name: _stacked([batch[name] for batch in named]) for name in first},
+        {name: _joined(name, named) for name in first},
         {name: _stacked([batch.info[name] for batch in named]) for name in first.info},
     )
+
+
+def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
+    """Return one array of those of several batches; None where one of them is not known."""
+    arrays = [batch[name] for batch in batches if batch[name] is not None or batch.n_rows]
+    if not arrays or any(array is None for array in arrays):
+        return None
+    return _stacked(arrays)
 
 
 def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

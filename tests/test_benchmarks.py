@@ -37,6 +37,8 @@ LINES = {
     "table of (84, 84) frames, TOAST and indexes too": {"PostgreSQL"},
     "trajectories, a batch of 16 x 500 steps": BOTH,
     "`store_batch` of 1,000 rows with priorities vs without": BOTH,
+    "`sample(256)` by priority at {}: times faster than a race": BOTH,
+    "`sample(256)` by priority at {} vs at": BOTH,
     "`update_priorities` of 256 at {} vs the bare driver's update": BOTH,
 }
 

@@ -493,6 +493,7 @@ def create_tables() -> None:
             comment="all may be larger than min_priority",
         ),
         sa.PrimaryKeyConstraint("buffer_id", "block", name="pk_priority_blocks"),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "uses",

@@ -10,7 +10,7 @@ from sqlbuffer.arguments import (
     check_n_step,
     check_sufficient,
 )
-from sqlbuffer.batches import Batch
+from sqlbuffer.batches import Batch, RowList
 from sqlbuffer.converters import Converter
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.loading.loader import Loader
@@ -301,10 +301,12 @@ class Sampling(Parts):
         return batch
 
     def _sample_rows(self, sampler: Sampler, batch_size: int, node: Node) -> list[DataRow]:
-        if batch_size == 0:
+        if batch_size == 0 and not sampler.reads_priorities:
             return []
         n = min(int(batch_size), MAX_LIMIT)
-        return self._decoder.rows(sample_rows(self._store, node, sampler, n).rows)
+        drawn = sample_rows(self._store, node, sampler, n)
+        rows = self._decoder.rows(drawn.rows)
+        return RowList(rows, drawn.columns) if drawn.columns else rows
 
     def _sample_tasks(
         self, sampler: TaskSampler, batch_size: int, node: Any

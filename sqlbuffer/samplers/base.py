@@ -25,7 +25,12 @@ class Sampler(ABC):
         ...     def choose(self, population, batch_size):
         ...         keys = population.select()
         ...         return keys.order_by(keys.selected_columns.seq.desc()).limit(batch_size)
+
+    Attributes:
+        reads_priorities: It draws by priority: what makes that quick is kept up before each draw.
     """
+
+    reads_priorities = False
 
     @abstractmethod
     def choose(self, population: "Population", batch_size: int) -> "Sequence[int] | Select[Any]":
@@ -42,8 +47,9 @@ class Sampler(ABC):
 
     def columns(
         self, population: "Population", seqs: Sequence[int]
-    ) -> Mapping[str, "NDArray[Any]"]:
-        """Return arrays that a batch carries beside what is read of its rows; none by default.
+    ) -> Mapping[str, "NDArray[Any] | None"]:
+        """Return arrays that a batch carries beside what is read of its rows; none by default, and
+        None for one that is not known.
 
         Args:
             population: What the rows were chosen from.

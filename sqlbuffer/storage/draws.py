@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from sqlbuffer.batches import Batch
+from sqlbuffer.errors import FieldError
 from sqlbuffer.query import Node
 from sqlbuffer.storage.insertion import Row
 from sqlbuffer.storage.population import Population
@@ -20,7 +21,7 @@ class SampledRows(NamedTuple):
     """Rows as they are stored, and the arrays that the sampler gives along with them."""
 
     rows: list[Row]
-    columns: Mapping[str, NDArray[Any]]
+    columns: Mapping[str, NDArray[Any] | None]
 
 
 def sample_batch(
@@ -44,13 +45,13 @@ def sample_batch(
 
     def draw(population: Population) -> Batch:
         if n == 0:
-            return reader.read(population, [])
+            return _with_columns(reader.read(population, []), sampler, population)
         if begin is not None:
             begin()
-        batch = reader.draw(population, sampler, n)
-        columns = sampler.columns(population, batch.info["seq"].tolist())
-        return Batch({**batch, **columns}, batch.info) if columns else batch
+        return _with_columns(reader.draw(population, sampler, n), sampler, population)
 
+    if sampler.reads_priorities:
+        store.seal_due()
     with store.pacer.sampling(n) as drawn:
         batch = store.draw(node, draw, reader.columns)
         # A batch that is too small is not handed out.
@@ -58,13 +59,26 @@ def sample_batch(
     return batch
 
 
+def _with_columns(batch: Batch, sampler: "Sampler", population: Population) -> Batch:
+    columns = sampler.columns(population, batch.info["seq"].tolist())
+    for name in columns:
+        if name in batch:
+            raise FieldError(
+                f"field {name!r} has the name of an array that {type(sampler).__name__} gives: "
+                f"leave it out with fields=[...], or declare it by another name"
+            )
+    return Batch({**batch, **columns}, batch.info) if columns else batch
+
+
 def sample_rows(store: BufferStore, node: Node, sampler: "Sampler", n: int) -> SampledRows:
     """Return up to n rows that a sampler draws."""
 
     def draw(population: Population) -> SampledRows:
-        rows = population.rows(sampler.choose(population, n))
+        rows = population.rows(sampler.choose(population, n)) if n else []
         return SampledRows(rows, sampler.columns(population, [row[0] for row in rows]))
 
+    if sampler.reads_priorities:
+        store.seal_due()
     with store.pacer.sampling(n) as drawn:
         found = store.draw(node, draw)
         drawn(len(found.rows))

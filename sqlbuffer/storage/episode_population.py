@@ -43,6 +43,17 @@ class EpisodePopulation(Population):
         super().__init__(rows.connection, rows.buffer_id, rows.low, rows.high, rows.node, reading)
         self._partial = include_partial
         self.picks_first = self.span <= FEW_KEYS_SPAN
+        self._priorities = rows._priorities
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether episodes may not match."""
+        return self.has_condition
+
+    @property
+    def picks_keys(self) -> bool:
+        """Whether `keys` finds few: there are fewer episodes than rows."""
+        return True
 
     def select(self) -> Select[Any]:
         """Return a SQLAlchemy select of the keys, named `seq`."""

@@ -373,6 +373,7 @@ priority_blocks = Table(
         server_default=false(),
         comment="all may be larger than min_priority",
     ),
+    sqlite_with_rowid=False,  # all of them are read for a batch: in half the time
 )
 
 uses = Table(

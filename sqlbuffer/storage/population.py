@@ -4,13 +4,14 @@ read payloads.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Integer, Select, bindparam, func, literal
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
@@ -18,6 +19,9 @@ from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.reading import BUFFER_ID, LOW, NEAR, OWN, SEQS, Reading
 from sqlbuffer.storage.types import SeqList
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.priority_population import Priorities
 
 FEW_HOLES = 8
 MOST_PROBED = 65_536
@@ -55,6 +59,50 @@ class Population:
         self.steps: list[tuple[Any, ...]] = []
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
+
+        self._priorities: Priorities | None = None
+
+    @property
+    def priorities(self) -> "Priorities":
+        """The priorities of the rows.
+
+        Raises:
+            BufferConfigError: They have none.
+        """
+        if self._priorities is None:
+            raise BufferConfigError(
+                "the buffer has no priorities; make one with ReplayBuffer(..., priorities=True)"
+            )
+        return self._priorities
+
+    @priorities.setter
+    def priorities(self, priorities: "Priorities | None") -> None:
+        self._priorities = priorities
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether the user said which rows."""
+        return self.node != EVERYTHING
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether rows of the window may not match."""
+        return self.has_condition or self.reading.is_key is not None
+
+    @property
+    def picks_keys(self) -> bool:
+        """Whether `keys` finds few, without looking at all rows."""
+        return self.selective
+
+    @property
+    def matching(self) -> ColumnElement[bool]:
+        """The expression for rows that match, whether in the window or not."""
+        return self._matching
+
+    @property
+    def in_window(self) -> ColumnElement[bool]:
+        """The expression for rows that match."""
+        return self._in_window
 
     @property
     def span(self) -> int:

@@ -43,6 +43,8 @@ from sqlbuffer.storage.models import episodes as episode_rows
 from sqlbuffer.storage.pacing import WAIT_S, Pacer
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.priority_blocks import Blocks
+from sqlbuffer.storage.priority_population import Priorities
+from sqlbuffer.storage.priority_upkeep import Upkeep
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
@@ -165,6 +167,7 @@ class BufferStore:
         )
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
+        self._upkeep = Upkeep()
         self._updates = count(1)
         self.pacer = Pacer(self)
 
@@ -422,6 +425,14 @@ class BufferStore:
             pass  # draws do without
         return n_sealed
 
+    def seal_due(self) -> None:
+        """Add up the blocks of priorities that draws would otherwise read row by row, where these
+        are many; called before a draw by priority.
+        """
+        if not self._upkeep.is_known and self.info.priorities:
+            self.draw(EVERYTHING, lambda population: population.priorities.note_unsealed())
+        self._upkeep.run(self.seal)
+
     @_survives
     def _seal(self, blocks: Sequence[int], settled: int) -> int:
         with (
@@ -469,7 +480,12 @@ class BufferStore:
             if not found:
                 raise self._dropped()
             ((low, high),) = found
-            yield Population(connection, self.info.id, low, high, node, columns)
+            population = Population(connection, self.info.id, low, high, node, columns)
+            if self.info.priorities:
+                population.priorities = Priorities(
+                    population, self.info, self.options.alpha, self._upkeep
+                )
+            yield population
 
     @cached_property
     def _sampled_window(self) -> str:

@@ -20,6 +20,13 @@ from sqlbuffer.storage.records import Record
 from tests.support.sql import is_sqlite
 
 _PLAIN = [name for name in Record._fields if not name.endswith("_key")]
+# A weighted draw of keys without replacement (Efraimidis and Spirakis 2006), and nothing else.
+_RACE = (
+    "SELECT e.seq FROM experiences e "
+    "LEFT JOIN priorities p ON p.buffer_id = e.buffer_id AND p.seq = e.seq "
+    "WHERE e.buffer_id = {} "
+    "ORDER BY -ln(1 - {}) / power(coalesce(p.priority, e.initial_priority, 1.0), {}) LIMIT {}"
+)
 _RANDOM_ROWS = "SELECT * FROM experiences WHERE buffer_id = {} ORDER BY random() LIMIT {}"
 
 
@@ -89,6 +96,12 @@ class BareSQLite:
     def random_rows(self, n: int) -> list[Any]:
         return self.connection.execute(_RANDOM_ROWS.format(self._buffer_id, n)).fetchall()
 
+    def race(self, n: int, alpha: float) -> list[Any]:
+        """Return the keys of n rows drawn by priority ^ alpha, which reads all of them."""
+        fraction = "(random() / 18446744073709551616.0 + 0.5)"
+        statement = _RACE.format(self._buffer_id, fraction, alpha, n)
+        return self.connection.execute(statement).fetchall()
+
     def arrays_of(self, seqs: Sequence[int]) -> list[bytes]:
         """Return the array bytes of rows by key."""
         found = self.connection.execute(
@@ -150,6 +163,11 @@ class BarePostgreSQL:
 
     def random_rows(self, n: int) -> list[Any]:
         return self.connection.execute(_RANDOM_ROWS.format(self._buffer_id, n)).fetchall()
+
+    def race(self, n: int, alpha: float) -> list[Any]:
+        """Return the keys of n rows drawn by priority ^ alpha, which reads all of them."""
+        statement = _RACE.format(self._buffer_id, "random()", alpha, n)
+        return self.connection.execute(statement).fetchall()
 
     def arrays_of(self, seqs: Sequence[int]) -> list[bytes]:
         """Return the array bytes of rows by key."""

@@ -39,6 +39,7 @@ READ = {
     "docs/many-writers.md",
     "docs/pacing.md",
     "docs/performance.md",
+    "docs/prioritized.md",
     "docs/querying.md",
     "docs/quickstart.md",
     "docs/sampling.md",
@@ -193,6 +194,16 @@ def test_querying_names_every_operator_and_every_field():
     assert {name for name in fields if not re.search(rf"`(\w*\.)?{name}`", text)} == set()
 
 
+def test_prioritized(read):
+    names = read("docs/prioritized.md").names
+    assert set(names["batch"]) >= {"weights", "probabilities", "priorities", "seq"}
+    assert names["errors"].shape == (64,)
+    # Rows of large errors are drawn more often.
+    assert names["later"].priorities.mean() > names["all_priorities"].mean()
+    assert names["filtered"].probabilities is None
+    assert (names["exact"].probabilities > 1 / 400).all()
+
+
 def test_sampling(read):
     page = read("docs/sampling.md")
     assert page.names["first"]._seeding.seed == 7
@@ -225,6 +236,8 @@ def test_sampling_names_every_sampler_and_all_that_a_population_offers():
     assert [name for name in samplers.__all__ if name not in text] == []
     # These are what the buffer itself calls with the sampler's choice.
     inner = {"rows", "numbers", "n_probed"}
+    # And these what draws by priority look at.
+    inner |= {"matching", "in_window", "has_condition", "is_filtered", "picks_keys"}
     offered = {name for name in vars(Population) if not name.startswith("_")} - inner
     offered |= {"low", "high", "selective", "connection"}
     assert {name for name in offered if not re.search(rf"`{name}\b", text)} == set()

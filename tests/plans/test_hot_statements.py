@@ -15,6 +15,7 @@ from sqlalchemy import event, make_url, text
 from sqlbuffer import (
     FifoSampler,
     LatestSampler,
+    PrioritizedSampler,
     QueryBuilder,
     RandomSampler,
     RandomTaskSample,
@@ -78,6 +79,8 @@ def large_url(request, analyzed, tmp_path_factory):
         "INSERT INTO priorities (buffer_id, seq, priority) SELECT buffer_id, seq, 1.0 "
         f"FROM experiences WHERE buffer_id = {number} AND seq % 2 = 0",
     )
+    with ReplayBuffer(url, name="weighted") as weighted:
+        weighted._store.seal(range(N_ROWS // weighted._store.info.block_size))
     fill_arrays(url)
     if analyzed:
         run_outside_transaction(url, "ANALYZE")
@@ -293,6 +296,19 @@ OPERATIONS = {
         lambda b: b.update_priorities(np.arange(1, 99_000, 400), 2.0),
     ),
     "seal blocks": ("weighted", lambda b: b._store.seal([3, 100, 200, 201])),
+    "by priority": ("weighted", lambda b: b.sample(256, sampler=PrioritizedSampler())),
+    "by priority, half match": (
+        "weighted",
+        lambda b: b.sample(64, sampler=PrioritizedSampler(seed=1), condition=HALF),
+    ),
+    "by priority, not replaced": (
+        "weighted",
+        lambda b: b.sample(256, sampler=PrioritizedSampler(replace=False, normalize="buffer")),
+    ),
+    "by priority, strata": (
+        "weighted",
+        lambda b: b.sample(64, sampler=PrioritizedSampler(stratified=True)),
+    ),
     "random, small": ("small", lambda b: b.sample(64)),
     "tasks, small": ("small", lambda b: b.sample_tasks(1)),
 }

@@ -1,0 +1,192 @@
+"""By priority."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer import priority_race as race
+from sqlbuffer.samplers.base import Sampler
+from sqlbuffer.samplers.seeding import Seeding
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.population import Population
+    from sqlbuffer.storage.priority_population import Priorities
+
+NORMALIZE = ("batch", "buffer")
+
+
+class PrioritizedSampler(Sampler):
+    """Draws rows with probability p^alpha / sum, for prioritized replay (Schaul et al. 2016).
+
+    For buffers with `priorities=True`; rows of priority 0 are never drawn. Exact, and its cost does
+    not grow with the buffer; only these read the priorities of all rows for each batch: a
+    condition that few rows match, `exact` and `stratified` with a condition, `stratified` windows,
+    and a buffer that was opened with another `alpha` than it is stored with.
+
+    Batches have four arrays more, of shape (batch_size,), and lists of rows four attributes:
+    `weights` (float32), (N P)^-beta divided by the largest; `probabilities` (float64), of a row in
+    one draw, None with a condition; `priorities` (float64); and `seq` (int64). Of transitions and
+    windows the priority is that of the first step; the probabilities count steps too that none
+    can be made of.
+
+    Args:
+        beta: Exponent of the importance weights, from 0, none, to 1, full.
+        beta_anneal_steps: Raise it to 1 in equal steps over so many batches. Each process counts
+            its own.
+        normalize: What the largest weight is taken over: the `batch`, or the whole `buffer`, that
+            is a row of its least positive priority.
+        replace: Draw with replacement.
+        stratified: One row from each of batch_size equal parts of the sum of all priorities ^
+            alpha in insert order (Schaul et al. 2016, appendix B.2.1). Which rows share a part is
+            decided by blocks of at least 256 rows: inside of one, each row is drawn by itself.
+        exact: With a condition: read all rows that match, and give the probabilities among them.
+        seed: Repeat the same sequence of batches over the same live rows and priorities.
+
+    Raises:
+        ValueError: An option that cannot be.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "float32"}, priorities=True)
+        >>> buffer.extend({"x": [0.0, 1.0, 2.0, 3.0]}).inserted
+        4
+        >>> batch = buffer.sample_arrays(2, sampler=PrioritizedSampler(seed=1))
+        >>> batch.priorities.tolist(), batch.probabilities.tolist(), batch.weights.tolist()
+        ([1.0, 1.0], [0.25, 0.25], [1.0, 1.0])
+    """
+
+    reads_priorities = True
+
+    def __init__(
+        self,
+        *,
+        beta: float = 0.4,
+        beta_anneal_steps: int | None = None,
+        normalize: str = "batch",
+        replace: bool = True,
+        stratified: bool = False,
+        exact: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        if normalize not in NORMALIZE:
+            raise ValueError(f"normalize is one of {', '.join(NORMALIZE)}, got {normalize!r}")
+        for name, value in (("replace", replace), ("stratified", stratified), ("exact", exact)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is True or False, got {value!r}")
+        if stratified and not replace:
+            raise ValueError("stratified=True draws with replacement; leave replace=False out")
+        self.replace = replace
+        self._annealing = _Annealing(beta, beta_anneal_steps)
+        self._normalize, self._stratified, self._exact = normalize, stratified, exact
+        self._seeding = Seeding(seed)
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the next batch's weights."""
+        return self._annealing.beta
+
+    def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
+        """Return up to `batch_size` seq by their priorities.
+
+        Raises:
+            BufferConfigError: The buffer has no priorities.
+        """
+        priorities = population.priorities
+        key = race.key_of(self._seeding.generator())
+        is_read_whole = population.is_filtered and (self._exact or self._stratified)
+        if not priorities.has_blocks or population.picks_keys or is_read_whole:
+            return self._of_all(key, population, priorities, batch_size)
+        if self._stratified:
+            found = race.draw_stratified(key, priorities.weights, batch_size)
+            if not found.is_complete:  # sums that are no sums
+                return self._of_all(key, population, priorities, batch_size)
+            return _listed(found.seqs)
+        found = race.draw(key, priorities.weights, batch_size, replace=self.replace)
+        if found.is_complete:
+            return _listed(found.seqs)
+        return self._with_others(key, population, found.seqs, batch_size)
+
+    def _with_others(
+        self, key: int, population: "Population", drawn: NDArray[np.int64], n: int
+    ) -> list[int]:
+        """Go on where a race leaves off that was decided in part."""
+        seqs, own = population.priorities.all(population)
+        weights = race.weights_of(own, population.priorities.alpha)
+        if not self.replace:
+            weights[np.isin(seqs, drawn)] = 0.0
+        rest = race.subkey(key, race.MOST_ROUNDS)
+        others = race.draw_of_all(rest, seqs, weights, n - drawn.size, replace=self.replace)
+        return [*_listed(drawn), *_listed(others)]
+
+    def _of_all(
+        self, key: int, population: "Population", priorities: "Priorities", n: int
+    ) -> list[int]:
+        seqs, own = priorities.all(population)
+        weights = race.weights_of(own, priorities.alpha)
+        if self._exact or not population.has_condition:
+            priorities.total = float(weights.sum())
+        if self._stratified:
+            return _listed(race.strata_of_all(key, seqs, weights, n))
+        return _listed(race.draw_of_all(key, seqs, weights, n, replace=self.replace))
+
+    def columns(
+        self, population: "Population", seqs: Sequence[int]
+    ) -> Mapping[str, NDArray[Any] | None]:
+        """Return `weights`, `probabilities`, `priorities` and `seq` of the rows of a batch."""
+        priorities = population.priorities
+        own = priorities.of(seqs)
+        beta = self._annealing.step() if own.size else self.beta
+        least = own.min(initial=np.inf) if self._normalize == "batch" else priorities.least()
+        weights = race.importance_weights(own, priorities.alpha, beta, least)
+        probabilities = None
+        if priorities.total is not None:
+            probabilities = race.weights_of(own, priorities.alpha) / priorities.total
+        return {
+            "weights": weights.astype(np.float32),
+            "probabilities": probabilities,
+            "priorities": own,
+            "seq": np.asarray(seqs, np.int64),
+        }
+
+
+class _Annealing:
+    """A number that is raised to 1 in equal steps; copies of a sampler share it."""
+
+    def __init__(self, first: float, n_steps: int | None) -> None:
+        self._first = _checked_beta(first)
+        if n_steps is not None and (
+            isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)) or n_steps < 1
+        ):
+            raise ValueError(
+                f"beta_anneal_steps is a number of batches from 1 on or None, got {n_steps!r}"
+            )
+        self._n_steps, self._n_done = n_steps, 0
+
+    @property
+    def beta(self) -> float:
+        if self._n_steps is None:
+            return self._first
+        return self._first + (1.0 - self._first) * min(1.0, self._n_done / int(self._n_steps))
+
+    def step(self) -> float:
+        """Return the number, and go to the next one."""
+        beta = self.beta
+        self._n_done += 1
+        return beta
+
+
+def _checked_beta(beta: Any) -> float:
+    if (
+        isinstance(beta, (bool, np.bool_))
+        or not isinstance(beta, (int, float, np.integer, np.floating))
+        or not 0 <= beta <= 1
+    ):
+        raise ValueError(f"beta is a number from 0 to 1, got {beta!r}")
+    return float(beta)
+
+
+def _listed(seqs: NDArray[np.int64]) -> list[int]:
+    found: list[int] = seqs.tolist()
+    return found

@@ -1,0 +1,78 @@
+"""Which blocks of priorities are worth adding up, as draws find out."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+# So few blocks cost less to read row by row than to add up each time.
+FEW_BLOCKS = 16
+# A block whose bound is loose is added up where it has so many times the candidates that its
+# weights need,
+WASTEFUL = 4
+# and where such blocks together have this share of all candidates.
+WASTED_SHARE = 0.5
+MOST_AT_ONCE = 256
+# After an attempt that did less than it should: writers under way, or no right to write.
+PAUSE_S = 1.0
+
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+class Upkeep:
+    """What is to be added up before the next draw.
+
+    Attributes:
+        is_known: A draw has said what is to be done.
+        has_warned: It was logged that blocks do not serve.
+    """
+
+    def __init__(self) -> None:
+        self.is_known, self.has_warned = False, False
+        self._due: tuple[int, ...] = ()
+        self._not_before = 0.0
+
+    def note(
+        self,
+        blocks: Integers,
+        is_unsealed: Flags,
+        wasteful: Integers,
+    ) -> None:
+        """Note what a draw found.
+
+        Args:
+            blocks: All blocks of the window.
+            is_unsealed: Which of them have no sum, and could have one.
+            wasteful: The places of those whose bounds make for too many candidates.
+        """
+        self.is_known = True
+        missing = blocks[is_unsealed]
+        due = missing.tolist() if missing.size >= FEW_BLOCKS else []
+        self._due = (*due, *blocks[wasteful].tolist())
+
+    def run(self, seal: Callable[[Sequence[int]], int]) -> None:
+        """Add up what is due."""
+        due, self._due = self._due, ()
+        if due and time.monotonic() >= self._not_before and seal(due) < len(due):
+            self._not_before = time.monotonic() + PAUSE_S
+
+
+def wasteful(size: int, sums: Reals, bounds: Reals, loose: Integers) -> Integers:
+    """Return the places of blocks to add up anew for their bounds, the worst first; none while what
+    they waste matters little.
+
+    Args:
+        size: How many numbers a block has.
+        sums: The sum of the weights of each block.
+        bounds: The bounds of its weights.
+        loose: The places of those whose bound may be too large.
+    """
+    candidates = bounds[loose] * size
+    worst = loose[candidates > WASTEFUL * sums[loose]]
+    total = float(bounds.sum()) * size
+    if float(bounds[worst].sum()) * size <= WASTED_SHARE * total:
+        return worst[:0]
+    return worst[np.argsort(sums[worst] - bounds[worst] * size, kind="stable")][:MOST_AT_ONCE]
