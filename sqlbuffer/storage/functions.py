@@ -10,7 +10,7 @@ from itertools import chain, product
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Executable, Numeric, Select, Text, bindparam
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -36,6 +36,25 @@ def _pg_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
 @compiles(utc_now, "sqlite")
 def _sqlite_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+
+
+class seconds_ago(FunctionElement[Any]):
+    """So many seconds before now, as the TIME columns hold it."""
+
+    inherit_cache = True
+    type = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
+
+
+@compiles(seconds_ago, "postgresql")
+def _pg_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = _processed(element, compiler, kw)
+    return f"now() - make_interval(secs => {seconds})"
+
+
+@compiles(seconds_ago, "sqlite")
+def _sqlite_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = _processed(element, compiler, kw)
+    return f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', (-{seconds}) || ' seconds')"
 
 
 class explain(Executable, ClauseElement):
@@ -163,7 +182,16 @@ class steps_near(FunctionElement[Any]):
     """
 
     inherit_cache = True
-    COLUMNS = ("seq", "episode_id", "t", "reward_t", "terminated", "truncated", "extra", "arrays")
+    COLUMNS: tuple[str, ...] = (
+        "seq", "episode_id", "t", "reward_t", "terminated", "truncated", "extra", "arrays",
+    )  # fmt: skip
+
+
+class versioned_steps_near(steps_near):
+    """The same with the versions of the steps."""
+
+    inherit_cache = True
+    COLUMNS = (*steps_near.COLUMNS, "model_version")
 
 
 @compiles(steps_near, "postgresql")

@@ -20,6 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.functions import utc_now
+from sqlbuffer.storage.types import IntegerList, RealList
 
 metadata = MetaData(
     naming_convention={
@@ -37,8 +38,8 @@ TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.
 SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 BYTES = LargeBinary()
-SEQS = Text().with_variant(postgresql.ARRAY(BigInteger()), "postgresql")
-REALS = Text().with_variant(postgresql.ARRAY(Double()), "postgresql")
+SEQS = IntegerList()
+REALS = RealList()
 
 buffers = Table(
     "buffers",

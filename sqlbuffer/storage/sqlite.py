@@ -148,6 +148,29 @@ class SQLite:
             (buffer_id, json.dumps(list(seqs))),
         ).rowcount
 
+    def claim(
+        self, connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
+    ) -> set[int]:
+        """Count a use of each of different rows, given in ascending order, that was used less than
+        so often; return which.
+        """
+        statement = (
+            "INSERT INTO uses (buffer_id, seq, n_uses) "
+            "SELECT ?, value, 1 FROM json_each(?) WHERE true "
+            "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = n_uses + 1 "
+            "WHERE uses.n_uses < ? RETURNING seq"
+        )
+        found = connection.exec_driver_sql(statement, (buffer_id, json.dumps(list(seqs)), max_use))
+        return set(found.scalars())
+
+    def give_back(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
+        """Undo a use of each of different rows."""
+        connection.exec_driver_sql(
+            "UPDATE uses SET n_uses = n_uses - 1 WHERE buffer_id = ? AND n_uses > 0 "
+            "AND seq IN (SELECT value FROM json_each(?))",
+            (buffer_id, json.dumps(list(seqs))),
+        )
+
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole; rows leave by a
         trigger.

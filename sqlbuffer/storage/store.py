@@ -10,12 +10,13 @@ from sqlalchemy import Connection, Engine, Select, case, delete, func, select, u
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.errors import BufferNotFoundError, InsufficientDataError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog, episodes, statements
 from sqlbuffer.storage.catalog import BufferInfo, Limits
+from sqlbuffer.storage.claims import Housekeeping
 from sqlbuffer.storage.dialects import dialect_for
 from sqlbuffer.storage.engine import (
     begin_epoch,
@@ -28,9 +29,12 @@ from sqlbuffer.storage.engine import (
 )
 from sqlbuffer.storage.episodes import Beginning, Ending
 from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.floor import Floor
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Insertion, Outcome, Row
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.limits import Limits as RowLimits
+from sqlbuffer.storage.limits import oldest_version
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
@@ -52,8 +56,9 @@ RETRY_S = 30.0
 SETTLING_S = 0.05
 
 # Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
-TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
-    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME, MODEL_VERSION = (
+    1 + Record._fields.index(name)
+    for name in ("task_id", "episode_key", "step", "execute_time", "model_version")
 )
 
 P = ParamSpec("P")
@@ -99,6 +104,31 @@ class Written:
     duplicates: list[str]
     conflicts: list[str]
     seqs: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SampledWindow:
+    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by."""
+
+    low: int
+    high: int
+    clock: int | None
+    deletions: int
+    live_rows: int
+
+    @property
+    def span(self) -> int:
+        """How many rows there are at most."""
+        return max(self.high - self.low, 0)
+
+
+@dataclass(frozen=True)
+class DrawnTasks:
+    """The rows of tasks, and the clock and the lower end of the window when they were drawn."""
+
+    tasks: list[list[Row]]
+    clock: int | None
+    window_low: int
 
 
 Method = Callable[Concatenate["BufferStore", P], T]
@@ -151,8 +181,11 @@ class BufferStore:
         self.observation_layout = Layout(
             {name: info.fields.specs[name] for name in info.fields.observations}, info.compression
         )
-        self._dialect = dialect_for(self.engine)
+        self.dialect = self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
+        self._large_enough: tuple[int, int] | None = None
+        self._floor = Floor()
+        self.housekeeping = Housekeeping()
 
     @classmethod
     def open(
@@ -364,38 +397,162 @@ class BufferStore:
         choose: Callable[[Population], T],
         columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
     ) -> T:
-        """Return what is chosen of the rows that match."""
-        with self.population(node, columns) as population:
-            return choose(population)
+        """Return what is chosen of the rows that match and may be sampled.
+
+        Raises:
+            InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
+        """
+        with self.population(node, columns, sampled=True) as population:
+            found = choose(population)
+        self._skip_barred(population)
+        return found
 
     @_survives
-    def draw_tasks(
-        self, node: Node, choose: Callable[[Population], Sequence[str]]
-    ) -> list[list[Row]]:
-        """Return the rows of the tasks that are chosen, each task's in its order."""
-        with self.population(node) as population:
+    def draw_tasks(self, node: Node, choose: Callable[[Population], Sequence[str]]) -> DrawnTasks:
+        """Return the rows of the tasks that are chosen, each task's in its order.
+
+        Raises:
+            InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
+        """
+        with self.population(node, sampled=True) as population:
             found = self._tasks(population.connection, choose(population))
-        return list(found.values())
+        oldest = population.limits.oldest_version
+        tasks = [rows for rows in found.values() if rows and not _has_stale(rows, oldest)]
+        return DrawnTasks(tasks, population.clock, population.window_low)
+
+    @_survives
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Return what is done in one transaction; anew after a lost connection, also where it was
+        committed.
+        """
+        with (
+            translated(self.url),
+            self._dialect.writing(self.engine, self.options.durability) as connection,
+        ):
+            return work(connection)
 
     @contextmanager
     def population(
-        self, node: Node, columns: Reading | Sequence[Any] = statements.ROW_COLUMNS
+        self,
+        node: Node,
+        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        *,
+        sampled: bool = False,
     ) -> Iterator[Population]:
-        """What a sampler chooses from, while the connection lives."""
+        """What a sampler chooses from, while the connection lives.
+
+        Args:
+            node: Which rows.
+            columns: What is read of them.
+            sampled: Only those that may be sampled.
+        """
+        limited = sampled and self._is_limited
+        query = self._limited_window if limited else self._sampled_window
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with (
             translated(self.url),
-            self._dialect.snapshot(self.engine, self._sampled_window) as connection,
+            self._dialect.snapshot(self.engine, query) as connection,
         ):
             found = answer(connection)
             if not found:
                 raise self._dropped()
-            ((low, high),) = found
-            yield Population(connection, self.info.id, low, high, node, columns)
+            if not limited:
+                ((low, high),) = found
+                yield Population(connection, self.info.id, low, high, node, columns)
+                return
+            (now,) = found
+            yield self._limited(connection, SampledWindow(*now), node, columns)
+
+    def _limited(
+        self,
+        connection: Connection,
+        now: SampledWindow,
+        node: Node,
+        columns: Reading | Sequence[Any],
+    ) -> Population:
+        info = self.info
+        self._check_size(connection, now)
+        limits = RowLimits(info.max_use, oldest_version(now.clock, info.max_staleness))
+        found = Population(
+            connection, info.id, now.low, now.high, node, columns, limits, self._floor.of(limits)
+        )
+        found.clock = now.clock
+        return found
+
+    def _check_size(self, connection: Connection, now: SampledWindow) -> None:
+        """Raise where the buffer has too few rows to be sampled; counts them where only that tells,
+        and then once for all draws until rows are deleted.
+        """
+        needed = self.info.min_size
+        state = (now.deletions, server_epoch(self.engine))
+        if not needed or (now.span >= needed and self._large_enough == state):
+            return
+        n_rows = now.live_rows
+        if self.info.evict_by == "row":
+            where = statements.in_window(self.info.id, now.low, EVERYTHING)
+            n_rows = connection.execute(
+                select(func.count()).select_from(experiences).where(where)
+            ).scalar_one()
+        if n_rows < needed:
+            raise InsufficientDataError(
+                f"buffer {self.info.name!r} holds {n_rows} rows, and is sampled from {needed} on "
+                f"(min_size); wait for more data"
+            )
+        if self.info.evict_by == "row":
+            self._large_enough = state
+
+    @cached_property
+    def _is_limited(self) -> bool:
+        info = self.info
+        limited = info.max_use is not None or info.max_staleness is not None
+        return limited or bool(info.min_size) or info.track_samples
 
     @cached_property
     def _sampled_window(self) -> str:
         return _text_of(statements.sampled_window(self.info.id, self.info.evict_by), self.engine)
+
+    @cached_property
+    def _limited_window(self) -> str:
+        window = statements.sampled_window(self.info.id, self.info.evict_by, limited=True)
+        return _text_of(window, self.engine)
+
+    def _skip_barred(self, population: Population) -> None:
+        """Where a draw found few rows that may be sampled, find out where they begin."""
+        if not self._floor.is_due(population):
+            return
+        with translated(self.url):
+            settled = self._dialect.settled(self.engine, self.info.id)
+            with self._dialect.snapshot(self.engine, self._limited_window) as connection:
+                found = answer(connection)
+                for now in found:
+                    window = SampledWindow(*now)
+                    end = window.high if settled is None else min(settled, window.high)
+                    limits = RowLimits(
+                        self.info.max_use, oldest_version(window.clock, self.info.max_staleness)
+                    )
+                    self._floor.look(connection, self.info.id, window.low, end, limits)
+
+    @property
+    def clock(self) -> int | None:
+        """The learner's iteration or model version; None before it was set."""
+        return self._clock()
+
+    @_survives
+    def _clock(self) -> int | None:
+        with translated(self.url), self.engine.connect() as connection:
+            found = connection.execute(
+                select(buffers.c.clock).where(buffers.c.id == self.info.id)
+            ).one_or_none()
+            if found is None:
+                raise self._dropped()
+            clock: int | None = found.clock
+            return clock
+
+    def set_clock(self, clock: int) -> None:
+        """Set the clock."""
+        change = update(buffers).where(buffers.c.id == self.info.id).values(clock=clock)
+        if not self.write(lambda connection: connection.execute(change).rowcount):
+            raise self._dropped()
 
     @_survives
     def window(self) -> Window:
@@ -545,6 +702,13 @@ def _text_of(statement: Select[Any], engine: Engine) -> str:
     compiled = statement.compile(engine, compile_kwargs={"literal_binds": True})
     # A driver with %s placeholders has every other % doubled.
     return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
+
+
+def _has_stale(rows: Sequence[Row], oldest: int | None) -> bool:
+    """Tell whether one of the rows is of a version below the oldest that may be sampled."""
+    if oldest is None:
+        return False
+    return any(row[MODEL_VERSION] is not None and row[MODEL_VERSION] < oldest for row in rows)
 
 
 def _task_order(row: Row) -> tuple[Any, ...]:
