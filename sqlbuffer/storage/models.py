@@ -373,6 +373,8 @@ uses = Table(
     metadata,
     *_seq_key(),
     Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
+    # A batch of random rows touches a page for each: half as many in one tree as in two.
+    sqlite_with_rowid=False,
 )
 
 # A row for each batch that was sampled, where the buffer notes them.
@@ -388,6 +390,8 @@ samples = Table(
     Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
     Column("probabilities", REALS, comment="the probability of each, where it is known"),
     Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+    # No number is given twice, whatever was forgotten.
+    sqlite_autoincrement=True,
 )
 Index(None, samples.c.buffer_id, samples.c.clock)
 Index(None, samples.c.buffer_id, samples.c.sampled_at)
