@@ -118,8 +118,8 @@ class StepTable:
         """Return of each row of indexes whether none of its steps is stale; those at -1 are not."""
         if self._stale is None:
             return np.ones(len(index), bool)
-        stale = self.flags(self._stale, index).reshape(len(index), -1)
-        found: Flags = np.asarray(~stale.any(axis=1))
+        stale = self.flags(self._stale, index)
+        found: Flags = np.asarray(~stale.any(axis=tuple(range(1, index.ndim))))
         return found
 
     def runs_are_fresh(self, first: Integers, lens: Integers) -> Flags:

@@ -25,6 +25,9 @@ MAX_ROUNDS = 20
 # Counts of rows that left the window are deleted when so many more have left.
 CLEANED_AT_ONCE = 8_192
 SECONDS_BETWEEN_CLEANINGS = 60.0
+# Where too few are left, another learner may have given rows back that this process has passed. No
+# sooner, or one that waits for data would look at all rows each time.
+FLOOR_DOUBTED_AFTER_S = 1.0
 
 T = TypeVar("T")
 Unit = Sequence[int]
@@ -127,7 +130,10 @@ def claimed(
     kept: _Kept[T] = _Kept([], [], [])
     for n_round in range(MAX_ROUNDS):
         missing = n - len(kept.units)
-        found = draw(missing if adds_up else n, n_round == 0)
+        asked = missing if adds_up else n
+        found = draw(asked, n_round == 0)
+        if len(found.units) < asked and store.floor.forget(FLOOR_DOUBTED_AFTER_S):
+            found = draw(asked, n_round == 0)
         had = set() if adds_up else set(map(tuple, kept.units))
         index = [i for i, unit in enumerate(found.units) if tuple(unit) not in had][:missing]
         if not index or len(kept.units) + len(index) < least:
@@ -210,6 +216,18 @@ def _count(connection: Connection, store: "BufferStore", units: Sequence[Unit]) 
     max_use, buffer_id = store.info.max_use, store.info.id
     if max_use is None:
         return [True] * len(units)
+    seqs = [seq for unit in units for seq in unit]
+    if len(seqs) == len(units) == len(set(seqs)):
+        got = store.dialect.claim(connection, buffer_id, sorted(seqs), max_use)
+        return [seq in got for seq in seqs]
+    return _count_again(connection, store, units, max_use)
+
+
+def _count_again(
+    connection: Connection, store: "BufferStore", units: Sequence[Unit], max_use: int
+) -> list[bool]:
+    """Count uses where a row may come twice, or a unit has several."""
+    buffer_id = store.info.id
     left = Counter(seq for unit in units for seq in unit)
     # In ascending order, or two learners could wait for each other. Those that come twice are
     # counted again once their rows are held.
@@ -245,6 +263,7 @@ def give_back(store: "BufferStore", units: Sequence[Unit]) -> None:
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
     _writing(store, work)
+    store.floor.forget()
 
 
 def noted(store: "BufferStore", found: Found[Any], note: Note) -> int | None:

@@ -13,7 +13,7 @@ from sqlbuffer.storage.models import experiences
 if TYPE_CHECKING:
     from sqlbuffer.storage.population import Population
 
-# Uses may be given back, by hand too.
+# Uses may be given back by another process, or by hand.
 FORGOTTEN_AFTER_S = 60.0
 # A draw that had to look at more numbers for each row is worth a look at the lower end.
 MOST_NUMBERS_A_ROW = 3
@@ -47,6 +47,14 @@ class Floor:
         ours, theirs = self._limits.oldest_version, limits.oldest_version
         later = ours is None or (theirs is not None and theirs >= ours)
         return later and time.monotonic() - self._begun_at < FORGOTTEN_AFTER_S
+
+    def forget(self, older_than_s: float = 0.0) -> bool:
+        """Forget the number where it is known for so long; return whether it was known."""
+        with self._mutex:
+            known = self._seq > 0 and time.monotonic() - self._begun_at >= older_than_s
+            if known:
+                self._seq = 0
+            return known
 
     def is_due(self, population: "Population") -> bool:
         """Tell whether a draw found so few rows that it is time to look."""

@@ -184,7 +184,7 @@ class BufferStore:
         self.dialect = self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
         self._large_enough: tuple[int, int] | None = None
-        self._floor = Floor()
+        self.floor = Floor()
         self.housekeeping = Housekeeping()
 
     @classmethod
@@ -474,7 +474,7 @@ class BufferStore:
         self._check_size(connection, now)
         limits = RowLimits(info.max_use, oldest_version(now.clock, info.max_staleness))
         found = Population(
-            connection, info.id, now.low, now.high, node, columns, limits, self._floor.of(limits)
+            connection, info.id, now.low, now.high, node, columns, limits, self.floor.of(limits)
         )
         found.clock = now.clock
         return found
@@ -518,7 +518,7 @@ class BufferStore:
 
     def _skip_barred(self, population: Population) -> None:
         """Where a draw found few rows that may be sampled, find out where they begin."""
-        if not self._floor.is_due(population):
+        if not self.floor.is_due(population):
             return
         with translated(self.url):
             settled = self._dialect.settled(self.engine, self.info.id)
@@ -530,7 +530,7 @@ class BufferStore:
                     limits = RowLimits(
                         self.info.max_use, oldest_version(window.clock, self.info.max_staleness)
                     )
-                    self._floor.look(connection, self.info.id, window.low, end, limits)
+                    self.floor.look(connection, self.info.id, window.low, end, limits)
 
     @property
     def clock(self) -> int | None:
