@@ -42,6 +42,7 @@ READ = {
     "docs/sampling.md",
     "docs/schema.md",
     "docs/stacks.md",
+    "docs/staleness.md",
     "docs/transitions.md",
 }
 LANGUAGES = {"python", "console", "sql", "postgresql", "text"}
@@ -111,6 +112,13 @@ def test_stacks(read):
     whole = page.names["buffer"].sample_transitions(300, n_step=3, stack={"obs": 4, "action": 3})
     assert whole.action.shape == (300, 3)
     assert whole.obs.dtype == whole.next_obs.dtype == np.uint8
+
+
+def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
+    page = read("docs/staleness.md")
+    assert page.names["buffer"].clock == 5
+    assert set(page.names["batch"].info["seq"].tolist()) <= set(range(101, 151))
+
 
 
 def test_loader(read):

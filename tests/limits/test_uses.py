@@ -158,8 +158,7 @@ def test_workers_share_the_limit(buffer_url):
         )
         seen = []
         with pytest.raises(InsufficientDataError):
-            for batch in loader:
-                seen += batch["info"]["seq"].tolist()
+            seen.extend(seq for batch in loader for seq in batch["info"]["seq"].tolist())
         assert len(set(seen)) == len(seen)
         assert sum(uses_in(buffer_url).values()) == 24
 
