@@ -213,41 +213,39 @@ def _joined(kept: _Kept[T], kind: Kind[T]) -> T:
 
 def _count(connection: Connection, store: "BufferStore", units: Sequence[Unit]) -> list[bool]:
     """Count a use of each row of the units, and return which could be used whole."""
-    max_use, buffer_id = store.info.max_use, store.info.id
-    if max_use is None:
+    if store.info.max_use is None:
         return [True] * len(units)
-    seqs = [seq for unit in units for seq in unit]
-    if len(seqs) == len(units) == len(set(seqs)):
-        got = store.dialect.claim(connection, buffer_id, sorted(seqs), max_use)
-        return [seq in got for seq in seqs]
-    return _count_again(connection, store, units, max_use)
-
-
-def _count_again(
-    connection: Connection, store: "BufferStore", units: Sequence[Unit], max_use: int
-) -> list[bool]:
-    """Count uses where a row may come twice, or a unit has several."""
-    buffer_id = store.info.id
-    left = Counter(seq for unit in units for seq in unit)
-    # In ascending order, or two learners could wait for each other. Those that come twice are
-    # counted again once their rows are held.
-    taken: Counter[int] = Counter()
-    while left:
-        got = store.dialect.claim(connection, buffer_id, sorted(left), max_use)
-        taken.update(got)
-        left = Counter({seq: n - 1 for seq, n in left.items() if n > 1 and seq in got})
-    won = []
+    taken = _take(connection, store, [seq for unit in units for seq in unit], store.info.max_use)
+    won: list[bool] = []
     back: list[int] = []
     for unit in units:
-        whole = all(taken[seq] > 0 for seq in unit)
-        won.append(whole)
-        claimed_here = [seq for seq in unit if taken[seq] > 0]
-        taken.subtract(claimed_here)
-        if not whole:
-            back += claimed_here
+        own = [seq for seq in unit if taken.get(seq)]
+        for seq in own:
+            taken[seq] -= 1
+        won.append(len(own) == len(unit))
+        if not won[-1]:
+            back += own
     if back:
-        store.dialect.give_back(connection, buffer_id, back)
+        store.dialect.give_back(connection, store.info.id, back)
     return won
+
+
+def _take(
+    connection: Connection, store: "BufferStore", seqs: Sequence[int], max_use: int
+) -> dict[int, int]:
+    """Count a use for each occurrence of a row, and return {row: how many of them may be}."""
+    # In ascending order, or two learners could wait for each other. Those that come twice are
+    # counted again when their rows are held.
+    left = sorted(set(seqs))
+    counts = Counter(seqs) if len(left) < len(seqs) else None
+    taken: dict[int, int] = {}
+    n = 0
+    while left:
+        n += 1
+        got = store.dialect.claim(connection, store.info.id, left, max_use)
+        taken.update(dict.fromkeys(got, n))
+        left = [] if counts is None else [seq for seq in left if seq in got and counts[seq] > n]
+    return taken
 
 
 def give_back(store: "BufferStore", units: Sequence[Unit]) -> None:

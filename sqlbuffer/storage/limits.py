@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Integer, and_, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.models import experiences, uses
 
 MAX_USE, OLDEST_VERSION = "max_use", "oldest_version"
@@ -52,9 +53,19 @@ class Limits:
 NO_LIMITS = Limits()
 
 
-def hold_by_parameters(kind: tuple[bool, bool], over: Any = experiences) -> ColumnElement[bool]:
-    """Return what `Limits.hold` does of limits whose values are parameters."""
-    return _hold(kind, over, _PARAMETERS)
+def hold_by_parameters(
+    kind: tuple[bool, bool], buffer_id: Any, seqs: Any
+) -> list[ColumnElement[bool]]:
+    """Return what `Limits.hold` does, of rows among numbers and limits whose values are
+    parameters.
+    """
+    has_uses, has_versions = kind
+    held: list[Any] = []
+    if has_versions:
+        held.append(_hold((False, True), experiences, _PARAMETERS))
+    if has_uses:
+        held.append(fn.not_used_up(buffer_id, seqs, _PARAMETERS[MAX_USE]))
+    return held
 
 
 def is_stale_by_parameter(version: Any) -> ColumnElement[bool]:

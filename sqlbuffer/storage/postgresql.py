@@ -231,15 +231,19 @@ class PostgreSQL:
         """Count a use of each of different rows, given in ascending order, that was used less than
         so often; return which.
         """
+        # All of them mostly, which takes no list to say.
         statement = (
-            "INSERT INTO uses (buffer_id, seq, n_uses) "
+            "WITH claimed AS (INSERT INTO uses (buffer_id, seq, n_uses) "
             "SELECT %s::integer, s, 1 FROM unnest(%s::bigint[]) AS s "
             "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = uses.n_uses + 1 "
-            "WHERE uses.n_uses < %s::integer RETURNING seq"
+            "WHERE uses.n_uses < %s::integer RETURNING seq) "
+            "SELECT CASE WHEN count(*) < %s::bigint THEN coalesce(array_agg(seq), '{}') END "
+            "FROM claimed"
         )
         numbers = f"{{{','.join(map(str, seqs))}}}"
-        found = _driver(connection).execute(statement, (buffer_id, numbers, max_use))
-        return {seq for (seq,) in found}
+        values = (buffer_id, numbers, max_use, len(seqs))
+        ((found,),) = _driver(connection).execute(statement, values)
+        return set(seqs if found is None else found)
 
     def give_back(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
         """Undo a use of each of different rows."""

@@ -142,8 +142,8 @@ class Reading:
 
     def _parts(self, node: Node, seqs: Any, limits: Limits) -> list[Any]:
         wanted = compile_condition(node) & fn.has_key(_buffer_id(), seqs)
-        if limits:
-            wanted = wanted & hold_by_parameters(limits.kind)
+        for held in hold_by_parameters(limits.kind, _buffer_id(), seqs):
+            wanted = wanted & held
         if self.is_key is not None:
             wanted = wanted & self.is_key
         if not self.has_places:

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.benchmarks import arrays, frames, machine, sampling, snapshot, turnover, writers, writing
+from tests.benchmarks import (
+    arrays,
+    frames,
+    limits,
+    machine,
+    sampling,
+    snapshot,
+    turnover,
+    writers,
+    writing,
+)
 from tests.benchmarks.bench import FULL_ROWS, Bench, Scale
 from tests.benchmarks.caches import server_and_restart
 from tests.benchmarks.report import Figure, table, write_between_markers
@@ -24,6 +34,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "writers": writers.measure,
     "arrays": arrays.measure,
     "frames": frames.measure,
+    "limits": limits.measure,
 }
 
 

@@ -120,7 +120,6 @@ def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
     assert set(page.names["batch"].info["seq"].tolist()) <= set(range(101, 151))
 
 
-
 def test_loader(read):
     page = read("docs/loader.md")
     assert page.names["step"] == 20
