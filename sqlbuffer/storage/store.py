@@ -38,7 +38,7 @@ from sqlbuffer.storage.limits import oldest_version
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
-from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.population import FEW_HOLES, Population
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
@@ -489,10 +489,14 @@ class BufferStore:
             return
         n_rows = now.live_rows
         if self.info.evict_by == "row":
-            where = statements.in_window(self.info.id, now.low, EVERYTHING)
-            n_rows = connection.execute(
-                select(func.count()).select_from(experiences).where(where)
-            ).scalar_one()
+            # Mostly the newest tell; without statistics PostgreSQL would sort all for a limit.
+            for low in (max(now.low, now.high - 2 * needed - FEW_HOLES), now.low):
+                where = statements.in_window(self.info.id, low, EVERYTHING)
+                n_rows = connection.execute(
+                    select(func.count()).select_from(experiences).where(where)
+                ).scalar_one()
+                if n_rows >= needed:
+                    break
         if n_rows < needed:
             raise InsufficientDataError(
                 f"buffer {self.info.name!r} holds {n_rows} rows, and is sampled from {needed} on "
