@@ -132,7 +132,7 @@ def claimed(
         missing = n - len(kept.units)
         asked = missing if adds_up else n
         found = draw(asked, n_round == 0)
-        if len(found.units) < asked and store.floor.forget(FLOOR_DOUBTED_AFTER_S):
+        if len(found.units) < asked and store.restrictions.floor.forget(FLOOR_DOUBTED_AFTER_S):
             found = draw(asked, n_round == 0)
         had = set() if adds_up else set(map(tuple, kept.units))
         index = [i for i, unit in enumerate(found.units) if tuple(unit) not in had][:missing]
@@ -261,7 +261,7 @@ def give_back(store: "BufferStore", units: Sequence[Unit]) -> None:
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
     _writing(store, work)
-    store.floor.forget()
+    store.restrictions.floor.forget()
 
 
 def noted(store: "BufferStore", found: Found[Any], note: Note) -> int | None:

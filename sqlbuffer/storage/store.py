@@ -10,14 +10,14 @@ from sqlalchemy import Connection, Engine, Select, case, delete, func, select, u
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError, InsufficientDataError
+from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog, episodes, statements
 from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.claims import Housekeeping
-from sqlbuffer.storage.dialects import dialect_for
+from sqlbuffer.storage.dialects import Dialect, dialect_for
 from sqlbuffer.storage.engine import (
     begin_epoch,
     close_idle,
@@ -29,19 +29,17 @@ from sqlbuffer.storage.engine import (
 )
 from sqlbuffer.storage.episodes import Beginning, Ending
 from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.floor import Floor
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Insertion, Outcome, Row
 from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.limits import Limits as RowLimits
-from sqlbuffer.storage.limits import oldest_version
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
-from sqlbuffer.storage.population import FEW_HOLES, Population
+from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
+from sqlbuffer.storage.restrictions import Restrictions, SampledWindow
 from sqlbuffer.storage.retrying import ONCE_MORE_S, retried
 from sqlbuffer.storage.transactions import answer
 from sqlbuffer.storage.urls import shown_url
@@ -107,22 +105,6 @@ class Written:
 
 
 @dataclass(frozen=True)
-class SampledWindow:
-    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by."""
-
-    low: int
-    high: int
-    clock: int | None
-    deletions: int
-    live_rows: int
-
-    @property
-    def span(self) -> int:
-        """How many rows there are at most."""
-        return max(self.high - self.low, 0)
-
-
-@dataclass(frozen=True)
 class DrawnTasks:
     """The rows of tasks, and the clock and the lower end of the window when they were drawn."""
 
@@ -181,10 +163,9 @@ class BufferStore:
         self.observation_layout = Layout(
             {name: info.fields.specs[name] for name in info.fields.observations}, info.compression
         )
-        self.dialect = self._dialect = dialect_for(self.engine)
+        self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
-        self._large_enough: tuple[int, int] | None = None
-        self.floor = Floor()
+        self.restrictions = Restrictions(info)
         self.housekeeping = Housekeeping()
 
     @classmethod
@@ -227,6 +208,11 @@ class BufferStore:
     def engine(self) -> Engine:
         """This process's engine: another one after a fork."""
         return self._engine if self._engine is not None else engine_for(self.url)
+
+    @property
+    def dialect(self) -> Dialect:
+        """The operations of its database."""
+        return self._dialect
 
     @property
     def shown_url(self) -> str:
@@ -446,7 +432,7 @@ class BufferStore:
             columns: What is read of them.
             sampled: Only those that may be sampled.
         """
-        limited = sampled and self._is_limited
+        limited = sampled and self.restrictions.are_any
         query = self._limited_window if limited else self._sampled_window
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with (
@@ -461,55 +447,9 @@ class BufferStore:
                 yield Population(connection, self.info.id, low, high, node, columns)
                 return
             (now,) = found
-            yield self._limited(connection, SampledWindow(*now), node, columns)
-
-    def _limited(
-        self,
-        connection: Connection,
-        now: SampledWindow,
-        node: Node,
-        columns: Reading | Sequence[Any],
-    ) -> Population:
-        info = self.info
-        self._check_size(connection, now)
-        limits = RowLimits(info.max_use, oldest_version(now.clock, info.max_staleness))
-        found = Population(
-            connection, info.id, now.low, now.high, node, columns, limits, self.floor.of(limits)
-        )
-        found.clock = now.clock
-        return found
-
-    def _check_size(self, connection: Connection, now: SampledWindow) -> None:
-        """Raise where the buffer has too few rows to be sampled; counts them where only that tells,
-        and then once for all draws until rows are deleted.
-        """
-        needed = self.info.min_size
-        state = (now.deletions, server_epoch(self.engine))
-        if not needed or (now.span >= needed and self._large_enough == state):
-            return
-        n_rows = now.live_rows
-        if self.info.evict_by == "row":
-            # Mostly the newest tell; without statistics PostgreSQL would sort all for a limit.
-            for low in (max(now.low, now.high - 2 * needed - FEW_HOLES), now.low):
-                where = statements.in_window(self.info.id, low, EVERYTHING)
-                n_rows = connection.execute(
-                    select(func.count()).select_from(experiences).where(where)
-                ).scalar_one()
-                if n_rows >= needed:
-                    break
-        if n_rows < needed:
-            raise InsufficientDataError(
-                f"buffer {self.info.name!r} holds {n_rows} rows, and is sampled from {needed} on "
-                f"(min_size); wait for more data"
+            yield self.restrictions.population(
+                connection, SampledWindow(*now), server_epoch(self.engine), node, columns
             )
-        if self.info.evict_by == "row":
-            self._large_enough = state
-
-    @cached_property
-    def _is_limited(self) -> bool:
-        info = self.info
-        limited = info.max_use is not None or info.max_staleness is not None
-        return limited or bool(info.min_size) or info.track_samples
 
     @cached_property
     def _sampled_window(self) -> str:
@@ -522,19 +462,13 @@ class BufferStore:
 
     def _skip_barred(self, population: Population) -> None:
         """Where a draw found few rows that may be sampled, find out where they begin."""
-        if not self.floor.is_due(population):
+        if not self.restrictions.floor.is_due(population):
             return
         with translated(self.url):
             settled = self._dialect.settled(self.engine, self.info.id)
             with self._dialect.snapshot(self.engine, self._limited_window) as connection:
-                found = answer(connection)
-                for now in found:
-                    window = SampledWindow(*now)
-                    end = window.high if settled is None else min(settled, window.high)
-                    limits = RowLimits(
-                        self.info.max_use, oldest_version(window.clock, self.info.max_staleness)
-                    )
-                    self.floor.look(connection, self.info.id, window.low, end, limits)
+                for now in answer(connection):
+                    self.restrictions.look(connection, SampledWindow(*now), settled)
 
     @property
     def clock(self) -> int | None:

@@ -346,7 +346,7 @@ def test_numbers_that_were_used_up_are_not_asked_for_again_and_again(buffer_url)
         buffer.sample(4_900, sampler=FifoSampler())
         for _ in range(3):
             buffer.sample(8)
-        floor = buffer._store.floor._seq
+        floor = buffer._store.restrictions.floor._seq
         assert floor >= 4_890
         assert min(seqs_of(buffer.sample(8))) > floor
         assert len(buffer.sample(200)) == 5_000 - 4_900 - 32
