@@ -1,7 +1,7 @@
 """One buffer in a database: what `ReplayBuffer` asks of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, Select, case, delete, func, select, u
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.errors import BufferNotFoundError, StorageError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
@@ -464,7 +464,8 @@ class BufferStore:
         """Where a draw found few rows that may be sampled, find out where they begin."""
         if not self.restrictions.floor.is_due(population):
             return
-        with translated(self.url):
+        # The draw is done, whatever becomes of this.
+        with suppress(StorageError), translated(self.url):
             settled = self._dialect.settled(self.engine, self.info.id)
             with self._dialect.snapshot(self.engine, self._limited_window) as connection:
                 for now in answer(connection):
