@@ -194,7 +194,7 @@ def test_sampling_names_every_sampler_and_all_that_a_population_offers():
     text = text_of("docs/sampling.md")
     assert [name for name in samplers.__all__ if name not in text] == []
     # These are what the buffer itself calls with the sampler's choice.
-    inner = {"rows", "numbers", "n_probed"}
+    inner = {"rows", "numbers", "n_probed", "n_hits"}
     offered = {name for name in vars(Population) if not name.startswith("_")} - inner
     offered |= {"low", "high", "selective", "connection"}
     assert {name for name in offered if not re.search(rf"`{name}\b", text)} == set()
