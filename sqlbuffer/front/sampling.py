@@ -185,8 +185,8 @@ class Sampling(Parts):
         Raises:
             InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
                 without end finds no batch.
-            BufferConfigError: Passes over a buffer with `max_use`, whose rows are counted as they are
-                drawn.
+            BufferConfigError: Passes over a buffer with `max_use`, whose rows are counted as they
+                are drawn.
             FieldError: An unknown field, or names that collide.
             ValueError: An option that the mode does not take, or options that exclude each other.
             MissingExtraError: A device, and torch is not installed.
