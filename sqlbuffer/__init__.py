@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sqlbuffer.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.env_fields import fields_from_env
     from sqlbuffer.episode_writer import EpisodeWriter
+    from sqlbuffer.front.prioritising import PriorityUpdate
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query import QueryBuilder
@@ -31,6 +32,7 @@ _HOME = {
     "Loader": "loading.loader",
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "env_fields",
+    "PriorityUpdate": "front.prioritising",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "converters"),
     "QueryBuilder": "query",
@@ -68,6 +70,7 @@ __all__ = [
     "LatestSampler",
     "Loader",
     "Mixture",
+    "PriorityUpdate",
     "QueryBuilder",
     "QueryFilter",
     "RandomSampler",

@@ -12,6 +12,7 @@ from sqlbuffer.arguments import SAME, Condition, Same
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import StoreResult
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+from sqlbuffer.front.prioritising import EPS, PriorityUpdate
 from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -89,15 +90,21 @@ class ReplayBuffer:
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
         return cls(await asyncio.to_thread(sync.ReplayBuffer, url, **options))
 
-    async def store(self, data: DataRow) -> StoreResult:
+    async def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
         """Store one row; see `sqlbuffer.ReplayBuffer.store`."""
-        return await asyncio.to_thread(self.sync.store, data)
+        return await asyncio.to_thread(self.sync.store, data, priority=priority)
 
     async def store_batch(
-        self, data_batch: Iterable[DataRow], model_version: int | None = None
+        self,
+        data_batch: Iterable[DataRow],
+        model_version: int | None = None,
+        *,
+        priority: Any = None,
     ) -> StoreResult:
         """Store rows in one transaction; see `sqlbuffer.ReplayBuffer.store_batch`."""
-        return await asyncio.to_thread(self.sync.store_batch, data_batch, model_version)
+        return await asyncio.to_thread(
+            self.sync.store_batch, data_batch, model_version, priority=priority
+        )
 
     async def add(self, **fields: Any) -> StoreResult:
         """Store one experience given by its fields; see `sqlbuffer.ReplayBuffer.add`."""
@@ -124,6 +131,12 @@ class ReplayBuffer:
     async def flush(self) -> None:
         """Store the steps of open episodes that wait."""
         await asyncio.to_thread(self.sync.flush)
+
+    async def update_priorities(
+        self, seqs: Any, priorities: Any, eps: float = EPS
+    ) -> PriorityUpdate:
+        """Set the priorities of rows; see `sqlbuffer.ReplayBuffer.update_priorities`."""
+        return await asyncio.to_thread(self.sync.update_priorities, seqs, priorities, eps)
 
     async def sample_arrays(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw rows as arrays; arguments are those of `sqlbuffer.ReplayBuffer.sample_arrays`."""

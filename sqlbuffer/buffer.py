@@ -20,6 +20,7 @@ from sqlbuffer.arguments import (
 from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.front.clock import Clocked
+from sqlbuffer.front.prioritising import Prioritising
 from sqlbuffer.front.reading import Reading
 from sqlbuffer.front.sampling import Sampling
 from sqlbuffer.front.writing import MADE_TIME, StoreResult, Writing
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 
-class ReplayBuffer(Writing, Sampling, Clocked, Reading):
+class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.

@@ -45,9 +45,10 @@ class EpisodeWriter:
         queue: WriteQueue,
         beginning: Beginning,
         casting: str,
+        has_priorities: bool = False,
     ) -> None:
         fields, self._observation = layouts
-        self._encoder = StepEncoder(fields, beginning, casting)
+        self._encoder = StepEncoder(fields, beginning, casting, has_priorities)
         self._queue, self._casting, self._meta = queue, casting, beginning.meta
         self.episode_id, self.task_id = beginning.key, beginning.task_id
         self.agent_id = beginning.agent_id
@@ -62,7 +63,8 @@ class EpisodeWriter:
 
         Args:
             **step: A value for each declared field; `reward`, `terminated`, `truncated`, `state`,
-                `actions`, `messages` and `extra` if there are any. They are copied.
+                `actions`, `messages` and `extra` if there are any, and `priority` where the buffer
+                has priorities. They are copied.
 
         Raises:
             FieldError: An unknown or missing field, or a value that cannot be stored; or the

@@ -18,6 +18,7 @@ RESERVED = (
     *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
     *("state", "actions", "messages", "extra", "seq", "t"),
     *("discount", "info", "mask", "lens", "weights", "n_rows", "has_final", "self"),
+    *("priority", "priorities", "probabilities"),
     *("keys", "values", "items", "get"),
 )
 # What calls that store an episode take beside its meta.

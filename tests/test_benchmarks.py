@@ -36,6 +36,8 @@ LINES = {
     "transitions of 4 stacked (84, 84) frames": BOTH,
     "table of (84, 84) frames, TOAST and indexes too": {"PostgreSQL"},
     "trajectories, a batch of 16 x 500 steps": BOTH,
+    "`store_batch` of 1,000 rows with priorities vs without": BOTH,
+    "`update_priorities` of 256 at {} vs the bare driver's update": BOTH,
     "`sample_arrays(256)` with `max_use` vs without, {}": BOTH,
     "`sample_arrays(256)` with `max_staleness` vs without, {}": BOTH,
 }

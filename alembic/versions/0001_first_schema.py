@@ -39,6 +39,7 @@ OBJECTS = {
         "v_groups_v1",
         "v_episodes_v1",
         "v_buffers_v1",
+        "v_priorities_v1",
         "v_samples_v1",
     ),
     "postgresql": (
@@ -48,6 +49,8 @@ OBJECTS = {
         "episode_states_v1",
         "sqlbuffer_evict_episodes_v1",
         "sqlbuffer_sweep_v1",
+        "sqlbuffer_seal_v1",
+        "sqlbuffer_update_priorities_v1",
         "sqlbuffer_lease_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",
@@ -72,6 +75,7 @@ OBJECTS = {
         "v_groups_v1",
         "v_episodes_v1",
         "v_buffers_v1",
+        "v_priorities_v1",
         "v_samples_v1",
     ),
 }
@@ -201,6 +205,13 @@ def create_tables() -> None:
             comment="rows up to this seq have left",
         ),
         sa.Column(
+            "clean_seq",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="nothing is left in priorities up to this seq",
+        ),
+        sa.Column(
             "next_seq",
             sa.BigInteger(),
             nullable=False,
@@ -326,7 +337,7 @@ def create_tables() -> None:
         sa.Column("terminated", sa.Boolean(), comment="the episode ended in a terminal state"),
         sa.Column("truncated", sa.Boolean(), comment="the episode was cut here"),
         sa.Column("model_version", sa.BigInteger(), comment="version of the model that acted"),
-        sa.Column("initial_priority", sa.Double(), comment="priority given with the insert"),
+        sa.Column("initial_priority", sa.Double(), comment="priority that the row began with"),
         sa.Column("arrays", sa.LargeBinary(), comment="bytes of arrays that the JSON refers to"),
         sa.Column(
             "inserted_at",

@@ -16,6 +16,7 @@ from sqlbuffer.specs import check_casting
 from sqlbuffer.storage.columns import encode_columns
 from sqlbuffer.storage.episodes import Beginning, Ending, encode_meta, pack_final
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.priority_values import check_kept
 from sqlbuffer.storage.records import Record, encode_key, encode_rows, encode_step
 
 logger = logging.getLogger("sqlbuffer")
@@ -48,8 +49,12 @@ class StoreResult:
 class Writing(Parts):
     """The calls of `ReplayBuffer` that write."""
 
-    def store(self, data: DataRow) -> StoreResult:
+    def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
         """Store one row, unless the buffer holds its id.
+
+        Args:
+            data: The row.
+            priority: See `store_batch`.
 
         Raises:
             ValueError: No row.
@@ -57,21 +62,28 @@ class Writing(Parts):
         """
         if not data:
             raise ValueError("Data is required")
-        return self._insert([data])
+        return self._insert([data], priority=priority)
 
     def store_batch(
-        self, data_batch: Iterable[DataRow], model_version: int | None = None
+        self,
+        data_batch: Iterable[DataRow],
+        model_version: int | None = None,
+        *,
+        priority: Any = None,
     ) -> StoreResult:
         """Store rows in one transaction: all those whose ids the buffer does not hold, or none.
 
         Args:
             data_batch: The rows.
             model_version: Version for rows that name none.
+            priority: Of a buffer with priorities, one number for all rows or an array of shape
+                (n,), from 0 to 1e100; the largest ever set when left out, 1.0 before any.
 
         Raises:
             FieldError: A value cannot be stored; nothing is written.
         """
-        return self._insert(list(data_batch or ()), model_version=model_version)
+        rows = list(data_batch or ())
+        return self._insert(rows, model_version=model_version, priority=priority)
 
     def add(self, **fields: Any) -> StoreResult:
         """Store one experience given by its fields; none is required.
@@ -79,13 +91,15 @@ class Writing(Parts):
         Args:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
                 `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
-                `execute_time`, `pre_agent`, `episode_id`, `model_version`, `session_id` and `id`.
+                `execute_time`, `pre_agent`, `episode_id`, `model_version`, `session_id` and `id`;
+                `priority` as for `store_batch`.
 
         Raises:
             FieldError: An unknown field, or a value that cannot be stored; nothing is written.
         """
         ignore = frozenset() if "execute_time" in fields else MADE_TIME
-        return self._insert([row_of(fields)], ignore=ignore)
+        priority = fields.pop("priority", None)
+        return self._insert([row_of(fields)], ignore=ignore, priority=priority)
 
     def extend(
         self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
@@ -99,13 +113,13 @@ class Writing(Parts):
             casting: `same_kind` refuses casts that lose what a value means: floats to integers,
                 integers out of range, finite floats to infinite ones. `unsafe` is numpy's.
             **keys: `task_id`, `agent_id`, `step`, `model_version`: n values or one for all rows;
-                `id`: n values.
+                `id`: n values; `priority` as for `store_batch`.
 
         Raises:
             FieldError: An unknown or missing field, another shape, a value that the field cannot
                 hold; nothing is written.
         """
-        columns = columns_of(arrays, keys)
+        columns = self._checked(columns_of(arrays, keys))
         records = encode_columns(self._store.layout, columns, casting=casting)
         return self._insert_records(records, ignore=MADE_TIME)
 
@@ -118,6 +132,7 @@ class Writing(Parts):
         agent_id: str | None = None,
         model_version: int | None = None,
         final: Mapping[str, Any] | None = None,
+        priority: Any = None,
         casting: str = "same_kind",
         **meta: Any,
     ) -> StoreResult:
@@ -133,6 +148,7 @@ class Writing(Parts):
             agent_id: Who acted; `default` when left out. A column of `arrays`, where it changes.
             model_version: Version of the model that acted; likewise.
             final: The observation after the last step, a value for each observation field.
+            priority: Of its steps; see `store_batch`. Or a column of `arrays`.
             casting: See `extend`.
             **meta: Kept with the episode: values of `meta_fields`, and of other names JSON values.
 
@@ -143,9 +159,14 @@ class Writing(Parts):
         """
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
-        keys = {"task_id": task, "agent_id": agent_id, "model_version": model_version}
+        keys = {
+            "task_id": task,
+            "agent_id": agent_id,
+            "model_version": model_version,
+            "priority": priority,
+        }
         own_ids = () if episode_id is None else ("id",)  # made of the episode's
-        columns = columns_of(arrays, keys, own_ids)
+        columns = self._checked(columns_of(arrays, keys, own_ids))
         store = self._store
         records = encode_columns(store.layout, columns, casting=casting, episode=key)
         if not records:
@@ -205,7 +226,7 @@ class Writing(Parts):
         if episode_id is not None:
             self._store.begin_episode(beginning)
         layouts = (self._store.layout, self._store.observation_layout)
-        return EpisodeWriter(layouts, self._queue, beginning, casting)
+        return EpisodeWriter(layouts, self._queue, beginning, casting, self._store.info.priorities)
 
     def record(
         self,
@@ -280,13 +301,22 @@ class Writing(Parts):
         text = encode_meta(meta, self._store.info.fields.meta, casting)
         return Beginning(key, task, agent, version, text)
 
+    def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return columns; priorities are for buffers that have some."""
+        if columns.get("priority") is not None:
+            check_kept(self._store.info.priorities)
+        return columns
+
     def _insert(
         self,
         rows: list[DataRow],
         *,
         model_version: int | None = None,
         ignore: frozenset[str] = frozenset(),
+        priority: Any = None,
     ) -> StoreResult:
+        if priority is not None:
+            check_kept(self._store.info.priorities)
         if not rows:
             return StoreResult(0, 0, 0)
         if self._store.info.fields.specs:
@@ -294,7 +324,7 @@ class Writing(Parts):
                 f"buffer {self.name!r} has typed fields "
                 f"({', '.join(self._store.info.fields.specs)}); store rows with extend({{...}})"
             )
-        return self._insert_records(encode_rows(rows, model_version), ignore=ignore)
+        return self._insert_records(encode_rows(rows, model_version, priority), ignore=ignore)
 
     def _insert_records(
         self,

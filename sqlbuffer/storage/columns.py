@@ -13,6 +13,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.packing import Layout
 from sqlbuffer.specs import FieldSpec
+from sqlbuffer.storage.priority_values import checked_priorities
 from sqlbuffer.storage.records import (
     Record,
     decode_extra,
@@ -26,6 +27,7 @@ Payload = tuple[str | None, str | None, str | None, str | None]
 # Beside the declared fields; the keys may be one value for all rows.
 _FLAGS = ("terminated", "truncated")
 _KEYS = ("id", "task_id", "agent_id", "step", "model_version")
+_ONE_OR_EACH = (*_KEYS[1:], "priority")
 _PAYLOADS = ("state", "actions", "messages", "extra")
 _REWARD = FieldSpec("reward", np.dtype("<f8"))
 _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in _FLAGS}
@@ -44,7 +46,7 @@ def encode_columns(
         layout: The declared fields.
         columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
             likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
-            `task_id`, `agent_id`, `step` and `model_version` n values or one.
+            `task_id`, `agent_id`, `step`, `model_version` and `priority` n values or one.
         casting: See `FieldSpec.cast_rows`.
         episode: The episode that the n steps are, from its first to its last.
 
@@ -60,19 +62,21 @@ def encode_columns(
     flags = [_flags(name, columns, n_rows) for name in _FLAGS]
     ids, tasks, agents, steps, versions = (_keys(name, columns, n_rows) for name in _KEYS)
     payloads, blobs = _payloads(columns, tags, packed)
+    priorities = _priorities(columns, n_rows)
     ts = [None] * n_rows if episode is None else range(n_rows)
     now = time.time()
     rows = zip(
         ids, tasks, agents, steps, ts, payloads, fields, rewards, *flags, versions, blobs,
-        strict=True,
+        priorities, strict=True,
     )  # fmt: skip
     return [
         Record(
             id_, task, None, agent, None, step, t, now, episode, None, state, actions, messages,
             extra, field_values, reward, None, None, terminated, truncated, version, blob or None,
+            priority,
         )
         for id_, task, agent, step, t, (state, actions, messages, extra), field_values, reward,
-            terminated, truncated, version, blob in rows
+            terminated, truncated, version, blob, priority in rows
     ]  # fmt: skip
 
 
@@ -116,12 +120,12 @@ def _payloads(
 
 
 def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
-    known = {*layout.specs, "reward", *_FLAGS, *_KEYS, *_PAYLOADS}
+    known = {*layout.specs, "reward", *_FLAGS, *_KEYS, *_PAYLOADS, "priority"}
     for name in columns:
         if name not in known:
             raise FieldError(
                 f"unknown field {name!r}; the buffer has {', '.join(layout.specs) or 'none'}, and "
-                f"{', '.join(('reward', *_FLAGS, *_KEYS, *_PAYLOADS))}"
+                f"{', '.join(('reward', *_FLAGS, *_KEYS, *_PAYLOADS, 'priority'))}"
             )
     for name, values in columns.items():
         if isinstance(values, (str, bytes, bytearray, Mapping, Set)) and (
@@ -134,7 +138,7 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
     sizes = {
         name: _size(name, values)
         for name, values in columns.items()
-        if values is not None and name not in _KEYS[1:]
+        if values is not None and name not in _ONE_OR_EACH
     }
     if len(set(sizes.values())) > 1:
         raise FieldError(f"every column has the same number of rows, got {sizes}")
@@ -205,6 +209,11 @@ def _keys(name: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:
         raise FieldError(f"{name}: expected {n_rows} values or one, got {len(values)}")
     check = encode_step if name in ("step", "model_version") else encode_key
     return [check(value, name) for value in values]
+
+
+def _priorities(columns: Mapping[str, Any], n_rows: int) -> Sequence[float | None]:
+    given = columns.get("priority")
+    return [None] * n_rows if given is None else checked_priorities(given, n_rows)
 
 
 def _default_keys(name: str, n_rows: int) -> list[Any]:

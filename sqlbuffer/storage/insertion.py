@@ -160,9 +160,10 @@ class Insertion:
     def _insert_new(self, connection: Connection, outcome: Outcome) -> None:
         if self._is_stored(connection, outcome):
             return
-        drawn = self._dialect.draw(
-            connection, self._buffer_id, [record.id for record in self._records]
-        )
+        ids = [record.id for record in self._records]
+        given = [record.initial_priority for record in self._records]
+        priorities = given if given.count(None) < len(given) else None
+        drawn = self._dialect.draw(connection, self._buffer_id, ids, priorities)
         held = drawn.held
         # Read before the insert, which may evict them.
         outcome.stored = self._rows_of_ids(connection, held)
@@ -182,6 +183,7 @@ class Insertion:
                     new,
                     keys.episode_ids(connection, self._buffer_id, new, self._metas),
                     keys.session_ids(connection, self._buffer_id, new),
+                    drawn.priority,
                 )
                 return
             except UniqueViolation as error:

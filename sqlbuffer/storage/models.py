@@ -109,6 +109,13 @@ buffers = Table(
         comment="rows up to this seq have left",
     ),
     Column(
+        "clean_seq",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="nothing is left in priorities up to this seq",
+    ),
+    Column(
         "next_seq",
         BigInteger,
         nullable=False,
@@ -232,7 +239,7 @@ experiences = Table(
     Column("terminated", Boolean, comment="the episode ended in a terminal state"),
     Column("truncated", Boolean, comment="the episode was cut here"),
     Column("model_version", BigInteger, comment="version of the model that acted"),
-    Column("initial_priority", Double, comment="priority given with the insert"),
+    Column("initial_priority", Double, comment="priority that the row began with"),
     Column("arrays", BYTES, comment="bytes of arrays that the JSON refers to"),
     Column(
         "inserted_at",

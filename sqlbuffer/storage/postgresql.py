@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.priority_blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.vacuum import cleaner_for
@@ -65,7 +66,10 @@ _ENCODE: dict[str, Callable[[Any], bytes]] = {
     "arrays": _bytes,
 }
 _FIELDS = [(Record._fields.index(name), encode) for name, encode in _ENCODE.items()]
-_COPY_COLUMNS = ", ".join(["buffer_id", "seq", "episode_id", "session_id", *_ENCODE])
+_PRIORITY = Record._fields.index("initial_priority")
+_COPY_COLUMNS = ", ".join(
+    ["buffer_id", "seq", "episode_id", "session_id", *_ENCODE, "initial_priority"]
+)
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 # None on a standby, which gives no ids.
@@ -83,17 +87,20 @@ def copy_rows(
     records: Sequence[Record],
     episode_ids: Sequence[int | None],
     session_ids: Sequence[int | None],
+    priority: float | None = None,
 ) -> bytes:
     """Return the body of a COPY.
 
     Column by column: most hold the same value in every row of a batch, which is encoded once.
     """
     values = list(zip(*records, strict=True))
+    given = values[_PRIORITY]
     columns = [
         (seqs, _bigint),
         (episode_ids, _bigint),
         (session_ids, _integer),
         *((values[i], encode) for i, encode in _FIELDS),
+        ([priority if own is None else own for own in given], _double),
     ]
     same = _ROW_HEAD.pack(len(columns) + 1, 4, buffer_id)
     parts: list[Iterable[bytes]] = []
@@ -117,6 +124,11 @@ def _text_array(ids: Sequence[str]) -> str | list[str]:
     if not _PLAIN_IDS.fullmatch(joined) or joined.count(",") >= len(ids):
         return list(ids)
     return list(ids) if "null" in joined.lower() else f"{{{joined}}}"
+
+
+def _real_array(reals: Sequence[float | None]) -> str:
+    """Return numbers as the text of an array, in a tenth of the time that psycopg takes."""
+    return f"{{{','.join('NULL' if real is None else repr(real) for real in reals)}}}"
 
 
 @dataclass
@@ -165,18 +177,25 @@ class PostgreSQL:
                 connection.begin()
             yield connection
 
-    def draw(self, connection: Connection, buffer_id: int, ids: Sequence[str]) -> Drawn:
+    def draw(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        ids: Sequence[str],
+        priorities: Sequence[float | None] | None = None,
+    ) -> Drawn:
         """Return which ids the buffer holds, and numbers for the others, drawn after the
-        transaction has its id.
+        transaction has its id; note the priorities that these are given.
         """
         statement = (
-            "SELECT held, seqs, deletions, pg_current_xact_id()::text::bigint "
-            "FROM sqlbuffer_draw_v1(%s::integer, %s::text[])"
+            "SELECT held, seqs, deletions, pg_current_xact_id()::text::bigint, priority "
+            "FROM sqlbuffer_draw_v1(%s::integer, %s::text[], %s::double precision[])"
         )
-        ((held, seqs, deletions, transaction),) = _driver(connection).execute(
-            statement, (buffer_id, _text_array(ids))
+        reals = None if priorities is None else _real_array(priorities)
+        ((held, seqs, deletions, transaction, priority),) = _driver(connection).execute(
+            statement, (buffer_id, _text_array(ids), reals)
         )
-        return Drawn(set(held), sorted(seqs or ()), deletions, transaction)
+        return Drawn(set(held), sorted(seqs or ()), deletions, transaction, priority)
 
     def free_episode(
         self, connection: Connection, buffer_id: int, key: str, task_id: str
@@ -205,13 +224,14 @@ class PostgreSQL:
         records: Sequence[Record],
         episode_ids: Sequence[int | None],
         session_ids: Sequence[int | None],
+        priority: float | None = None,
     ) -> None:
-        """Write the records under their numbers.
+        """Write the records under their numbers; those that were given no priority have this one.
 
         Raises:
             UniqueViolation: Another writer has committed one of the ids; the transaction goes on.
         """
-        rows = copy_rows(buffer_id, seqs, records, episode_ids, session_ids)
+        rows = copy_rows(buffer_id, seqs, records, episode_ids, session_ids, priority)
         with (
             connection.begin_nested(),
             _driver(connection).cursor() as cursor,
@@ -266,6 +286,30 @@ class PostgreSQL:
         if found != "row":
             evict = text(f"SELECT sqlbuffer_evict_{found}s_v1(:id)")
             connection.execute(evict, {"id": buffer_id})
+
+    def update_priorities(
+        self, connection: Connection, of: Blocks, seqs: Sequence[int], priorities: Sequence[float]
+    ) -> int:
+        """Set the priorities of those rows that the buffer holds; return how many."""
+        statement = (
+            "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], "
+            "%s::double precision[])"
+        )
+        numbers = f"{{{','.join(map(str, seqs))}}}"
+        parameters = (of.buffer_id, numbers, _real_array(priorities))
+        ((n_updated,),) = _driver(connection).execute(statement, parameters)
+        return int(n_updated)
+
+    def seal(self, connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
+        """Add up those of the blocks of priorities that no row can come to and that lie in the
+        window; delete what has left it. Return how many were added up.
+        """
+        driver = _driver(connection)
+        driver.execute(f"SET LOCAL lock_timeout = '{SEAL_TIMEOUT_S}s'")
+        statement = "SELECT sqlbuffer_seal_v1(%s::integer, %s::bigint[], %s::bigint, %s::bigint)"
+        parameters = (of.buffer_id, list(blocks), settled, of.n_cleaned)
+        ((n_sealed,),) = driver.execute(statement, parameters)
+        return int(n_sealed)
 
     def wrote(self, engine: Engine, n_rows: int) -> None:
         """Look after what eviction leaves behind; called after a write."""

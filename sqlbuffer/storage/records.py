@@ -23,6 +23,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.storage.priority_values import checked_priorities
 
 MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
 MAX_NAME_BYTES = 8192
@@ -33,7 +34,7 @@ class Record(NamedTuple):
 
     `episode_key` and `session_key` are the user's keys; the tables hold numbers. `t` is the step
     within an episode that was stored as one. `fields` repeats those of `arrays` that conditions can
-    use.
+    use. Where no `initial_priority` is given, the transaction that writes fills in the buffer's.
     """
 
     id: str
@@ -58,14 +59,18 @@ class Record(NamedTuple):
     truncated: bool | None
     model_version: int | None
     arrays: bytes | None
+    initial_priority: float | None = None
 
 
-def encode_rows(rows: Sequence[DataRow], model_version: int | None = None) -> list[Record]:
+def encode_rows(
+    rows: Sequence[DataRow], model_version: int | None = None, priority: Any = None
+) -> list[Record]:
     """Return the records of rows.
 
     Args:
         rows: The rows.
         model_version: Version for rows that name none.
+        priority: One number for all, or one for each; None: that of the buffer.
 
     Raises:
         FieldError: A value cannot be stored; names the row and the path inside it.
@@ -76,7 +81,13 @@ def encode_rows(rows: Sequence[DataRow], model_version: int | None = None) -> li
             records.append(encode_row(row, model_version))
         except FieldError as error:
             raise FieldError(f"row {i}: {error}") from None
-    return records
+    if priority is None:
+        return records
+    priorities = checked_priorities(priority, len(records))
+    return [
+        record._replace(initial_priority=own)
+        for record, own in zip(records, priorities, strict=True)
+    ]
 
 
 def encode_row(row: DataRow, model_version: int | None = None) -> Record:
@@ -233,7 +244,7 @@ class Decoder:
         (
             seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
             session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
-            terminated, truncated, model_version, arrays,
+            terminated, truncated, model_version, arrays, _priority,
         ) = values  # fmt: skip
         if self._expands and any(
             text and '"$' in text for text in (state, actions, messages, extra)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
@@ -14,6 +16,7 @@ from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory, sqlite_path
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
@@ -27,6 +30,43 @@ _COLUMNS = (
 )
 _INSERT = (
     f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+)
+# With a null among its arguments max() is null.
+_DRAW = (
+    "UPDATE buffers SET next_seq = next_seq + :n, "
+    "max_priority = coalesce(max(max_priority, :given), max_priority, :given) WHERE id = :id "
+    "RETURNING next_seq, CASE WHEN has_priorities THEN coalesce(max_priority, 1.0) END"
+)
+_SEAL = (
+    "INSERT INTO priority_blocks (buffer_id, block, n_rows, weight_sum, max_priority, "
+    "min_priority) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, block) DO UPDATE "
+    "SET n_rows = excluded.n_rows, weight_sum = excluded.weight_sum, "
+    "max_priority = excluded.max_priority, min_priority = excluded.min_priority, "
+    "max_is_loose = 0, min_is_loose = 0"
+)
+# Who has a row in priorities is held. What is not has null for a priority: told apart here it would
+# double the time.
+_HELD = (
+    "SELECT j.value, p.rowid, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
+    "FROM experiences e WHERE e.buffer_id = :id AND e.seq = j.value)) FROM json_each(:seqs) j "
+    "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
+    "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)"
+)
+_UPDATE = "UPDATE priorities SET priority = ? WHERE rowid = ?"
+_ADD = "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?)"
+_BLOCKS = (
+    "SELECT k.block, k.weight_sum, k.max_priority, coalesce(k.min_priority, 9e999), "
+    "k.max_is_loose, k.min_is_loose FROM json_each(:blocks) j "
+    "CROSS JOIN priority_blocks k ON k.buffer_id = :id AND k.block = j.value"
+)
+_CHANGE = (
+    "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
+    "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
+)
+_FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
+_RAISE = (
+    "UPDATE buffers SET max_priority = :largest WHERE id = :id "
+    "AND (max_priority IS NULL OR max_priority < :largest)"
 )
 # A claim of 256 random rows writes a page for each: 1 MB a batch. Checkpoints after every fourth
 # batch took more than half of the commits' time; pages that come again are now written once.
@@ -66,8 +106,16 @@ class SQLite:
                 connection.begin()
             yield connection
 
-    def draw(self, connection: Connection, buffer_id: int, ids: Sequence[str]) -> Drawn:
-        """Return which ids the buffer holds, and numbers for the others."""
+    def draw(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        ids: Sequence[str],
+        priorities: Sequence[float | None] | None = None,
+    ) -> Drawn:
+        """Return which ids the buffer holds, and numbers for the others; note the priorities that
+        these are given.
+        """
         low = connection.exec_driver_sql(
             "SELECT low_seq FROM v_windows WHERE buffer_id = ?", (buffer_id,)
         ).scalar_one_or_none()
@@ -82,11 +130,15 @@ class SQLite:
         self.remove(connection, buffer_id, [seq for _, seq in found if seq <= low])
         held = {id_ for id_, seq in found if seq > low}
         n = len(ids) - len(held)
-        end = connection.exec_driver_sql(
-            "UPDATE buffers SET next_seq = next_seq + ? WHERE id = ? RETURNING next_seq",
-            (n, buffer_id),
-        ).scalar_one()
-        return Drawn(held, list(range(end - n, end)))
+        given = [
+            priority
+            for id_, priority in zip(ids, priorities or (), strict=False)
+            if priority is not None and id_ not in held
+        ]
+        end, priority = connection.exec_driver_sql(
+            _DRAW, {"n": n, "given": max(given, default=None), "id": buffer_id}
+        ).one()
+        return Drawn(held, list(range(end - n, end)), priority=priority)
 
     def free_episode(
         self, connection: Connection, buffer_id: int, key: str, task_id: str
@@ -124,18 +176,23 @@ class SQLite:
         records: Sequence[Record],
         episode_ids: Sequence[int | None],
         session_ids: Sequence[int | None],
+        priority: float | None = None,
     ) -> None:
-        """Write the records under their numbers.
+        """Write the records under their numbers; those that were given no priority have this one.
 
         Without a savepoint: inside one each row's trigger walks the journal in memory from its
         start, and 10,000 rows at capacity take six times as long.
         """
         parameters = [
-            (buffer_id, seq, episode_id, session_id, *record[:_EPISODE], *record[_SESSION + 1 :])
+            (
+                buffer_id, seq, episode_id, session_id, *record[:_EPISODE],
+                *record[_SESSION + 1 : -1],
+                priority if record.initial_priority is None else record.initial_priority,
+            )
             for seq, record, episode_id, session_id in zip(
                 seqs, records, episode_ids, session_ids, strict=True
             )
-        ]
+        ]  # fmt: skip
         connection.exec_driver_sql(_INSERT, parameters)
         self.evict(connection, buffer_id)
 
@@ -217,6 +274,102 @@ class SQLite:
         )
         found = connection.execute(oldest, {"id": buffer_id}).scalar()
         return None if found is None else rows.where(experiences.c.episode_id == found)
+
+    def update_priorities(
+        self, connection: Connection, of: Blocks, seqs: Sequence[int], priorities: Sequence[float]
+    ) -> int:
+        """Set the priorities of those rows that the buffer holds; return how many."""
+        # Past SQLAlchemy, which takes as long as the statements themselves.
+        driver: Any = connection.connection.driver_connection
+        listed = json.dumps(list(seqs))
+        asked = driver.execute(_HELD, {"id": of.buffer_id, "seqs": listed})
+        found = [row for row in asked if row[2] is not None]
+        if not found:
+            self._check_there(connection, of.buffer_id)
+            return 0
+        given = dict(zip(seqs, priorities, strict=True))
+        held, places, old = zip(*found, strict=True)
+        new = [given[seq] for seq in held]
+        rows = list(zip(held, places, new, strict=True))
+        driver.executemany(_UPDATE, [(p, place) for _, place, p in rows if place is not None])
+        driver.executemany(
+            _ADD, [(of.buffer_id, seq, p) for seq, place, p in rows if place is None]
+        )
+        self._change_blocks(driver, of, of.changes(np.array(held), np.array(old), np.array(new)))
+        driver.execute(_RAISE, {"id": of.buffer_id, "largest": max(new)})
+        return len(rows)
+
+    @staticmethod
+    def _check_there(connection: Connection, buffer_id: int) -> None:
+        found = connection.exec_driver_sql("SELECT 1 FROM buffers WHERE id = ?", (buffer_id,))
+        if found.first() is None:
+            raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
+
+    @staticmethod
+    def _change_blocks(driver: sqlite3.Connection, of: Blocks, changes: Changes) -> None:
+        listed = json.dumps(changes.block.tolist())
+        found = driver.execute(_BLOCKS, {"id": of.buffer_id, "blocks": listed}).fetchall()
+        if not found:
+            return
+        kept = of.changed(Kept.of(found), changes)
+        columns = [column.tolist() for column in (*kept[1:], kept.block)]
+        columns[2] = [None if least == np.inf else least for least in columns[2]]
+        rows = [(*row, of.buffer_id) for row in zip(*columns, strict=True)]
+        driver.executemany(_CHANGE, rows)
+        for block in kept.block[of.are_lost(kept)].tolist():
+            driver.execute(_FORGET, (of.buffer_id, block))
+
+    def seal(self, connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
+        """Add up those of the blocks of priorities that no row can come to and that lie in the
+        window; delete what has left it. Return how many were added up.
+        """
+        found = connection.exec_driver_sql(
+            "SELECT w.low_seq, b.clean_seq FROM v_windows w JOIN buffers b ON b.id = w.buffer_id "
+            "WHERE b.id = ?",
+            (of.buffer_id,),
+        ).one_or_none()
+        if found is None:
+            return 0
+        low, clean_seq = found
+        self._clean(connection, of, low, clean_seq)
+        size = of.size
+        summaries = [
+            summary(block, self._priorities(connection, of, block), of.alpha)
+            for block in blocks
+            if max(block * size, 1) > low and (block + 1) * size <= settled + 1
+        ]
+        if summaries:
+            connection.exec_driver_sql(_SEAL, [(of.buffer_id, *found) for found in summaries])
+        return len(summaries)
+
+    @staticmethod
+    def _clean(connection: Connection, of: Blocks, low: int, clean_seq: int) -> None:
+        size = of.size
+        cleaned = min(low + 1, clean_seq + of.n_cleaned) // size * size - 1
+        if cleaned <= clean_seq:
+            return
+        for table, key, first, last in (
+            ("priorities", "seq", clean_seq, cleaned),
+            ("priority_blocks", "block", clean_seq // size, cleaned // size),
+        ):
+            connection.exec_driver_sql(
+                f"DELETE FROM {table} WHERE buffer_id = ? AND {key} >= ? AND {key} <= ?",
+                (of.buffer_id, first, last),
+            )
+        connection.exec_driver_sql(
+            "UPDATE buffers SET clean_seq = ? WHERE id = ?", (cleaned, of.buffer_id)
+        )
+
+    @staticmethod
+    def _priorities(connection: Connection, of: Blocks, block: int) -> NDArray[np.float64]:
+        """Return the priorities of the rows of a block."""
+        found = connection.exec_driver_sql(
+            "SELECT coalesce(p.priority, e.initial_priority, 1.0) FROM experiences e "
+            "LEFT JOIN priorities p ON p.buffer_id = e.buffer_id AND p.seq = e.seq "
+            "WHERE e.buffer_id = ? AND e.seq >= ? AND e.seq < ?",
+            (of.buffer_id, block * of.size, (block + 1) * of.size),
+        )
+        return np.fromiter(found.scalars(), np.float64)
 
     def wrote(self, engine: Engine, n_rows: int) -> None:
         """Look after what eviction leaves behind: nothing, the file uses its pages again."""

@@ -11,10 +11,11 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.packing import Layout
 from sqlbuffer.row_packer import RowPacker
 from sqlbuffer.storage.episodes import Beginning
+from sqlbuffer.storage.priority_values import check_kept, checked_priority
 from sqlbuffer.storage.records import Record, encode_extra, encode_flag, encode_real
 
 _PAYLOADS = ("state", "actions", "messages", "extra")
-_BUILT_IN = ("reward", "terminated", "truncated", *_PAYLOADS)
+_BUILT_IN = ("reward", "terminated", "truncated", *_PAYLOADS, "priority")
 
 
 class StepEncoder:
@@ -24,9 +25,13 @@ class StepEncoder:
         layout: The typed fields of the buffer.
         beginning: The episode.
         casting: See `FieldSpec.cast_rows`.
+        has_priorities: Whether the buffer keeps priorities.
     """
 
-    def __init__(self, layout: Layout, beginning: Beginning, casting: str) -> None:
+    def __init__(
+        self, layout: Layout, beginning: Beginning, casting: str, has_priorities: bool = False
+    ) -> None:
+        self._has_priorities = has_priorities
         self._packer = RowPacker(layout, casting)
         self._columns = [name for name, spec in layout.specs.items() if spec.column]
         self._known = {*layout.specs, *_BUILT_IN}
@@ -56,13 +61,16 @@ class StepEncoder:
             messages = encoder.json(step.get("messages"), "messages")
             extra = encode_extra(step.get("extra"), tags, encoder)
             blob = bytes(encoder.blob)
-        of = self._beginning
+        of, priority = self._beginning, step.get("priority")
+        if priority is not None:
+            check_kept(self._has_priorities)
+            priority = checked_priority(priority)
         return Record(
             f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key, None,
             state, actions, messages, extra, fields, reward, None, None,
             _flag(step, "terminated"),
             _flag(step, "truncated"),
-            of.model_version, blob or None,
+            of.model_version, blob or None, priority,
         )  # fmt: skip
 
     def _refuse(self, step: Mapping[str, Any]) -> None:

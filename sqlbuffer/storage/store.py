@@ -4,13 +4,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
+from itertools import count
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, case, delete, func, select, update
 from sqlalchemy.engine import URL
 
 from sqlbuffer.codec import is_storable_text
-from sqlbuffer.errors import BufferNotFoundError, StorageError
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    StorageBusyError,
+    StorageError,
+    StorageFullError,
+    StorageReadOnlyError,
+)
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
@@ -36,6 +43,7 @@ from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
 from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.priority_blocks import Blocks
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
@@ -52,6 +60,8 @@ RETRY_S = 30.0
 # How long a stream waits at its start for writers under way, rather than note what is there of
 # theirs.
 SETTLING_S = 0.05
+# How often updates of priorities follow what has left the window.
+UPDATES_A_CLEANING = 64
 
 # Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
 TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME, MODEL_VERSION = (
@@ -167,6 +177,7 @@ class BufferStore:
         self._live_count = LiveCount()
         self.restrictions = Restrictions(info)
         self.housekeeping = Housekeeping()
+        self._updates = count(1)
 
     @classmethod
     def open(
@@ -375,6 +386,60 @@ class BufferStore:
         self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq
     ) -> int:
         return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
+
+    def update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
+        """Set the priorities of rows, each given once, in ascending order; return how many there
+        are.
+        """
+        if not seqs:
+            return 0
+        n_updated = self._update_priorities(seqs, priorities)
+        if next(self._updates) % UPDATES_A_CLEANING == 0:
+            self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
+        return n_updated
+
+    @_survives
+    def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
+        with (
+            translated(self.url),
+            self._dialect.writing(self.engine, self.options.durability) as connection,
+        ):
+            return self._dialect.update_priorities(connection, self._blocks, seqs, priorities)
+
+    def seal(self, blocks: Sequence[int]) -> int:
+        """Add up blocks of priorities, so that draws need not read their rows, and delete what is
+        left of rows below the window; return how many were added up.
+
+        Left out are blocks that rows can still come to, and those that the window cuts: block *
+        size, and 1 for the first, is to be above its lower end. Who cannot write, or would wait for
+        long, does nothing.
+
+        Args:
+            blocks: Their numbers; may be empty.
+        """
+        n_sealed = 0
+        if not self.info.priorities:
+            return n_sealed
+        try:
+            settled = self.settled()
+            for portion in self._blocks.portions(blocks):
+                n_sealed += self._seal(portion, settled)
+        except (StorageReadOnlyError, StorageBusyError, StorageFullError):
+            pass  # draws do without
+        return n_sealed
+
+    @_survives
+    def _seal(self, blocks: Sequence[int], settled: int) -> int:
+        with (
+            translated(self.url),
+            # What is lost with a server is made again.
+            self._dialect.writing(self.engine, "relaxed") as connection,
+        ):
+            return self._dialect.seal(connection, self._blocks, blocks, settled)
+
+    @property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.info.id, self.info.block_size, self.info.alpha)
 
     @_survives
     def draw(

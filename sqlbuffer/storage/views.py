@@ -136,6 +136,19 @@ VIEWS = {
             "created_at": ("time", "when the buffer was created"),
         },
     ),
+    "v_priorities": View(
+        "One row a step of a buffer with priorities.",
+        {
+            "buffer": _BUFFER,
+            "seq": ("integer", "insert order within the buffer"),
+            "id": ("text", "id of the row, unique within the buffer; null for plain SQL inserts"),
+            "task_id": ("text", "the task"),
+            "step": ("integer", "step within the task"),
+            "priority": ("real", "its priority now"),
+            "initial_priority": ("real", "the one that it began with"),
+            "updated": ("boolean", "it was set since"),
+        },
+    ),
     "v_samples": View(
         "One row a batch and row of it, of buffers that note what is sampled (`track_samples`): "
         "what a learner trained on, and when.",

@@ -12,6 +12,7 @@ from tests.benchmarks import (
     frames,
     limits,
     machine,
+    priorities,
     sampling,
     snapshot,
     turnover,
@@ -35,6 +36,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "arrays": arrays.measure,
     "frames": frames.measure,
     "limits": limits.measure,
+    "priorities": priorities.measure,
 }
 
 

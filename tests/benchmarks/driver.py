@@ -10,7 +10,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import psycopg
+from numpy.typing import NDArray
 from sqlalchemy import make_url
 
 from sqlbuffer.storage.engine import SQLITE_CONNECTION_PRAGMAS
@@ -31,7 +33,8 @@ _COPY_FORMS: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("step", "model_version"), lambda value: struct.pack(">iq", 8, value)),
     "t": lambda value: struct.pack(">ii", 4, value),
     **dict.fromkeys(
-        ("execute_time", "reward_t", "adv_t", "v_t"), lambda value: struct.pack(">id", 8, value)
+        ("execute_time", "reward_t", "adv_t", "v_t", "initial_priority"),
+        lambda value: struct.pack(">id", 8, value),
     ),
     **dict.fromkeys(
         ("state", "actions", "messages", "extra"), lambda value: _sized(b"\x01" + value.encode())
@@ -95,6 +98,16 @@ class BareSQLite:
         )
         return [blob for (blob,) in found]
 
+    def set_priorities(self, seqs: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Update rows of `priorities` and nothing else."""
+        pairs = zip(priorities.tolist(), seqs.tolist(), strict=True)
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.executemany(
+            f"UPDATE priorities SET priority = ? WHERE buffer_id = {self._buffer_id} AND seq = ?",
+            pairs,
+        )
+        self.connection.execute("COMMIT")
+
     def open_snapshot(self) -> None:
         """Begin to read one state of the database, as an analyst's tool does."""
         self.connection.execute("BEGIN")
@@ -146,6 +159,15 @@ class BarePostgreSQL:
                 (self._buffer_id, seqs),
             )
             return [blob for (blob,) in cursor]
+
+    def set_priorities(self, seqs: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Update rows of `priorities` and nothing else."""
+        self.connection.execute(
+            "UPDATE priorities p SET priority = g.priority "
+            "FROM unnest(%s::bigint[], %s::double precision[]) AS g(seq, priority) "
+            "WHERE p.buffer_id = %s AND p.seq = g.seq",
+            (seqs.tolist(), priorities.tolist(), self._buffer_id),
+        )
 
     def open_snapshot(self) -> None:
         """Begin to read one state of the database, as an analyst's tool does."""

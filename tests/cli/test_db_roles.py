@@ -131,6 +131,26 @@ def test_learners_resize_and_clear_buffers_of_episodes(with_roles, login):
         assert buffer.clear() == 1
 
 
+def test_learners_update_priorities_and_writers_do_not(with_roles, login):
+    settings = {"name": "newer", "priorities": True, "max_capacity": 600}
+    with ReplayBuffer(login("sqlbuffer_writer"), **settings) as writer:
+        writer.store_batch([make_array_row(step=step) for step in range(600)], priority=3.0)
+        with pytest.raises(StorageReadOnlyError):
+            writer.update_priorities([1], 2.0)
+        assert writer._store.seal([0, 1]) == 0
+        with ReplayBuffer(login("sqlbuffer_learner"), name="newer") as learner:
+            assert learner.update_priorities([1, 300], 4.0, eps=0).updated == 2
+            assert learner._store.seal([0, 1]) == 2
+            assert learner.delete(QueryBuilder().eq("seq", 300).build()) == 1
+        writer.add(state=1)
+    with psycopg.connect(login("sqlbuffer_analyst")) as connection:
+        found = connection.execute(
+            "SELECT priority, count(*) FROM v_priorities GROUP BY 1"
+        ).fetchall()
+        assert dict(found) == {3.0: 598, 4.0: 1}
+        assert connection.execute("SELECT block FROM priority_blocks").fetchall() == [(0,)]
+
+
 def test_learners_drop_no_buffer(with_roles, login):
     with pytest.raises(StorageReadOnlyError):
         ReplayBuffer.drop(login("sqlbuffer_learner"), "older")
@@ -193,6 +213,9 @@ def test_analysts_change_nothing(with_roles, login, statement):
         "DELETE FROM experiences",
         "SELECT sqlbuffer_remove_v1(1, ARRAY[1])",
         "SELECT sqlbuffer_evict_tasks_v1(1)",
+        "SELECT sqlbuffer_update_priorities_v1(1, '{1}', '{1}')",
+        "SELECT sqlbuffer_seal_v1(1, '{1}', 1, 1)",
+        "UPDATE priorities SET priority = 1",
         "SELECT setval('sqlbuffer_seq_1', 1)",
         "SELECT nextval('sqlbuffer_seq_1')",
         "DROP SEQUENCE sqlbuffer_seq_1",

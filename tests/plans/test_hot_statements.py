@@ -33,7 +33,9 @@ ROWS_PER_TASK = 20
 MOST_ROWS_READ = 10_000
 MOST_STEPS = 200_000
 SCAN = re.compile(
-    r"Seq Scan on (experiences|episodes)|^\s*SCAN (experiences|earlier|episodes|ends)", re.MULTILINE
+    r"Seq Scan on (experiences|episodes|priorities)|"
+    r"^\s*SCAN (experiences|earlier|episodes|ends|priorities|[ep]\b)",
+    re.MULTILINE,
 )
 ONE_TASK = QueryBuilder().eq("exp_meta.task_id", "t2500").build()
 ONE_TASK_LATE = QueryBuilder().nested(QueryBuilder().eq("exp_meta.task_id", "t2500")).and_().gt(
@@ -69,6 +71,13 @@ def large_url(request, analyzed, tmp_path_factory):
     fill(url, N_ROWS, name="rows", **settings)
     fill(url, N_ROWS, name="tasks", evict_by="task", **settings)
     fill(url, 100, name="small")
+    fill(url, N_ROWS, name="weighted", priorities=True, **settings)
+    number = buffer_id(url, "weighted")
+    run(
+        url,
+        "INSERT INTO priorities (buffer_id, seq, priority) SELECT buffer_id, seq, 1.0 "
+        f"FROM experiences WHERE buffer_id = {number} AND seq % 2 = 0",
+    )
     fill_limited(url)
     fill_arrays(url)
     if analyzed:
@@ -142,7 +151,7 @@ def rows_read(connection):
     """Return how many rows scans and indexes have given in this session of late."""
     (row,) = connection.connection.driver_connection.execute(
         "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
-        "FROM pg_stat_xact_user_tables WHERE relname = 'experiences'"
+        "FROM pg_stat_xact_user_tables WHERE relname IN ('experiences', 'priorities')"
     )
     return row
 
@@ -174,7 +183,7 @@ class Watch:
         self.engine.dispose()
 
     def _note(self, _connection, _cursor, statement, parameters, _context, executemany):
-        if not executemany and re.search("experiences|v_windows", statement):
+        if not executemany and re.search("experiences|v_windows|priorit", statement):
             self.statements.append((statement, parameters))
 
     def _start_counting(self, connection):
@@ -295,6 +304,15 @@ OPERATIONS = {
         "arrays",
         lambda b: b.store_episode({"obs": np.zeros((64, 4)), "reward": np.ones(64)}),
     ),
+    "store with priorities": (
+        "weighted",
+        lambda b: b.store_batch(make_rows(range(64)), priority=np.arange(64.0)),
+    ),
+    "update priorities": (
+        "weighted",
+        lambda b: b.update_priorities(np.arange(1, 99_000, 400), 2.0),
+    ),
+    "seal blocks": ("weighted", lambda b: b._store.seal([3, 100, 200, 201])),
     "random, limited": ("limited", lambda b: drawn(256, b.sample(256))),
     "random, limited, replaced": (
         "limited",
@@ -399,3 +417,27 @@ def test_statements_inside_functions_have_plans_that_need_no_values(large_url, b
             assert not [line for line in plan if "Seq Scan" in line or "->  Sort" in line], plan
             assert any("Index" in line for line in plan)
             connection.exec_driver_sql("DEALLOCATE hot")
+
+
+@pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sqlbuffer_update_priorities_v1({}, ARRAY[50, 60000, 99001], ARRAY[1.0, 2.0, 3.0])",
+        "sqlbuffer_seal_v1({}, ARRAY[5, 200], 99000, 100000)",
+        "sqlbuffer_remove_v1({}, ARRAY[90001, 90002])",
+    ],
+    ids=["update", "seal", "remove"],
+)
+def test_functions_of_priorities_have_plans_that_need_no_values(large_url, call, mode):
+    if is_sqlite(large_url):
+        return
+    number = buffer_id(large_url, "weighted")
+    with connected(large_url) as connection:
+        connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
+        before = rows_read(connection)
+        connection.exec_driver_sql(f"SELECT {call.format(number)}")
+        scanned, fetched = rows_read(connection)
+        assert scanned == before[0]
+        assert 0 < fetched - before[1] < MOST_ROWS_READ
+        connection.rollback()

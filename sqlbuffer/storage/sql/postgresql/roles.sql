@@ -3,8 +3,9 @@
 --   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
 --   GRANT sqlbuffer_writer TO alice;
 --
--- Writers open and create buffers, store and sample. Learners also delete, clear and resize, set the
--- clock, and sample where that is a write (max_use, track_samples). Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
+-- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
+-- priorities, set the clock, and sample where that is a write (max_use, track_samples).
+-- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
 
 BEGIN;
@@ -27,7 +28,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_samples, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, payload_parts,
     schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -42,7 +43,7 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, uses, queue_items, labels, payload_parts
+        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, queue_items, labels, payload_parts
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
@@ -54,5 +55,6 @@ GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1 TO sqlbuffer_learner;
 
 COMMIT;

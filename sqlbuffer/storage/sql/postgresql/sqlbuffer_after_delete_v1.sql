@@ -1,4 +1,5 @@
--- A DELETE or TRUNCATE typed by hand: count what buffers that evict by task or episode hold once more.
+-- A DELETE or TRUNCATE typed by hand: count what buffers that evict by task or episode hold once more, and have
+-- the blocks of priorities added up anew.
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -23,6 +24,9 @@ BEGIN
     UPDATE buffers b SET live_rows = (SELECT count(*) FROM experiences e WHERE e.buffer_id = b.id),
         live_episodes = (SELECT count(*) FROM episodes p WHERE p.buffer_id = b.id AND p.n_rows > 0)
     WHERE b.evict_unit = 'episode';
+    DELETE FROM priorities p
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = p.buffer_id AND e.seq = p.seq);
+    DELETE FROM priority_blocks;
     RETURN NULL;
 END
 $$

@@ -1,10 +1,15 @@
 -- Tells which ids the buffer holds and draws numbers for the others, in the writing transaction, whose id comes first.
+-- Notes the largest of the priorities that these are given, and tells the one of rows that are given none.
 -- A row that has left the window gives its id free.
-CREATE FUNCTION sqlbuffer_draw_v1(p_buffer_id integer, p_ids text[], OUT held text[], OUT seqs bigint[], OUT deletions bigint)
+CREATE FUNCTION sqlbuffer_draw_v1(
+    p_buffer_id integer, p_ids text[], p_priorities double precision[] DEFAULT NULL,
+    OUT held text[], OUT seqs bigint[], OUT deletions bigint, OUT priority double precision
+)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     low bigint;
     gone bigint[];
+    given double precision;
 BEGIN
     PERFORM pg_current_xact_id();
     SELECT w.low_seq, w.deletions INTO low, deletions FROM v_windows w WHERE w.buffer_id = p_buffer_id;
@@ -14,8 +19,15 @@ BEGIN
     SELECT coalesce(array_agg(e.id) FILTER (WHERE e.seq > low), '{}'), coalesce(array_agg(e.seq) FILTER (WHERE e.seq <= low), '{}')
     INTO held, gone
     FROM experiences e WHERE e.buffer_id = p_buffer_id AND e.id = ANY (p_ids);
+    IF p_priorities IS NOT NULL THEN
+        -- Before any row is locked: who deletes rows holds the row of the buffer first.
+        SELECT max(g.priority) INTO given FROM unnest(p_ids, p_priorities) AS g(id, priority) WHERE g.id <> ALL (held);
+        UPDATE buffers b SET max_priority = given
+        WHERE b.id = p_buffer_id AND (b.max_priority < given OR b.max_priority IS NULL AND given IS NOT NULL);
+    END IF;
     PERFORM sqlbuffer_remove_v1(p_buffer_id, gone);
     SELECT array_agg(nextval('sqlbuffer_seq_' || p_buffer_id)) INTO seqs
     FROM generate_series(1, cardinality(p_ids) - cardinality(held));
+    SELECT CASE WHEN b.has_priorities THEN coalesce(b.max_priority, 1.0) END INTO priority FROM buffers b WHERE b.id = p_buffer_id;
 END
 $$

@@ -1,4 +1,4 @@
--- Numbers rows of plain SQL. The transaction gets its id before the number is drawn: followers rely on that order.
+-- Numbers rows of plain SQL, and gives them the largest priority ever set. The transaction gets its id before the number is drawn: followers rely on that order.
 CREATE FUNCTION sqlbuffer_number_row_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -7,6 +7,9 @@ BEGIN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', NEW.buffer_id USING ERRCODE = 'foreign_key_violation';
     END IF;
     NEW.seq := nextval('sqlbuffer_seq_' || NEW.buffer_id);
+    IF NEW.initial_priority IS NULL THEN
+        SELECT coalesce(max_priority, 1.0) INTO NEW.initial_priority FROM buffers WHERE id = NEW.buffer_id AND has_priorities;
+    END IF;
     RETURN NEW;
 END
 $$

@@ -40,8 +40,15 @@ BEGIN
         DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
         GET DIAGNOSTICS n_removed = ROW_COUNT;
     END IF;
-    IF b.has_priorities THEN
+    -- What leaves first in, first out is below the window, and is left to sqlbuffer_seal_v1: writers do not wait for
+    -- learners. Others hold the lock on the row of the buffer.
+    IF b.has_priorities AND (b.evict_unit <> 'row' OR EXISTS (
+        SELECT 1 FROM unnest(p_seqs) AS g(seq)
+        WHERE g.seq > (SELECT w.low_seq FROM v_windows w WHERE w.buffer_id = p_buffer_id)))
+    THEN
         DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+        DELETE FROM priority_blocks WHERE buffer_id = p_buffer_id
+          AND block = ANY (ARRAY(SELECT DISTINCT g.seq / b.block_size FROM unnest(p_seqs) AS g(seq)));
     END IF;
     IF b.has_uses THEN
         DELETE FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);

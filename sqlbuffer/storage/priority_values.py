@@ -1,0 +1,111 @@
+"""Priorities and numbers of rows as callers give them, checked."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.errors import FieldError
+
+# The sum of as many as a buffer can have stays far from the largest double.
+MOST_PRIORITY = 1e100
+_RANGE = f"a number from 0 to {MOST_PRIORITY:g}"
+_MAX_SEQ = 2**63 - 1
+
+
+def check_kept(has_priorities: bool) -> None:
+    """Raise unless the buffer keeps priorities."""
+    if not has_priorities:
+        raise FieldError(
+            "priority: the buffer has no priorities; make one with priorities=True, or leave it out"
+        )
+
+
+def checked_priority(value: Any, name: str = "priority") -> float:
+    """Return a priority.
+
+    Raises:
+        FieldError: Not a number from 0 to 1e100.
+    """
+    if type(value) is not float:
+        value = _scalar(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise FieldError(f"{name}: expected {_RANGE}, got {value!r}")
+    if not 0 <= value <= MOST_PRIORITY:
+        raise FieldError(f"{name}: expected {_RANGE}, got {value!r}")
+    return float(value) + 0.0  # no -0.0
+
+
+def checked_priorities(values: Any, n: int, name: str = "priority") -> list[float]:
+    """Return n priorities.
+
+    Args:
+        values: One number for all, or an array of shape (n,).
+        n: How many.
+        name: What errors call them.
+
+    Raises:
+        FieldError: Another shape, or anything but numbers from 0 to 1e100; names the first.
+    """
+    array = _as_array(values, name)
+    if not array.ndim:
+        return [checked_priority(array[()], name)] * n
+    if array.shape != (n,):
+        raise FieldError(f"{name}: expected {n} numbers or one, got shape {array.shape}")
+    if not n:
+        return []
+    if array.dtype.kind not in "iuf":
+        raise FieldError(f"{name}: expected numbers, got {array.dtype} values such as {array[0]!r}")
+    with np.errstate(over="ignore"):
+        reals = array.astype(np.float64)
+    wrong = np.flatnonzero(~((reals >= 0) & (reals <= MOST_PRIORITY)))
+    if len(wrong):
+        raise FieldError(f"{name}[{wrong[0]}]: expected {_RANGE}, got {array[wrong[0]]}")
+    found: list[float] = (reals + 0.0).tolist()
+    return found
+
+
+def checked_eps(eps: Any) -> float:
+    """Return what is added to priorities.
+
+    Raises:
+        FieldError: Not a number from 0 on.
+    """
+    return checked_priority(eps, "eps")
+
+
+def checked_seqs(values: Any) -> NDArray[np.int64]:
+    """Return numbers of rows as an array of shape (b,).
+
+    Raises:
+        FieldError: Anything but integers of 64 bits in one dimension.
+    """
+    array = _as_array(values, "seqs")
+    if array.ndim != 1:
+        raise FieldError(f"seqs: expected integers of shape (b,), got shape {array.shape}")
+    if not len(array):
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise FieldError(f"seqs: expected integers, got {array.dtype} values such as {array[0]!r}")
+    if array.dtype.kind == "u" and int(array.max()) > _MAX_SEQ:
+        raise FieldError(f"seqs: expected integers of 64 bits with a sign, got {array.max()}")
+    return array.astype(np.int64)
+
+
+def _scalar(value: Any) -> Any:
+    """Return Python's number of numpy's and torch's scalars."""
+    is_array = hasattr(value, "item") and getattr(value, "ndim", 0) == 0
+    return value.item() if is_array else value
+
+
+def _as_array(values: Any, name: str) -> NDArray[Any]:
+    if hasattr(values, "detach"):  # a torch tensor, of any kind and device
+        values = np.asarray(values.tolist()) if values.numel() else np.empty(values.shape)
+    if isinstance(values, (list, tuple)) and any(isinstance(value, bool) for value in values):
+        raise FieldError(f"{name}: expected numbers, got True or False among them")
+    if np.ma.is_masked(values):
+        raise FieldError(f"{name}: some are masked; fill them in")
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise FieldError(f"{name}: expected numbers in one dimension, got {error}") from None
