@@ -159,6 +159,14 @@ class ReplayBuffer:
             while taken := await asyncio.to_thread(lambda: builtins.list(islice(batches, 1))):
                 yield taken[0]
 
+    async def set_clock(self, clock: int) -> None:
+        """Set the buffer's clock; see `sqlbuffer.ReplayBuffer.set_clock`."""
+        await asyncio.to_thread(self.sync.set_clock, clock)
+
+    async def clock(self) -> int | None:
+        """Return what `set_clock` set last; None before."""
+        return await asyncio.to_thread(lambda: self.sync.clock)
+
     def decode(self, arrays: bytes) -> dict[str, Any]:
         """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""
         return self.sync.decode(arrays)

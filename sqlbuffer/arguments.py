@@ -163,6 +163,22 @@ def _check_count(value: Any, name: str) -> None:
         raise BufferConfigError(f"{name} is an integer from 0 on, got {value!r}")
 
 
+def checked_clock(clock: Any) -> int:
+    """Return the clock.
+
+    Raises:
+        TypeError: No integer.
+        ValueError: More than 64 bits.
+    """
+    if isinstance(clock, (bool, np.bool_)) or not isinstance(clock, (int, np.integer)):
+        raise TypeError(
+            f"the clock is an integer, the learner's iteration or model version, got {clock!r}"
+        )
+    if not -MAX_LIMIT - 1 <= clock <= MAX_LIMIT:
+        raise ValueError(f"the clock is an integer of 64 bits, got {clock}")
+    return int(clock)
+
+
 def checked_alpha(alpha: Any, priorities: bool | None) -> float | None:
     """Return the exponent of priorities.
 

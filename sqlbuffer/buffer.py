@@ -21,6 +21,7 @@ from sqlbuffer.arguments import (
 from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.flow import Policy, check_policy
+from sqlbuffer.front.clock import Clocked
 from sqlbuffer.front.monitoring import Monitoring
 from sqlbuffer.front.prioritising import Prioritising
 from sqlbuffer.front.reading import Reading
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 
-class ReplayBuffer(Writing, Prioritising, Sampling, Reading, Monitoring):
+class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.

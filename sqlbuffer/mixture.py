@@ -225,10 +225,14 @@ class _MixedSource:
                     zip(self.sources, samplers, counts, strict=True)
                 )
             ]
+            if all(batch.n_rows == n for batch, n in zip(batches, counts, strict=True)):
+                return joined(batches, list(self.weights)), behind
+            for source, batch, n_asked in zip(self.sources, batches, counts, strict=True):
+                if batch.n_rows == n_asked:  # fewer were not counted
+                    source.give_back(batch)
             empty = [i for i, batch in enumerate(batches) if counts[i] and not batch.n_rows]
             if not (empty and self.redistributes):
                 self._check_full(batches, counts)
-                return joined(batches, list(self.weights)), behind
             for i in empty:
                 weights[i] = 0.0
             if not any(weights):
@@ -290,7 +294,11 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
     first = named[0]
     return Batch(
         {name: _joined(name, named) for name in first},
-        {name: _stacked([batch.info[name] for batch in named]) for name in first.info},
+        {
+            name: _stacked([batch.info[name] for batch in named])
+            for name in first.info
+            if all(name in batch.info for batch in named)  # not every buffer notes its batches
+        },
     )
 
 

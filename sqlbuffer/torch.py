@@ -11,7 +11,7 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError, MissingExtraError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.meeting import Meeting
-from sqlbuffer.loading.modes import options_of
+from sqlbuffer.loading.modes import check_drawn, options_of
 from sqlbuffer.loading.output import Output, as_tensor
 from sqlbuffer.loading.runs import Run
 
@@ -120,6 +120,7 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         if isinstance(info, str):
             raise FieldError(f"info is a list of names such as ['seq'], got {info!r}")
         self._output, self._info = Output(fieldname_map), tuple(info)
+        check_drawn(buffer._store, "a dataset of numbers")
         self._source = options_of({"mode": mode, **options}).source(buffer._store)
         self._numbers = self._source.numbers()
 

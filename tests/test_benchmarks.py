@@ -40,6 +40,8 @@ LINES = {
     "`sample(256)` by priority at {}: times faster than a race": BOTH,
     "`sample(256)` by priority at {} vs at": BOTH,
     "`update_priorities` of 256 at {} vs the bare driver's update": BOTH,
+    "`sample_arrays(256)` with `max_use` vs without, {}": BOTH,
+    "`sample_arrays(256)` with `max_staleness` vs without, {}": BOTH,
 }
 
 

@@ -42,6 +42,7 @@ OBJECTS = {
         "v_priorities_v1",
         "v_flow_v1",
         "v_waiting_v1",
+        "v_samples_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -79,6 +80,7 @@ OBJECTS = {
         "v_priorities_v1",
         "v_flow_v1",
         "v_waiting_v1",
+        "v_samples_v1",
     ),
 }
 TABLES = (
@@ -505,6 +507,7 @@ def create_tables() -> None:
         ),
         sa.Column("n_uses", sa.Integer(), nullable=False, comment="how often it was sampled"),
         sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_uses"),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "samples",
@@ -518,6 +521,7 @@ def create_tables() -> None:
         sa.Column("probabilities", REALS, comment="the probability of each, where it is known"),
         sa.Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
         sa.PrimaryKeyConstraint("id", name="pk_samples"),
+        sqlite_autoincrement=True,
     )
     op.create_index("ix_samples_buffer_id_clock", "samples", ["buffer_id", "clock"])
     op.create_index("ix_samples_buffer_id_sampled_at", "samples", ["buffer_id", "sampled_at"])

@@ -185,6 +185,8 @@ class Sampling(Parts):
         Raises:
             InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
                 without end finds no batch.
+            BufferConfigError: Passes over a buffer with `max_use`, whose rows are counted as they
+                are drawn.
             FieldError: An unknown field, or names that collide.
             ValueError: An option that the mode does not take, or options that exclude each other.
             MissingExtraError: A device, and torch is not installed.
@@ -233,9 +235,9 @@ class Sampling(Parts):
         sampler = RandomSampler() if sampler is None else sampler
         check_batch_size(batch_size)
         if isinstance(sampler, TaskSampler):
-            batch: Any = self._sample_tasks(sampler, batch_size, node)
+            batch: Any = self._sample_tasks(sampler, batch_size, node, strict)
         elif isinstance(sampler, Sampler):
-            batch = self._sample_rows(sampler, batch_size, node)
+            batch = self._sample_rows(sampler, batch_size, node, strict)
         else:
             raise TypeError(f"sampler is a Sampler or a TaskSampler, got {type(sampler).__name__}")
         check_sufficient(len(batch), batch_size, strict)
@@ -278,7 +280,7 @@ class Sampling(Parts):
             )
         node = self._node(condition, query_condition)
         check_batch_size(n)
-        tasks = self._sample_tasks(sampler, n, node)
+        tasks = self._sample_tasks(sampler, n, node, strict)
         check_sufficient(len(tasks), n, strict)
         return [_convert(converter, task) for task in tasks]
 
@@ -300,21 +302,23 @@ class Sampling(Parts):
         check_sufficient(batch.n_rows, batch_size, True)
         return batch
 
-    def _sample_rows(self, sampler: Sampler, batch_size: int, node: Node) -> list[DataRow]:
+    def _sample_rows(
+        self, sampler: Sampler, batch_size: int, node: Node, strict: bool
+    ) -> list[DataRow]:
         if batch_size == 0 and not sampler.reads_priorities:
             return []
         n = min(int(batch_size), MAX_LIMIT)
-        drawn = sample_rows(self._store, node, sampler, n)
+        drawn = sample_rows(self._store, node, sampler, n, n if strict else 0)
         rows = self._decoder.rows(drawn.rows)
         return RowList(rows, drawn.columns) if drawn.columns else rows
 
     def _sample_tasks(
-        self, sampler: TaskSampler, batch_size: int, node: Any
+        self, sampler: TaskSampler, batch_size: int, node: Any, strict: bool
     ) -> list[list[DataRow]]:
         if batch_size == 0:
             return []
         n = min(int(batch_size), MAX_LIMIT)
-        drawn = sample_tasks(self._store, node, sampler, n)
+        drawn = sample_tasks(self._store, node, sampler, n, n if strict else 0)
         return [self._decoder.rows(rows) for rows in drawn if rows]
 
 

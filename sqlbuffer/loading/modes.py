@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.arguments import Condition, check_batch_size, check_n_step
+from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.loading.source import Source
 from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -78,6 +79,8 @@ class Options:
 
     def source(self, store: BufferStore) -> Source:
         """Return what is read of a buffer."""
+        if not self.is_drawn:
+            check_drawn(store, "a pass")
         node = check(self.condition, store.info.fields.comparable)
         return Source(store, node, self._reader(store))
 
@@ -128,6 +131,20 @@ class Options:
             name: value.item() if isinstance(value, np.generic) else value
             for name, value in own.items()
         }
+
+
+def check_drawn(store: BufferStore, what: str) -> None:
+    """Raise where rows may be used so often only: they are counted as they are drawn.
+
+    Raises:
+        BufferConfigError: The buffer has `max_use`.
+    """
+    if store.info.max_use is not None:
+        raise BufferConfigError(
+            f"buffer {store.info.name!r} has max_use={store.info.max_use}: it is drawn from, and "
+            f"{what} would show its rows beside the count; use loader() without epochs and "
+            f"shuffle=False"
+        )
 
 
 def check_count(name: str, value: Any, least: int, more: str = "") -> None:

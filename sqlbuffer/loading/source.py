@@ -13,7 +13,7 @@ from sqlbuffer.loading.order import Numbers, Order
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
-from sqlbuffer.storage.draws import sample_batch
+from sqlbuffer.storage.draws import noted_batch, return_batch, sample_batch
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.readers.base import Reader
 from sqlbuffer.storage.store import BufferStore
@@ -80,9 +80,16 @@ class Source:
 
     def read(self, keys: Sequence[int] | Numbers) -> Batch:
         """Return the things of the given keys that are there and can be made, in their order."""
-        return self.store.draw(
-            self.node, lambda population: self.reader.read(population, keys), self.reader.columns
-        )
+
+        def read(population: Population) -> tuple[Batch, int | None]:
+            return self.reader.read(population, keys), population.clock
+
+        batch, clock = self.store.draw(self.node, read, self.reader.columns)
+        return noted_batch(self.store, batch, clock, "Dataset")
+
+    def give_back(self, batch: Batch) -> None:
+        """Undo the uses of a batch that was drawn and is not handed out."""
+        return_batch(self.store, batch)
 
     def window(self) -> Window:
         """Return the window now, with its keys where they are known to be few."""
@@ -100,7 +107,7 @@ class Source:
 
         def numbers(population: Population) -> Intervals:
             found = self._window(population).keys
-            if found is None and population.span != n_rows:
+            if found is None and (population.span != n_rows or population.limits):
                 found = population.keys()
             return Intervals((population.low + 1, population.high) if found is None else found)
 
@@ -111,10 +118,13 @@ class Source:
         behind them.
         """
 
-        def read(population: Population) -> tuple[Batch | None, Place]:
-            return self._next(population, order, at, n)
+        def read(population: Population) -> tuple[Batch | None, Place, int | None]:
+            return *self._next(population, order, at, n), population.clock
 
-        return self.store.draw(self.node, read, self.reader.columns)
+        batch, behind, clock = self.store.draw(self.node, read, self.reader.columns)
+        if batch is not None:
+            batch = noted_batch(self.store, batch, clock, "pass")
+        return batch, behind
 
     def _next(
         self, population: Population, order: Order, at: Place, n: int

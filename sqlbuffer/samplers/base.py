@@ -57,6 +57,18 @@ class Sampler(ABC):
         """
         return {}
 
+    def finished(
+        self, columns: Mapping[str, "NDArray[Any] | None"], alpha: float
+    ) -> Mapping[str, "NDArray[Any] | None"]:
+        """Return what changes of the arrays of a batch when it is put together of several draws, or
+        of a part of one; nothing by default.
+
+        Args:
+            columns: The arrays.
+            alpha: The exponent of the buffer's priorities.
+        """
+        return {}
+
 
 class TaskSampler(ABC):
     """Chooses tasks: a batch is a list of tasks, each with all its rows.

@@ -150,6 +150,18 @@ class PrioritizedSampler(Sampler):
             "seq": np.asarray(seqs, np.int64),
         }
 
+    def finished(
+        self, columns: Mapping[str, NDArray[Any] | None], alpha: float
+    ) -> Mapping[str, NDArray[Any] | None]:
+        """Return the `weights` of a batch by its own largest."""
+        own = columns["priorities"]
+        if self._normalize != "batch" or own is None:
+            return {}
+        weights = race.importance_weights(
+            own, alpha, self._annealing.latest, float(own.min(initial=np.inf))
+        )
+        return {"weights": weights.astype(np.float32)}
+
 
 class _Annealing:
     """A number that is raised to 1 in equal steps; copies of a sampler share it."""
@@ -163,6 +175,7 @@ class _Annealing:
                 f"beta_anneal_steps is a number of batches from 1 on or None, got {n_steps!r}"
             )
         self._n_steps, self._n_done = n_steps, 0
+        self.latest = self._first
 
     @property
     def beta(self) -> float:
@@ -172,7 +185,7 @@ class _Annealing:
 
     def step(self) -> float:
         """Return the number, and go to the next one."""
-        beta = self.beta
+        self.latest = beta = self.beta
         self._n_done += 1
         return beta
 

@@ -40,7 +40,17 @@ class EpisodePopulation(Population):
     """
 
     def __init__(self, rows: Population, reading: Reading, include_partial: bool) -> None:
-        super().__init__(rows.connection, rows.buffer_id, rows.low, rows.high, rows.node, reading)
+        super().__init__(
+            rows.connection,
+            rows.buffer_id,
+            rows.window_low,
+            rows.high,
+            rows.node,
+            reading,
+            rows.limits,
+            # The first step that is left of a partial one may be barred where a later one is not.
+            0 if include_partial else rows.low,
+        )
         self._partial = include_partial
         self.picks_first = self.span <= FEW_KEYS_SPAN
         self._priorities = rows._priorities
@@ -66,7 +76,7 @@ class EpisodePopulation(Population):
             episodes.c.buffer_id == literal(self.buffer_id), *self._eligible()
         )
         found = keys.subquery("keys")
-        if self.node == EVERYTHING and not self._partial:
+        if self.node == EVERYTHING and not self._partial and not self.limits:
             return found
         return self._matching_keys(found)
 
@@ -74,7 +84,7 @@ class EpisodePopulation(Population):
         own = episodes.c
         # Bounded on both sides, or PostgreSQL without statistics expects a third of the table. The
         # last step may have been deleted, so it is no bound.
-        has_steps = (own.last_seq > self.low) & (own.last_seq < MOST_SEQ)
+        has_steps = (own.last_seq > self.window_low) & (own.last_seq < MOST_SEQ)
         if self._partial:
             return [own.status != "aborted", has_steps | own.last_seq.is_(None)]
         return [own.status == "complete", has_steps, own.first_seq > self.low]
@@ -86,7 +96,7 @@ class EpisodePopulation(Population):
             .where(
                 step.c.buffer_id == literal(self.buffer_id),
                 step.c.episode_id == episodes.c.id,
-                fn.unindexed(step.c.seq) > self.low,
+                fn.unindexed(step.c.seq) > self.window_low,
             )
             .order_by(step.c.t)
             .limit(1)
@@ -94,17 +104,23 @@ class EpisodePopulation(Population):
         )
 
     def _matching_keys(self, keys: Any) -> Any:
-        """Return those of the keys whose row matches; each is looked up by itself."""
+        """Return those of the keys whose row matches; each is looked up by itself.
+
+        An episode whose first row is in the limits may have a later one that is not: reading tells.
+        """
         first = experiences.alias("first_step")
         matches = select(1).where(
             first.c.buffer_id == literal(self.buffer_id),
             first.c.seq == keys.c.key,
             compile_condition(self.node, first),
         )
+        if self.limits:
+            matches = matches.where(self.limits.hold(first))
         return select(keys.c.key).where(matches.offset(0).exists()).subquery("matching")
 
     def keys(self) -> NDArray[np.int64]:
         """Return the key of each episode in ascending order; reads all keys."""
+        self.has_read_keys = True
         keys = self._keys
         found = self.connection.execute(select(keys.c.key).order_by(keys.c.key)).scalars()
         return np.fromiter(found, np.int64)
@@ -180,8 +196,9 @@ class EpisodePopulation(Population):
 
     def _pick(self, picks: Select[Any], numbers: Mapping[str, Any] | None = None) -> Picked:
         """Return {key: (rank, n)} of what is picked, and read it."""
-        parameters = {BUFFER_ID: self.buffer_id, LOW: self.low, **(numbers or {})}
-        statement = self.reading.picked(self.node, picks)
+        parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
+        parameters |= self.limits.parameters
+        statement = self.reading.picked(self.node, picks, self.limits)
         found = statements.fetch(self.connection, statement, parameters)
         self._sort(found)
         picked = {row[0]: (row[PLACE], row[T]) for row in found if row[-1] == PICK}

@@ -10,7 +10,7 @@ from itertools import chain, product
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Double, Executable, Numeric, Select, Text, bindparam
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -94,6 +94,25 @@ def _sqlite_last_number(element: last_number, compiler: Any, **kw: Any) -> str:
     return f"(SELECT n.next_seq - 1 FROM buffers AS n WHERE n.id = {buffer_id})"
 
 
+class seconds_ago(FunctionElement[Any]):
+    """So many seconds before now, as the TIME columns hold it."""
+
+    inherit_cache = True
+    type = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
+
+
+@compiles(seconds_ago, "postgresql")
+def _pg_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = _processed(element, compiler, kw)
+    return f"now() - make_interval(secs => {seconds})"
+
+
+@compiles(seconds_ago, "sqlite")
+def _sqlite_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = _processed(element, compiler, kw)
+    return f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', (-{seconds}) || ' seconds')"
+
+
 class explain(Executable, ClauseElement):
     """The plan of a statement, a line a row."""
 
@@ -171,6 +190,37 @@ def _sqlite_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     )
 
 
+class not_used_up(FunctionElement[bool]):
+    """Whether a row of `experiences` was used less than so often, of rows that are among numbers:
+    `not_used_up(buffer_id, seqs, max_use)`.
+
+    PostgreSQL looks the counts of all numbers up at once: a third of the time that one subquery for
+    each row takes.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(not_used_up, "postgresql")
+def _pg_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs, max_use = _processed(element, compiler, kw)
+    return (
+        f"experiences.seq NOT IN (SELECT u.seq FROM uses u WHERE u.buffer_id = {buffer_id} "
+        f"AND u.seq = ANY (CAST({seqs} AS bigint[])) AND u.n_uses >= {max_use})"
+    )
+
+
+@compiles(not_used_up, "sqlite")
+def _sqlite_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
+    buffer_id, _, max_use = _processed(element, compiler, kw)
+    return (
+        f"NOT EXISTS (SELECT 1 FROM uses u WHERE u.buffer_id = {buffer_id} "
+        f"AND u.seq = experiences.seq AND u.n_uses >= {max_use})"
+    )
+
+
 class seqs_of(FunctionElement[Any]):
     """The numbers that a select of `key` returns, in the form of a parameter of numbers."""
 
@@ -219,7 +269,16 @@ class steps_near(FunctionElement[Any]):
     """
 
     inherit_cache = True
-    COLUMNS = ("seq", "episode_id", "t", "reward_t", "terminated", "truncated", "extra", "arrays")
+    COLUMNS: tuple[str, ...] = (
+        "seq", "episode_id", "t", "reward_t", "terminated", "truncated", "extra", "arrays",
+    )  # fmt: skip
+
+
+class versioned_steps_near(steps_near):
+    """The same with the versions of the steps."""
+
+    inherit_cache = True
+    COLUMNS = (*steps_near.COLUMNS, "model_version")
 
 
 @compiles(steps_near, "postgresql")

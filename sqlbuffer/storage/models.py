@@ -20,6 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.functions import utc_now
+from sqlbuffer.storage.types import IntegerList, RealList
 
 metadata = MetaData(
     naming_convention={
@@ -37,8 +38,8 @@ TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.
 SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 BYTES = LargeBinary()
-SEQS = Text().with_variant(postgresql.ARRAY(BigInteger()), "postgresql")
-REALS = Text().with_variant(postgresql.ARRAY(Double()), "postgresql")
+SEQS = IntegerList()
+REALS = RealList()
 
 buffers = Table(
     "buffers",
@@ -381,6 +382,8 @@ uses = Table(
     metadata,
     *_seq_key(),
     Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
+    # A batch of random rows touches a page for each: half as many in one tree as in two.
+    sqlite_with_rowid=False,
 )
 
 # A row for each batch that was sampled, where the buffer notes them.
@@ -396,6 +399,8 @@ samples = Table(
     Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
     Column("probabilities", REALS, comment="the probability of each, where it is known"),
     Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+    # No number is given twice, whatever was forgotten.
+    sqlite_autoincrement=True,
 )
 Index(None, samples.c.buffer_id, samples.c.clock)
 Index(None, samples.c.buffer_id, samples.c.sampled_at)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Integer, Select, bindparam, func, literal
+from sqlalchemy import Connection, Integer, Select, bindparam, func, literal, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import BufferConfigError
@@ -16,6 +16,7 @@ from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.conditions import compile_condition
+from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.reading import BUFFER_ID, LOW, NEAR, OWN, SEQS, Reading
 from sqlbuffer.storage.types import SeqList
@@ -31,13 +32,17 @@ class Population:
     """The live rows of a buffer that match a condition, at the moment of one call.
 
     Attributes:
-        low: Rows have `low < seq`.
+        low: Rows that may be chosen have `low < seq`.
+        window_low: Rows have `window_low < seq`; those up to `low` are all barred by the limits.
         high: and `seq <= high`; where nothing was deleted and nothing filtered, every number
             between is a row.
         connection: The transaction that it is read in.
         buffer_id: Key of the buffer in the tables.
         selective: The condition names ids or tasks: few rows match, and an index finds them.
         steps: Steps that were read along with rows; see `Near`.
+        limits: What else must hold of a row to be seen.
+        has_read_keys: Numbers did not do, and all keys were read.
+        clock: The buffer's clock, where limits or notes of batches go by it.
         picks_first: `pick` costs less than to look numbers up.
     """
 
@@ -51,8 +56,13 @@ class Population:
         high: int,
         node: Node,
         columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        limits: Limits = NO_LIMITS,
+        floor: int = 0,
     ) -> None:
-        self.low, self.high = low, high
+        self.low, self.high, self.limits = max(low, min(floor, high)), high, limits
+        self.window_low = low
+        self.has_read_keys = False
+        self.clock: int | None = None
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = columns if isinstance(columns, Reading) else Reading(columns)
@@ -81,8 +91,8 @@ class Population:
 
     @property
     def has_condition(self) -> bool:
-        """Whether the user said which rows."""
-        return self.node != EVERYTHING
+        """Whether the user or limits say which rows."""
+        return self.node != EVERYTHING or bool(self.limits)
 
     @property
     def is_filtered(self) -> bool:
@@ -122,6 +132,8 @@ class Population:
     @cached_property
     def _matching(self) -> ColumnElement[bool]:
         matching = statements.matching(self.buffer_id, self.node)
+        if self.limits:
+            matching = matching & self.limits.hold()
         is_key = self.reading.is_key
         return matching if is_key is None else matching & is_key
 
@@ -131,6 +143,7 @@ class Population:
 
     def keys(self) -> NDArray[np.int64]:
         """Return every matching seq in ascending order; reads all keys."""
+        self.has_read_keys = True
         found = self.connection.execute(self.select().order_by(self._seq)).scalars()
         return np.fromiter(found, np.int64)
 
@@ -151,10 +164,11 @@ class Population:
     def _read(self, seqs: Sequence[int]) -> None:
         # Without the lower bound, which SQLite would search by instead; the numbers are of the
         # window anyway.
-        parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs}
+        parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         if self.reading.near is not None:
-            parameters[LOW] = self.low
-        found = statements.fetch(self.connection, self.reading.statement(self.node), parameters)
+            parameters[LOW] = self.window_low
+        statement = self.reading.statement(self.node, self.limits)
+        found = statements.fetch(self.connection, statement, parameters)
         if not self.reading.has_places:
             self._payloads.update((row[0], row) for row in found)
         else:
@@ -169,6 +183,7 @@ class Population:
 
     def random(self, n: int) -> list[int]:
         """Return up to n matching seq in uniform random order; reads all keys."""
+        self.has_read_keys = True
         return self._scalars(self.select().order_by(func.random()).limit(n))
 
     def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
@@ -219,8 +234,11 @@ class Population:
         """Return {seq: task_id} for those of the given seq that are the first matching row of their
         task.
         """
+        among = compile_condition(self.node) & self._among(seqs)
+        if self.limits:
+            among = among & self._is_whole(experiences.c.task_id)
         statement = statements.first_rows_of_tasks(
-            self.buffer_id, self.low, self.node, compile_condition(self.node) & self._among(seqs)
+            self.buffer_id, self.window_low, self.node, among
         )
         return dict(self.connection.execute(statement).all())
 
@@ -228,13 +246,34 @@ class Population:
         """Return every task with a matching row, in the order of their first matching rows; reads
         all keys.
         """
+        if self.limits:
+            return self._whole_tasks()
         statement = statements.matching_tasks(self._in_window).order_by(func.min(experiences.c.seq))
         return list(self.connection.execute(statement).scalars())
 
     def random_tasks(self, n: int) -> list[str]:
         """Return up to n tasks with a matching row in uniform random order; reads all keys."""
+        if self.limits:
+            return self._whole_tasks(n)
         statement = statements.matching_tasks(self._in_window).order_by(func.random()).limit(n)
         return list(self.connection.execute(statement).scalars())
+
+    def _whole_tasks(self, n: int | None = None) -> list[str]:
+        """Return the tasks with a matching row that the limits bar no row of: up to n at random, or
+        all in order.
+        """
+        matching = statements.in_window(self.buffer_id, self.window_low, self.node)
+        first = func.min(experiences.c.seq).label("first_seq")
+        found = statements.matching_tasks(matching).add_columns(first).subquery("found").c
+        order = found.first_seq if n is None else func.random()
+        statement = select(found.task_id).where(self._is_whole(found.task_id))
+        return list(self.connection.execute(statement.order_by(order).limit(n)).scalars())
+
+    def _is_whole(self, task_id: Any) -> ColumnElement[bool]:
+        """Return the expression for no row of a task being barred by the limits."""
+        rows: Any = experiences.alias("of_task")
+        barred = self.limits.is_barred(rows)
+        return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, barred)
 
     def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
         """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left
@@ -249,6 +288,11 @@ class Population:
         if isinstance(chosen, Select):
             return self._scalars(chosen)
         return chosen.tolist() if isinstance(chosen, np.ndarray) else [int(seq) for seq in chosen]
+
+    @property
+    def n_hits(self) -> int:
+        """How many of the numbers that were looked up are rows that match."""
+        return len(self._payloads)
 
     @property
     def n_probed(self) -> int:

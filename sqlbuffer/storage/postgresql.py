@@ -255,6 +255,38 @@ class PostgreSQL:
         ((n_removed,),) = _driver(connection).execute(statement, (buffer_id, list(seqs)))
         return int(n_removed)
 
+    def claim(
+        self, connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
+    ) -> set[int]:
+        """Count a use of each of different rows, given in ascending order, that was used less than
+        so often; return which.
+        """
+        # All of them mostly, which takes no list to say.
+        statement = (
+            "WITH claimed AS (INSERT INTO uses (buffer_id, seq, n_uses) "
+            "SELECT %s::integer, s, 1 FROM unnest(%s::bigint[]) AS s "
+            "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = uses.n_uses + 1 "
+            "WHERE uses.n_uses < %s::integer RETURNING seq) "
+            "SELECT CASE WHEN count(*) < %s::bigint THEN coalesce(array_agg(seq), '{}') END "
+            "FROM claimed"
+        )
+        numbers = f"{{{','.join(map(str, seqs))}}}"
+        values = (buffer_id, numbers, max_use, len(seqs))
+        ((found,),) = _driver(connection).execute(statement, values)
+        return set(seqs if found is None else found)
+
+    def give_back(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
+        """Undo a use of each of different rows."""
+        # Locked in ascending order, as claims lock them.
+        statement = (
+            "WITH held AS MATERIALIZED (SELECT buffer_id, seq FROM uses WHERE buffer_id = %s "
+            "AND seq = ANY (%s::bigint[]) ORDER BY seq FOR UPDATE) "
+            "UPDATE uses u SET n_uses = u.n_uses - 1 FROM held "
+            "WHERE u.buffer_id = held.buffer_id AND u.seq = held.seq AND u.n_uses > 0"
+        )
+        numbers = f"{{{','.join(map(str, seqs))}}}"
+        _driver(connection).execute(statement, (buffer_id, numbers))
+
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole. The caller holds the lock
         on the row of the buffer.

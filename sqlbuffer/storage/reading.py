@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Integer,
     Text,
     bindparam,
@@ -23,6 +24,7 @@ from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.conditions import compile_condition
+from sqlbuffer.storage.limits import NO_LIMITS, Limits, hold_by_parameters, is_stale_by_parameter
 from sqlbuffer.storage.models import episodes, experiences
 from sqlbuffer.storage.types import SeqList
 
@@ -39,6 +41,8 @@ SEQ, _, _, _, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = range(len(statement
 PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
 # The last column: which part of the statement a row is from.
 OWN, NEAR, PICK = range(3)
+# A step that was read along has here whether it is stale, or null.
+IS_STALE = 3
 
 
 def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
@@ -99,24 +103,32 @@ class Reading:
     is_key: ColumnElement[bool] | None = None
     is_readable: ColumnElement[bool] | None = None
 
-    def statement(self, node: Node) -> Any:
-        """Return the select of what is read of the parameters `seqs`, of a buffer above `low`."""
+    def statement(self, node: Node, limits: Limits = NO_LIMITS) -> Any:
+        """Return the select of what is read of the parameters `seqs`, of a buffer above `low`; the
+        limits' own parameters are to be given with them.
+        """
+        if node != EVERYTHING:
+            return self._given(node, limits)
         # Made anew it would cost more than the rows of a small batch.
-        return self._of_everything if node == EVERYTHING else self._given(node)
+        made = self._of_everything
+        if limits.kind not in made:
+            made[limits.kind] = self._given(EVERYTHING, limits)
+        return made[limits.kind]
 
     @cached_property
-    def _of_everything(self) -> Any:
-        return self._given(EVERYTHING)
+    def _of_everything(self) -> dict[tuple[bool, bool], Any]:
+        return {}
 
-    def _given(self, node: Node) -> Any:
-        parts = self._parts(node, bindparam(SEQS, type_=SeqList()))
+    def _given(self, node: Node, limits: Limits) -> Any:
+        parts = self._parts(node, bindparam(SEQS, type_=SeqList()), limits)
         return parts[0] if len(parts) == 1 else union_all(*parts)
 
-    def picked(self, node: Node, picks: Any) -> Any:
+    def picked(self, node: Node, picks: Any, limits: Limits = NO_LIMITS) -> Any:
         """Return the select of what is read of keys that are picked in the same statement.
 
         Args:
             node: The condition.
+            limits: What else must hold.
             picks: Select of (key, rank, n); they come as rows of their own, the rank as the number
                 of the episode and n as the step there.
         """
@@ -126,10 +138,12 @@ class Reading:
             found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK)
         )
         seqs = fn.seqs_of(select(found.c.key).correlate(None).scalar_subquery())
-        return union_all(*self._parts(node, seqs), rows)
+        return union_all(*self._parts(node, seqs, limits), rows)
 
-    def _parts(self, node: Node, seqs: Any) -> list[Any]:
+    def _parts(self, node: Node, seqs: Any, limits: Limits) -> list[Any]:
         wanted = compile_condition(node) & fn.has_key(_buffer_id(), seqs)
+        for held in hold_by_parameters(limits.kind, _buffer_id(), seqs):
+            wanted = wanted & held
         if self.is_key is not None:
             wanted = wanted & self.is_key
         if not self.has_places:
@@ -138,22 +152,29 @@ class Reading:
         own = own.select_from(experiences.outerjoin(ends, ends.c.id == _own.episode_id))
         if self.is_readable is not None:
             own = own.where(self.is_readable)
-        return [own] if self.near is None else [own, _near(self.near, wanted, len(self.columns))]
+        if self.near is None:
+            return [own]
+        _, has_versions = limits.kind
+        return [own, _near(self.near, wanted, len(self.columns), has_versions)]
 
 
-def _near(near: Near, wanted: ColumnElement[bool], n_columns: int) -> Any:
+def _near(near: Near, wanted: ColumnElement[bool], n_columns: int, has_versions: bool) -> Any:
     length: Any = null()
     if near.arrays is not None:
         length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
     anchors = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
-    names = ("anchor_t", "length", *fn.steps_near.COLUMNS)
-    table = fn.steps_near(
+    steps_near = fn.versioned_steps_near if has_versions else fn.steps_near
+    names = ("anchor_t", "length", *steps_near.COLUMNS)
+    table = steps_near(
         _buffer_id(), anchors.correlate(None).scalar_subquery(), near.first, near.last
     ).table_valued(*(column(name, _type(name)) for name in names))
     found = table.c
     arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
+    stale: Any = null()
+    if has_versions:
+        stale = case((is_stale_by_parameter(found.model_version), literal(1, BigInteger())))
     return select(
-        found.seq, null(), null(), null(), found.reward_t, found.terminated, found.truncated,
+        found.seq, null(), null(), stale, found.reward_t, found.terminated, found.truncated,
         cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
         literal(NEAR),
     ).where(fn.unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip

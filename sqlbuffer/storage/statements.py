@@ -21,7 +21,7 @@ from sqlbuffer.query import Group, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.keys import one_of
-from sqlbuffer.storage.models import episodes, experiences, sessions
+from sqlbuffer.storage.models import buffers, episodes, experiences, sessions
 from sqlbuffer.storage.records import Record
 
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
@@ -104,9 +104,14 @@ def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
     return and_(matching(buffer_id, node), seq_for(node) > low)
 
 
-def sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
+def sampled_window(buffer_id: int, evict_by: str, *, limited: bool = False) -> Select[Any]:
     """Select (low, high) of a buffer: its rows are those with low < seq <= high, without a gap at
     the lower end where whole tasks or episodes leave.
+
+    Args:
+        buffer_id: The buffer.
+        evict_by: What leaves at once.
+        limited: Select the clock, `deletions` and `live_rows` as well.
     """
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
@@ -114,7 +119,11 @@ def sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
         own = experiences.c
         oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
         low = func.coalesce(oldest.scalar_subquery(), low)
-    return select(low, windows.c.high_seq).where(windows.c.buffer_id == buffer_id)
+    columns: list[Any] = [low, windows.c.high_seq]
+    if limited:
+        clock = select(buffers.c.clock).where(buffers.c.id == buffer_id).scalar_subquery()
+        columns += [clock, windows.c.deletions, windows.c.live_rows]
+    return select(*columns).where(windows.c.buffer_id == buffer_id)
 
 
 def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement[bool]:
@@ -168,6 +177,25 @@ def first_rows_of_tasks(
         .exists()
     )
     return select(experiences.c.seq, experiences.c.task_id).where(among, is_first)
+
+
+def has_no_row(
+    buffer_id: int, low: int, task_id: Any, rows: Any, which: ColumnElement[bool]
+) -> ColumnElement[bool]:
+    """Return the expression for a task having no such row above `low`.
+
+    Args:
+        buffer_id: The buffer.
+        low: Lower end of the window.
+        task_id: The column with the task.
+        rows: An alias of `experiences`.
+        which: Such rows of it.
+    """
+    own = rows.c
+    found = select(1).where(
+        own.buffer_id == buffer_id, own.task_id == task_id, fn.unindexed(own.seq) > low, which
+    )
+    return ~found.offset(0).exists()
 
 
 def matching_tasks(where: ColumnElement[bool]) -> Select[Any]:

@@ -1,7 +1,7 @@
 """One buffer in a database: what `ReplayBuffer` asks of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from itertools import count
@@ -14,6 +14,7 @@ from sqlbuffer.codec import is_storable_text
 from sqlbuffer.errors import (
     BufferNotFoundError,
     StorageBusyError,
+    StorageError,
     StorageFullError,
     StorageReadOnlyError,
 )
@@ -22,6 +23,7 @@ from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog, episodes, statements
 from sqlbuffer.storage.catalog import BufferInfo, Limits
+from sqlbuffer.storage.claims import Housekeeping
 from sqlbuffer.storage.dialects import Dialect, dialect_for
 from sqlbuffer.storage.engine import (
     begin_epoch,
@@ -48,6 +50,7 @@ from sqlbuffer.storage.priority_upkeep import Upkeep
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
+from sqlbuffer.storage.restrictions import Restrictions, SampledWindow
 from sqlbuffer.storage.retrying import ONCE_MORE_S, retried
 from sqlbuffer.storage.transactions import answer
 from sqlbuffer.storage.urls import shown_url
@@ -64,8 +67,9 @@ SETTLING_S = 0.05
 UPDATES_A_CLEANING = 64
 
 # Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
-TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
-    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME, MODEL_VERSION = (
+    1 + Record._fields.index(name)
+    for name in ("task_id", "episode_key", "step", "execute_time", "model_version")
 )
 
 P = ParamSpec("P")
@@ -113,6 +117,15 @@ class Written:
     duplicates: list[str]
     conflicts: list[str]
     seqs: dict[str, int]
+
+
+@dataclass(frozen=True)
+class DrawnTasks:
+    """The rows of tasks, and the clock and the lower end of the window when they were drawn."""
+
+    tasks: list[list[Row]]
+    clock: int | None
+    window_low: int
 
 
 Method = Callable[Concatenate["BufferStore", P], T]
@@ -168,6 +181,8 @@ class BufferStore:
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
         self._upkeep = Upkeep()
+        self.restrictions = Restrictions(info)
+        self.housekeeping = Housekeeping()
         self._updates = count(1)
         self.pacer = Pacer(self)
 
@@ -430,8 +445,18 @@ class BufferStore:
         are many; called before a draw by priority.
         """
         if not self._upkeep.is_known and self.info.priorities:
-            self.draw(EVERYTHING, lambda population: population.priorities.note_unsealed())
+            self._note_unsealed()
         self._upkeep.run(self.seal)
+
+    @_survives
+    def _note_unsealed(self) -> None:
+        with self.population(EVERYTHING) as population:
+            population.priorities.note_unsealed()
+
+    @property
+    def alpha(self) -> float:
+        """The exponent that rows are drawn by."""
+        return self.info.alpha if self.options.alpha is None else self.options.alpha
 
     @_survives
     def _seal(self, blocks: Sequence[int], settled: int) -> int:
@@ -453,34 +478,73 @@ class BufferStore:
         choose: Callable[[Population], T],
         columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
     ) -> T:
-        """Return what is chosen of the rows that match."""
-        with self.population(node, columns) as population:
-            return choose(population)
+        """Return what is chosen of the rows that match and may be sampled.
+
+        Raises:
+            InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
+        """
+        with self.population(node, columns, sampled=True) as population:
+            found = choose(population)
+        self._skip_barred(population)
+        return found
 
     @_survives
-    def draw_tasks(
-        self, node: Node, choose: Callable[[Population], Sequence[str]]
-    ) -> list[list[Row]]:
-        """Return the rows of the tasks that are chosen, each task's in its order."""
-        with self.population(node) as population:
+    def draw_tasks(self, node: Node, choose: Callable[[Population], Sequence[str]]) -> DrawnTasks:
+        """Return the rows of the tasks that are chosen, each task's in its order.
+
+        Raises:
+            InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
+        """
+        with self.population(node, sampled=True) as population:
             found = self._tasks(population.connection, choose(population))
-        return list(found.values())
+        oldest = population.limits.oldest_version
+        tasks = [rows for rows in found.values() if rows and not _has_stale(rows, oldest)]
+        return DrawnTasks(tasks, population.clock, population.window_low)
+
+    @_survives
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Return what is done in one transaction; anew after a lost connection, also where it was
+        committed.
+        """
+        with (
+            translated(self.url),
+            self._dialect.writing(self.engine, self.options.durability) as connection,
+        ):
+            return work(connection)
 
     @contextmanager
     def population(
-        self, node: Node, columns: Reading | Sequence[Any] = statements.ROW_COLUMNS
+        self,
+        node: Node,
+        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        *,
+        sampled: bool = False,
     ) -> Iterator[Population]:
-        """What a sampler chooses from, while the connection lives."""
+        """What a sampler chooses from, while the connection lives.
+
+        Args:
+            node: Which rows.
+            columns: What is read of them.
+            sampled: Only those that may be sampled.
+        """
+        limited = sampled and self.restrictions.are_any
+        query = self._limited_window if limited else self._sampled_window
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with (
             translated(self.url),
-            self._dialect.snapshot(self.engine, self._sampled_window) as connection,
+            self._dialect.snapshot(self.engine, query) as connection,
         ):
             found = answer(connection)
             if not found:
                 raise self._dropped()
-            ((low, high),) = found
-            population = Population(connection, self.info.id, low, high, node, columns)
+            if not limited:
+                ((low, high),) = found
+                population = Population(connection, self.info.id, low, high, node, columns)
+            else:
+                (now,) = found
+                population = self.restrictions.population(
+                    connection, SampledWindow(*now), server_epoch(self.engine), node, columns
+                )
             if self.info.priorities:
                 population.priorities = Priorities(
                     population, self.info, self.options.alpha, self._upkeep
@@ -490,6 +554,44 @@ class BufferStore:
     @cached_property
     def _sampled_window(self) -> str:
         return _text_of(statements.sampled_window(self.info.id, self.info.evict_by), self.engine)
+
+    @cached_property
+    def _limited_window(self) -> str:
+        window = statements.sampled_window(self.info.id, self.info.evict_by, limited=True)
+        return _text_of(window, self.engine)
+
+    def _skip_barred(self, population: Population) -> None:
+        """Where a draw found few rows that may be sampled, find out where they begin."""
+        if not self.restrictions.floor.is_due(population):
+            return
+        # The draw is done, whatever becomes of this.
+        with suppress(StorageError), translated(self.url):
+            settled = self._dialect.settled(self.engine, self.info.id)
+            with self._dialect.snapshot(self.engine, self._limited_window) as connection:
+                for now in answer(connection):
+                    self.restrictions.look(connection, SampledWindow(*now), settled)
+
+    @property
+    def clock(self) -> int | None:
+        """The learner's iteration or model version; None before it was set."""
+        return self._clock()
+
+    @_survives
+    def _clock(self) -> int | None:
+        with translated(self.url), self.engine.connect() as connection:
+            found = connection.execute(
+                select(buffers.c.clock).where(buffers.c.id == self.info.id)
+            ).one_or_none()
+            if found is None:
+                raise self._dropped()
+            clock: int | None = found.clock
+            return clock
+
+    def set_clock(self, clock: int) -> None:
+        """Set the clock."""
+        change = update(buffers).where(buffers.c.id == self.info.id).values(clock=clock)
+        if not self.write(lambda connection: connection.execute(change).rowcount):
+            raise self._dropped()
 
     @_survives
     def window(self) -> Window:
@@ -639,6 +741,13 @@ def _text_of(statement: Select[Any], engine: Engine) -> str:
     compiled = statement.compile(engine, compile_kwargs={"literal_binds": True})
     # A driver with %s placeholders has every other % doubled.
     return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
+
+
+def _has_stale(rows: Sequence[Row], oldest: int | None) -> bool:
+    """Tell whether one of the rows is of a version below the oldest that may be sampled."""
+    if oldest is None:
+        return False
+    return any(row[MODEL_VERSION] is not None and row[MODEL_VERSION] < oldest for row in rows)
 
 
 def _task_order(row: Row) -> tuple[Any, ...]:

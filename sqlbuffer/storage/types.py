@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import orjson
-from sqlalchemy import BigInteger, Float, Numeric, Text
+from sqlalchemy import BigInteger, Double, Float, Numeric, Text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -23,6 +23,8 @@ class _List(TypeDecorator[Any]):
         return dialect.type_descriptor(ARRAY(self.item) if dialect.name == "postgresql" else Text())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        if value is None:
+            return None
         if dialect.name == "postgresql":
             return list(value)
         return orjson.dumps(list(value)).decode()
@@ -46,6 +48,13 @@ class IntegerList(_List):
     """A list of integers of 64 bits."""
 
     item = BigInteger()
+    cache_ok = True
+
+
+class RealList(_List):
+    """A list of doubles."""
+
+    item = Double()
     cache_ok = True
 
 

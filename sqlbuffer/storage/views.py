@@ -181,6 +181,25 @@ VIEWS = {
             "alive": ("boolean", "it was heard of in the last 5 seconds"),
         },
     ),
+    "v_samples": View(
+        "One row a batch and row of it, of buffers that note what is sampled (`track_samples`): "
+        "what a learner trained on, and when.",
+        {
+            "buffer": _BUFFER,
+            "batch_id": ("integer", "number of the batch, as in the batch's `info`"),
+            "clock": ("integer", "the learner's iteration or model version then"),
+            "sampler": ("text", "what drew it"),
+            "seed": ("text", "the sampler's seed"),
+            "sampled_at": ("time", "when"),
+            "position": ("integer", "place in the batch, from 1"),
+            "seq": ("integer", "the row: of transitions, windows and episodes the first one"),
+            "probability": ("real", "its probability, where the sampler tells"),
+            "id": ("text", "id of the row; null, as what follows, once it has left"),
+            "task_id": ("text", "the task"),
+            "episode_id": ("text", "which rollout of the task"),
+            "step": ("integer", "step within the task"),
+        },
+    ),
     "v_windows": View(
         "One row a buffer: which rows of `experiences` it is, those with `low_seq < seq`. For "
         "queries on the tables; the other views apply it.",

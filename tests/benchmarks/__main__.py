@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.benchmarks import (
     arrays,
     frames,
+    limits,
     machine,
     priorities,
     prioritized,
@@ -35,6 +36,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "writers": writers.measure,
     "arrays": arrays.measure,
     "frames": frames.measure,
+    "limits": limits.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
 }

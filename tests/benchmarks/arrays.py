@@ -49,7 +49,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
 def _extending(bench: Bench) -> Figure:
     capacity, times, rng = bench.scale.capacity, bench.scale.times, random_numbers()
     with bench.database() as url, bench.database() as bare_url:
-        full, other = (_filled(one, capacity, max_capacity=capacity) for one in (url, bare_url))
+        full, other = (filled(one, capacity, max_capacity=capacity) for one in (url, bare_url))
         layout = full._store.layout
         other.close()
         driver = bare(bare_url)
@@ -112,7 +112,7 @@ def _reading(bench: Bench) -> Iterator[Figure]:
     n, times, rng = bench.scale.rows, bench.scale.times, random_numbers()
     with bench.database() as url, bench.database() as episodes_url:
         bench.say(f"filling a database with {n:,} transitions and one with {n:,} steps")
-        whole = _filled(url, n)
+        whole = filled(url, n)
         episodes = ReplayBuffer(episodes_url, create=True, fields=EPISODES)
         for _ in range(max(1, n // EPISODE)):
             episodes.store_episode(
@@ -169,7 +169,7 @@ def _reading(bench: Bench) -> Iterator[Figure]:
     )
 
 
-def _filled(url: str, n_rows: int, **settings: Any) -> ReplayBuffer:
+def filled(url: str, n_rows: int, **settings: Any) -> ReplayBuffer:
     buffer, rng = ReplayBuffer(url, create=True, fields=FIELDS, **settings), random_numbers()
     for start in range(0, n_rows, LOAD_BATCH):
         buffer.extend(steps(rng, min(LOAD_BATCH, n_rows - start)))

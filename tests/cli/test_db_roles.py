@@ -6,7 +6,7 @@ from psycopg import sql
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import StorageReadOnlyError
-from sqlbuffer.storage import triggers
+from sqlbuffer.storage import claims, triggers
 from tests.cli.conftest import execute_script
 from tests.support.array_rows import make_array_row
 
@@ -59,6 +59,35 @@ def test_writers_destroy_nothing(with_roles, login, change):
         with pytest.raises(StorageReadOnlyError):
             change(buffer)
         assert len(buffer) == 4
+
+
+LIMITS = {"max_use": 2, "track_samples": True, "max_staleness": 3}
+
+
+def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, login):
+    url = login("sqlbuffer_learner")
+    with ReplayBuffer(url, name="newer", max_capacity=9_000, **LIMITS) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(4)])
+        buffer.set_clock(3)
+        assert len(buffer.sample(3)) == 3
+        assert len(buffer.sample_tasks(1)[0]) == 4
+        claims.give_back(buffer._store, [(1,)])
+        buffer._store.housekeeping.cleaned_to = -2 * claims.CLEANED_AT_ONCE
+        assert len(buffer.sample(1)) == 1
+    with psycopg.connect(login("sqlbuffer_analyst")) as connection:
+        found = connection.execute("SELECT DISTINCT clock, buffer FROM v_samples").fetchall()
+        assert found == [(3, "newer")]
+
+
+def test_a_writer_that_samples_what_is_counted_is_told_who_may(with_roles, login):
+    with ReplayBuffer(login("sqlbuffer_writer"), name="newer", **LIMITS) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(4)])
+        expected = r"sampling from buffer 'newer' writes \(max_use\).*ask the owner for a role"
+        for call in (lambda: buffer.sample(2), lambda: buffer.sample_tasks(1)):
+            with pytest.raises(StorageReadOnlyError, match=expected):
+                call()
+        with pytest.raises(StorageReadOnlyError):
+            buffer.set_clock(1)
 
 
 @pytest.mark.parametrize("evict_by", ["row", "task"])

@@ -45,6 +45,7 @@ READ = {
     "docs/sampling.md",
     "docs/schema.md",
     "docs/stacks.md",
+    "docs/staleness.md",
     "docs/transitions.md",
     "docs/watching.md",
 }
@@ -151,6 +152,12 @@ def test_watching_names_every_figure():
     assert f"up to {MOST_ROWS:,} rows" in text
 
 
+def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
+    page = read("docs/staleness.md")
+    assert page.names["buffer"].clock == 5
+    assert set(page.names["batch"].info["seq"].tolist()) <= set(range(101, 151))
+
+
 def test_loader(read):
     page = read("docs/loader.md")
     assert page.names["step"] == 20
@@ -235,7 +242,7 @@ def test_sampling_names_every_sampler_and_all_that_a_population_offers():
     text = text_of("docs/sampling.md")
     assert [name for name in samplers.__all__ if name not in text] == []
     # These are what the buffer itself calls with the sampler's choice.
-    inner = {"rows", "numbers", "n_probed"}
+    inner = {"rows", "numbers", "n_probed", "n_hits"}
     # And these what draws by priority look at.
     inner |= {"matching", "in_window", "has_condition", "is_filtered", "picks_keys"}
     offered = {name for name in vars(Population) if not name.startswith("_")} - inner

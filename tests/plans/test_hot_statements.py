@@ -81,6 +81,7 @@ def large_url(request, analyzed, tmp_path_factory):
     )
     with ReplayBuffer(url, name="weighted") as weighted:
         weighted._store.seal(range(N_ROWS // weighted._store.info.block_size))
+    fill_limited(url)
     fill_arrays(url)
     if analyzed:
         run_outside_transaction(url, "ANALYZE")
@@ -88,6 +89,19 @@ def large_url(request, analyzed, tmp_path_factory):
     close_pool(url)
     if request.param == "postgresql":
         server.drop_database(url)
+
+
+def fill_limited(url):
+    """Fill the buffer `limited` with 100,000 rows, of every other task used up, and a clock."""
+    limits = {"max_use": 3, "max_staleness": 5, "track_samples": True, "min_size": 1_000}
+    with fill(url, N_ROWS, name="limited", rows_per_task=ROWS_PER_TASK, **limits) as buffer:
+        buffer.set_clock(9)
+    number = buffer_id(url, "limited")
+    run(
+        url,
+        f"INSERT INTO uses (buffer_id, seq, n_uses) SELECT {number}, seq, 3 FROM experiences "
+        f"WHERE buffer_id = {number} AND (seq - 1) / {ROWS_PER_TASK} % 2 = 1",
+    )
 
 
 def fill_arrays(url):
@@ -223,6 +237,12 @@ def read(buffer, reader, n=32, sampler=None):
     assert batch.n_rows == n
 
 
+def drawn(n, found):
+    assert len(found) == n
+
+
+TASK_2 = QueryBuilder().eq("exp_meta.task_id", "t2").build()
+
 OPERATIONS = {
     "store": ("rows", lambda b: b.store_batch(make_rows(range(64)))),
     "store one row": ("rows", lambda b: b.store(make_row(1))),
@@ -309,6 +329,15 @@ OPERATIONS = {
         "weighted",
         lambda b: b.sample(64, sampler=PrioritizedSampler(stratified=True)),
     ),
+    "random, limited": ("limited", lambda b: drawn(256, b.sample(256))),
+    "random, limited, replaced": (
+        "limited",
+        lambda b: drawn(256, b.sample(256, sampler=RandomSampler(replace=True))),
+    ),
+    "latest, limited": ("limited", lambda b: drawn(64, b.sample(64, sampler=LatestSampler()))),
+    "fifo, limited": ("limited", lambda b: drawn(64, b.sample(64, sampler=FifoSampler()))),
+    "of a task, limited": ("limited", lambda b: drawn(8, b.sample(8, condition=TASK_2))),
+    "tasks, limited": ("limited", lambda b: drawn(8, b.sample_tasks(8))),
     "random, small": ("small", lambda b: b.sample(64)),
     "tasks, small": ("small", lambda b: b.sample_tasks(1)),
 }

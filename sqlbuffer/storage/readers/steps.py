@@ -16,6 +16,7 @@ from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.reading import (
     ARRAYS,
     EXTRA,
+    IS_STALE,
     LENGTH,
     PLACE,
     REWARD,
@@ -69,7 +70,17 @@ class StepReader:
         return decode_columns(self._layout, rows, self._names)
 
 
-def table_of(rows: Sequence[Row]) -> StepTable:
+def steps_of(population: Population, rows: Sequence[Row]) -> StepTable:
+    """Return the steps of rows and those that were read along with them."""
+    near = population.steps
+    if population.limits.oldest_version is None:
+        return table_of([*rows, *near])
+    # A row that is stale itself is not read.
+    stale = [False] * len(rows) + [row[IS_STALE] is not None for row in near]
+    return table_of([*rows, *near], stale)
+
+
+def table_of(rows: Sequence[Row], stale: Sequence[bool] | None = None) -> StepTable:
     """Return the steps of rows that were read with their places."""
     columns: Any = list(zip(*rows, strict=True)) if rows else [()] * (T + 1)
     return StepTable(
@@ -80,6 +91,7 @@ def table_of(rows: Sequence[Row]) -> StepTable:
         np.array(columns[TRUNCATED], bool),
         columns[ARRAYS],
         columns[SEQ],
+        stale,
     )
 
 

@@ -22,7 +22,7 @@ from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.readers.checks import checked_step_names
 from sqlbuffer.storage.readers.drawing import Plan, Row, draw_plan
-from sqlbuffer.storage.readers.steps import N_OWN, gather, places_of, step_arrays, table_of
+from sqlbuffer.storage.readers.steps import N_OWN, gather, places_of, step_arrays, steps_of
 from sqlbuffer.storage.reading import (
     FINAL,
     KEY,
@@ -128,7 +128,7 @@ class TrajectoryReader:
         return EpisodePopulation(population, self.columns, self._partial)
 
     def _plan(self, population: Population, rows: Sequence[Row]) -> Trajectories:
-        table = table_of([*rows, *population.steps])
+        table = steps_of(population, rows)
         places, ts, lengths = places_of(rows)
         first = table.find(places, ts)
         lens = table.run_lengths(first)
@@ -137,6 +137,7 @@ class TrajectoryReader:
         reaches_end = is_known & (ts + lens == lengths)
         before = table.find(places, ts - 1) if self._partial else np.full(len(rows), -1)
         accepted = (places >= 0) & (before < 0) & (self._partial | reaches_end)
+        accepted &= table.runs_are_fresh(first, lens)
         return Trajectories(rows, accepted, table, first, lens, reaches_end)
 
     def _batch(self, plan: Trajectories) -> Batch:

@@ -25,7 +25,7 @@ from sqlbuffer.storage.readers.checks import (
     checked_terminal_field,
 )
 from sqlbuffer.storage.readers.drawing import Plan, PlanReader, Row
-from sqlbuffer.storage.readers.steps import N_OWN, as_float32, gather, places_of, table_of
+from sqlbuffer.storage.readers.steps import N_OWN, as_float32, gather, places_of, steps_of
 from sqlbuffer.storage.reading import (
     FINAL,
     KEY,
@@ -165,7 +165,7 @@ class TransitionReader(PlanReader[Transitions]):
 
     def _plan(self, population: Population, rows: Sequence[Row]) -> Transitions:
         self._check_ends_are_told(rows)
-        table = table_of([*rows, *population.steps])
+        table = steps_of(population, rows)
         places, ts, lengths = places_of(rows)
         steps = table.find(places[:, None], ts[:, None] + np.arange(self._n))
         returns = self._returns(table, steps, ts, lengths)
@@ -178,8 +178,11 @@ class TransitionReader(PlanReader[Transitions]):
         accepted = returns.complete & (is_final | is_zero | (after >= 0))
         if self._n_before:
             accepted &= (frames >= 0).all(axis=1) & (is_zero | (next_frames >= 0).all(axis=1))
+        within = np.arange(self._n) < returns.m[:, None]
+        if population.limits:
+            needed = [np.where(within, steps, -1), after[:, None], frames, next_frames]
+            accepted &= table.are_fresh(np.concatenate(needed, axis=1))
         if self._all_arrays:
-            within = np.arange(self._n) < returns.m[:, None]
             accepted &= ((table.with_arrays(steps) >= 0) | ~within).all(axis=1)
         return Transitions(
             rows, accepted, table, ts, places, steps, returns, after, is_final, frames, next_frames

@@ -19,7 +19,7 @@ from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.readers.checks import check_window, checked_stack, checked_step_names
 from sqlbuffer.storage.readers.drawing import Plan, PlanReader, Row
-from sqlbuffer.storage.readers.steps import N_OWN, gather, places_of, step_arrays, table_of
+from sqlbuffer.storage.readers.steps import N_OWN, gather, places_of, step_arrays, steps_of
 from sqlbuffer.storage.reading import KEY, Near, Reading, ends, place_columns
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class WindowReader(PlanReader[Windows]):
         self.columns = _reading(self._length, n_before, int(stride))
 
     def _plan(self, population: Population, rows: Sequence[Row]) -> Windows:
-        table = table_of([*rows, *population.steps])
+        table = steps_of(population, rows)
         places, ts, lengths = places_of(rows)
         offsets = np.arange(-self._burn_in, self._length)
         index = table.find(places[:, None], ts[:, None] + offsets)
@@ -112,8 +112,9 @@ class WindowReader(PlanReader[Windows]):
         before &= _up_to_first(~before[:, ::-1])[:, ::-1]
         wanted = _up_to_first(ends_here[:, self._burn_in :])
         accepted = (places >= 0) & (learnt | ~wanted).all(axis=1)
-        kept = np.concatenate([before, wanted], axis=1)
-        return Windows(rows, accepted, table, places, ts, np.where(kept, index, -1))
+        index = np.where(np.concatenate([before, wanted], axis=1), index, -1)
+        accepted &= table.are_fresh(index) & self._frames_are_fresh(table, places, ts, index)
+        return Windows(rows, accepted, table, places, ts, index)
 
     def _has_frames(self, table: StepTable, places: Integers, ts: Integers) -> Flags:
         if self._n_frames == 1:
@@ -121,6 +122,15 @@ class WindowReader(PlanReader[Windows]):
         frames = table.find(places[:, None, None], frame_times(ts, self._n_frames))
         found: Flags = np.asarray((frames >= 0).all(axis=-1))
         return found
+
+    def _frames_are_fresh(
+        self, table: StepTable, places: Integers, ts: Integers, index: Integers
+    ) -> Flags:
+        if self._n_frames == 1:
+            return np.ones(len(ts), bool)
+        times = frame_times(ts[:, None] + np.arange(-self._burn_in, self._length), self._n_frames)
+        frames = table.find(places[:, None, None], times)
+        return table.are_fresh(np.where((index >= 0)[..., None], frames, -1))
 
     def _batch(self, plan: Windows) -> Batch:
         chosen = np.flatnonzero(plan.accepted)

@@ -3,8 +3,8 @@
 --   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
 --   GRANT sqlbuffer_writer TO alice;
 --
--- Writers open and create buffers, store and sample. Learners also delete, clear, resize and update
--- priorities.
+-- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
+-- priorities, set the clock, and sample where that is a write (max_use, track_samples).
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
 
@@ -28,7 +28,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_flow, v_waiting, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_flow, v_waiting, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, payload_parts,
     flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -52,7 +52,10 @@ END
 $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
-GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, flow) ON buffers TO sqlbuffer_learner;
+GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow) ON buffers TO sqlbuffer_learner;
+GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
+GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
+GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1 TO sqlbuffer_learner;
 

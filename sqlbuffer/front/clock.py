@@ -1,0 +1,29 @@
+"""The calls about the buffer's clock."""
+
+from sqlbuffer.arguments import checked_clock
+from sqlbuffer.front.parts import Parts
+
+
+class Clocked(Parts):
+    """The calls of `ReplayBuffer` that staleness goes by."""
+
+    @property
+    def clock(self) -> int | None:
+        """What `set_clock` set last, in any process; None before."""
+        return self._store.clock
+
+    def set_clock(self, clock: int) -> None:
+        """Set the buffer's clock, which all its processes share.
+
+        In a buffer with `max_staleness`, rows whose `model_version` is further behind it are not
+        sampled. Batches are noted with it where `track_samples` is set.
+
+        Args:
+            clock: The learner's iteration, or the version of its model; an integer of 64 bits. It
+                may go back, as when a learner restarts from a checkpoint.
+
+        Raises:
+            TypeError: No integer.
+            ValueError: More than 64 bits.
+        """
+        self._store.set_clock(checked_clock(clock))

@@ -1,0 +1,116 @@
+"""What a buffer restricts sampling to: enough rows, none used too often, none too old."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.storage import statements
+from sqlbuffer.storage.catalog import BufferInfo
+from sqlbuffer.storage.floor import Floor
+from sqlbuffer.storage.limits import Limits, oldest_version
+from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.population import FEW_HOLES, Population
+from sqlbuffer.storage.reading import Reading
+
+
+@dataclass(frozen=True)
+class SampledWindow:
+    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by."""
+
+    low: int
+    high: int
+    clock: int | None
+    deletions: int
+    live_rows: int
+
+    @property
+    def span(self) -> int:
+        """How many rows there are at most."""
+        return max(self.high - self.low, 0)
+
+
+class Restrictions:
+    """The restrictions of one buffer, and what this process knows of the rows that they leave.
+
+    Attributes:
+        floor: Up to where they leave none.
+    """
+
+    def __init__(self, info: BufferInfo) -> None:
+        self._info = info
+        self.floor = Floor()
+        self._large_enough: tuple[int, int] | None = None
+        self.are_any = (
+            info.max_use is not None
+            or info.max_staleness is not None
+            or info.min_size > 0
+            or info.track_samples
+        )
+
+    def population(
+        self,
+        connection: Connection,
+        now: SampledWindow,
+        epoch: int,
+        node: Node,
+        columns: Reading | Sequence[Any],
+    ) -> Population:
+        """Return what a sampler sees.
+
+        Raises:
+            InsufficientDataError: The buffer has too few rows.
+        """
+        self._check_size(connection, now, epoch)
+        limits = self._limits(now)
+        floor = self.floor.of(limits)
+        found = Population(
+            connection, self._info.id, now.low, now.high, node, columns, limits, floor
+        )
+        found.clock = now.clock
+        return found
+
+    def look(self, connection: Connection, now: SampledWindow, settled: int | None) -> None:
+        """Find out where the rows begin that may be sampled.
+
+        Args:
+            connection: Where to look.
+            now: The window.
+            settled: No row up to it can appear any more; None: nor up to the newest.
+        """
+        end = now.high if settled is None else min(settled, now.high)
+        self.floor.look(connection, self._info.id, now.low, end, self._limits(now))
+
+    def _limits(self, now: SampledWindow) -> Limits:
+        return Limits(self._info.max_use, oldest_version(now.clock, self._info.max_staleness))
+
+    def _check_size(self, connection: Connection, now: SampledWindow, epoch: int) -> None:
+        """Raise where there are too few rows; they are counted once, until some are deleted."""
+        needed, state = self._info.min_size, (now.deletions, epoch)
+        if not needed or (now.span >= needed and self._large_enough == state):
+            return
+        n_rows = now.live_rows
+        if self._info.evict_by == "row":
+            n_rows = self._count(connection, now, needed)
+        if n_rows < needed:
+            raise InsufficientDataError(
+                f"buffer {self._info.name!r} holds {n_rows} rows, and is sampled from {needed} on "
+                f"(min_size); wait for more data"
+            )
+        if self._info.evict_by == "row":
+            self._large_enough = state
+
+    def _count(self, connection: Connection, now: SampledWindow, needed: int) -> int:
+        """Return how many rows there are, or `needed` and more."""
+        # Mostly the newest tell; without statistics PostgreSQL would sort all for a limit.
+        n_rows = 0
+        for low in (max(now.low, now.high - 2 * needed - FEW_HOLES), now.low):
+            where = statements.in_window(self._info.id, low, EVERYTHING)
+            counted = select(func.count()).select_from(experiences).where(where)
+            n_rows = connection.execute(counted).scalar_one()
+            if n_rows >= needed:
+                break
+        return n_rows
