@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
+from tests.benchmarks import peer_priorities
 from tests.benchmarks import peers as command
 from tests.benchmarks.peer_buffers import EPISODE, GAMMA, N_STEP, SQLBuffer, transitions
+from tests.benchmarks.peer_priorities import HEADER as PRIORITIES
+from tests.benchmarks.peer_priorities import PRIORITIZED, SQLPriorities
 from tests.benchmarks.report import HEADER as FIGURES
 from tests.benchmarks.report import shown_time, shown_times
 from tests.support.markdown import ROOT
 
 NAMES = [peer.name for peer in command.PEERS]
+PRIORITIZED_NAMES = [peer.name for peer in PRIORITIZED]
 
 
 def tables_of(text: str) -> dict[tuple[str, ...], list[list[str]]]:
@@ -36,31 +40,38 @@ def tables_of(text: str) -> dict[tuple[str, ...], list[list[str]]]:
     return {head: lines[1:] for head, lines in tables.items()}
 
 
+BOTH_PRIORITIES = f"{command.BEGIN_PRIORITIES}\nearlier\n{command.END_PRIORITIES}"
+
+
 def missing(*_: Any) -> Any:
     raise ImportError("No module named 'peer'")
 
 
 def test_without_any_peer_ours_is_measured_on_both_databases(postgres_server, capsys, tmp_path):
     document = tmp_path / "performance.md"
-    document.write_text(f"# Before\n\n{command.BEGIN}\nearlier\n{command.END}\n\nAfter.\n")
+    places = f"{command.BEGIN}\nearlier\n{command.END}\n\n{BOTH_PRIORITIES}"
+    document.write_text(f"# Before\n\n{places}\n\nAfter.\n")
     command.main(
         ["--rows", "1000", "--write", str(document)],
         postgres_server,
         [replace(peer, open=missing) for peer in command.PEERS],
+        [peer._replace(open=missing) for peer in PRIORITIZED],
     )
     printed = capsys.readouterr().out
     tables = tables_of(printed)
-    lines = {line[0]: line[1:] for line in tables[command.HEADER]}
-    assert list(lines)[2:] == NAMES
-    for name, cells in lines.items():
-        if name in NAMES:
-            assert cells == ["not installed", "", "", "", "", ""]
-        else:
-            assert all(cells), name
+    for header, names in ((command.HEADER, NAMES), (PRIORITIES, PRIORITIZED_NAMES)):
+        lines = {line[0]: line[1:] for line in tables[header]}
+        assert list(lines)[2:] == names
+        for name, cells in lines.items():
+            if name in names:
+                assert cells == ["not installed", *[""] * (len(header) - 2)]
+            else:
+                assert all(cells), name
     assert [line[1].partition(",")[0] for line in tables[FIGURES]] == ["SQLite", "PostgreSQL"]
     assert "**A reduced run**" in printed
     written = document.read_text()
-    assert printed.strip() in written
+    assert tables_of(written) == tables
+    assert written.index(command.END) < written.index("| Prioritized replay")
     assert "earlier" not in written
     assert written.startswith("# Before\n")
     assert written.endswith("\nAfter.\n")
@@ -76,14 +87,67 @@ def test_the_command_measures_the_peers_that_are_installed():
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    lines = tables_of(run.stdout)[command.HEADER]
-    assert [line[0] for line in lines[1:]] == NAMES
-    for name, first, *others in lines:
-        if first == "not installed":
-            assert name in NAMES
-            assert not any(others)
-        else:
-            assert all(others), name
+    for header, names in ((command.HEADER, NAMES), (PRIORITIES, PRIORITIZED_NAMES)):
+        lines = tables_of(run.stdout)[header]
+        assert [line[0] for line in lines[1:]] == names
+        for name, first, *others in lines:
+            if first == "not installed":
+                assert name in names
+                assert not any(others)
+            else:
+                assert all(others), name
+
+
+def test_a_section_that_is_not_measured_stays_in_the_document(capsys, tmp_path):
+    document = tmp_path / "performance.md"
+    kept = f"{command.BEGIN}\nkept\n{command.END}\n\n"
+    document.write_text(f"{kept}{BOTH_PRIORITIES}")
+    arguments = ["--rows=1000", "--database=sqlite", "--section=priorities", "--write"]
+    command.main([*arguments, str(document)], None, (), ())
+    printed, written = capsys.readouterr().out.strip(), document.read_text()
+    assert list(tables_of(printed)) == [PRIORITIES]
+    assert written.startswith(kept)
+    assert printed in written
+    assert "earlier" not in written
+
+
+def by_priority(priorities: Any, weights: Any, columns: Any) -> dict[str, Any]:
+    """Return a batch drawn with these weights, and its importance weights."""
+    share = weights / weights.sum()
+    rows = np.random.default_rng(0).choice(len(share), 256, p=share)
+    exponent = -peer_priorities.ALPHA * peer_priorities.BETA
+    return {
+        "obs": columns["obs"][rows],
+        "row": rows,
+        "weights": (priorities[rows] ** exponent).astype(np.float32),
+    }
+
+
+def test_the_rows_of_a_peer_are_compared_with_their_priorities():
+    columns = transitions()
+    priorities = np.abs(np.random.default_rng(1).standard_normal(EPISODE)) + 0.01
+    check = peer_priorities.assert_by_priority
+    batch = by_priority(priorities, priorities**peer_priorities.ALPHA, columns)
+    check(batch, columns, priorities)
+    check({**batch, "weights": 2 * batch["weights"]}, columns, priorities)
+    for others in (
+        {**batch, "weights": np.ones(256)},
+        {**batch, "obs": columns["obs"][:256]},
+        by_priority(priorities, np.ones(EPISODE), columns),
+    ):
+        with pytest.raises(AssertionError):
+            check(others, columns, priorities)
+
+
+def test_ours_draws_by_the_priorities_that_were_set_last(buffer_url):
+    buffer = SQLPriorities(buffer_url, EPISODE)
+    peer_priorities.fill(buffer, EPISODE)
+    buffer.set_priorities(0, np.zeros(EPISODE))
+    batch = buffer.draw()
+    buffer.refresh(batch, np.full(256, 1e6))
+    drawn = buffer.arrays(buffer.draw())["row"]
+    buffer.close()
+    assert np.isin(drawn, buffer.arrays(batch)["row"]).mean() > 0.95
 
 
 def test_rows_that_are_no_whole_episodes_are_refused(capsys):
@@ -160,6 +224,8 @@ def test_times_are_shown_with_their_quartiles():
 def test_the_document_has_a_line_for_every_buffer():
     text = Path(command.DOCUMENT).read_text(encoding="utf-8")
     found = tables_of(text.partition(command.BEGIN)[2].partition(command.END)[0])
-    names = [line[0] for line in found[command.HEADER]]
-    assert [name.partition(",")[0] for name in names[:2]] == ["sqlbuffer", "sqlbuffer"]
-    assert names[2:] == NAMES
+    found |= tables_of(text.partition(command.BEGIN_PRIORITIES)[2])
+    for header, expected in ((command.HEADER, NAMES), (PRIORITIES, PRIORITIZED_NAMES)):
+        names = [line[0] for line in found[header]]
+        assert [name.partition(",")[0] for name in names[:2]] == ["sqlbuffer", "sqlbuffer"]
+        assert names[2:] == expected

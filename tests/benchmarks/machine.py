@@ -3,7 +3,10 @@
 import os
 import platform
 import sqlite3
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.benchmarks.bench import FULL_ROWS, Bench
@@ -17,6 +20,20 @@ def facts(benches: Sequence[Bench]) -> str:
     if not scale.full:
         sizes += f". **A reduced run**: the targets are set for {FULL_ROWS:,} rows"
     return listed([*machine_and_versions(benches), f"Sizes: {sizes}."])
+
+
+def facts_beside(benches: Sequence[Bench], distributions: Sequence[str]) -> str:
+    """Return a paragraph on the machine, the versions, also of other buffers, and the sizes."""
+    scale = benches[0].scale
+    versions = [f"{name} {version(name)}" for name in dict.fromkeys(distributions)]
+    for name in ("numpy", "torch", "tensorflow"):
+        if name in sys.modules:
+            with suppress(ModuleNotFoundError):
+                versions.append(f"{name} {version(name)}")
+    sizes = f"Sizes: {scale.rows:,} transitions in each buffer"
+    if not scale.full:
+        sizes += f". **A reduced run**: the targets are set for {FULL_ROWS:,}"
+    return listed([*machine_and_versions(benches, versions), f"{sizes}."])
 
 
 def machine_and_versions(benches: Sequence[Bench], others: Sequence[str] = ()) -> list[str]:

@@ -11,10 +11,12 @@ import numpy as np
 
 from sqlbuffer import ReplayBuffer
 from tests.benchmarks.arrays import FIELDS
+from tests.benchmarks.bench import Bench
 
 BATCH = 256
 EPISODE = 1_000
 N_STEP, GAMMA = 5, 0.99
+NOT_INSTALLED = "not installed"
 
 Columns = Mapping[str, Any]
 Draws = Callable[[int], Iterator[Any]]  # given n, yields n batches
@@ -57,6 +59,11 @@ class PeerBuffer(Protocol):
         """Return `obs`, `action`, `reward` and `next_obs` of a batch."""
 
     def close(self) -> None: ...
+
+
+def name_of(bench: Bench) -> str:
+    """Return what the tables call ours on a database."""
+    return f"sqlbuffer, {bench.label}"
 
 
 def repeated(draw: Callable[[], Any]) -> Draws:

@@ -7,16 +7,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.benchmarks import machine
+from tests.benchmarks import machine, peer_priorities
 from tests.benchmarks.arrays import APPENDS_PER_S
 from tests.benchmarks.bench import FULL_ROWS, Bench, Scale
 from tests.benchmarks.measure import Timed, Timings, in_turns, ratio_of
@@ -25,6 +24,7 @@ from tests.benchmarks.peer_buffers import (
     EPISODE,
     GAMMA,
     N_STEP,
+    NOT_INSTALLED,
     Columns,
     Cpprb,
     Draws,
@@ -32,8 +32,10 @@ from tests.benchmarks.peer_buffers import (
     PeerBuffer,
     SQLBuffer,
     TorchRL,
+    name_of,
     transitions,
 )
+from tests.benchmarks.peer_priorities import PRIORITIZED, PrioritizedPeer
 from tests.benchmarks.peer_reverb import Reverb
 from tests.benchmarks.report import (
     Figure,
@@ -49,7 +51,13 @@ from tests.support.postgres import PostgresServer, running_server
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 KINDS = ("sqlite", "postgresql")
+# Each section has its own place in the document.
+SECTIONS = ("replay", "priorities")
 BEGIN, END = "<!-- begin peers -->", "<!-- end peers -->"
+BEGIN_PRIORITIES, END_PRIORITIES = (
+    "<!-- begin prioritized peers -->",
+    "<!-- end prioritized peers -->",
+)
 HEADER = (
     "Buffer",
     "One step at a time, each",
@@ -59,7 +67,6 @@ HEADER = (
     f"{BATCH} at random, {N_STEP}-step",
     "After `kill -9`",
 )
-NOT_INSTALLED = "not installed"
 OURS = "every step that a call returned for, but for those appended in the last `flush_s`"
 EPISODES_A_ROUND = 5
 DRAWS = 30
@@ -133,6 +140,7 @@ def main(
     arguments: Sequence[str] | None = None,
     server: PostgresServer | None = None,
     peers: Sequence[Peer] = PEERS,
+    prioritized: Sequence[PrioritizedPeer] = PRIORITIZED,
 ) -> None:
     """Run what the arguments name; on a server of the caller if given."""
     options, started = _options(arguments), time.monotonic()
@@ -143,13 +151,27 @@ def main(
     with ExitStack() as stack:
         if server is None and "postgresql" in options.database:
             server = stack.enter_context(running_server())
-        scale = Scale(options.rows)
         benches = [
-            Bench(kind, scale, server if kind == "postgresql" else None, None, say)
+            Bench(kind, Scale(options.rows), server if kind == "postgresql" else None, None, say)
             for kind in options.database
         ]
+        texts = []
+        if "replay" in options.section:
+            texts.append((_replay(benches, peers, say), BEGIN, END))
+        if "priorities" in options.section:
+            text = peer_priorities.measure(benches, prioritized, say)
+            texts.append((text, BEGIN_PRIORITIES, END_PRIORITIES))
+    print("\n\n".join(text for text, _, _ in texts))
+    if options.write:
+        for text, first, last in texts:
+            write_between_markers(options.write, text, first, last)
+
+
+def _replay(benches: Sequence[Bench], peers: Sequence[Peer], say: Callable[[str], None]) -> str:
+    scale = benches[0].scale
+    with ExitStack() as stack:
         buffers: dict[str, PeerBuffer] = {
-            _name(bench): _opened(stack, bench, scale.rows) for bench in benches
+            name_of(bench): _opened(stack, bench, scale.rows) for bench in benches
         }
         for peer in peers:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peer-")))
@@ -165,14 +187,7 @@ def main(
             buffer.fill(columns, scale.rows // EPISODE)
             _check(buffer, columns)
         measured = _measure(buffers, columns, scale, say)
-        text = "\n\n".join(_sections(benches, peers, buffers, measured))
-    print(text)
-    if options.write:
-        write_between_markers(options.write, text, BEGIN, END)
-
-
-def _name(bench: Bench) -> str:
-    return f"sqlbuffer, {bench.label}"
+        return "\n\n".join(_sections(benches, peers, buffers, measured))
 
 
 def _opened(stack: ExitStack, bench: Bench, capacity: int) -> SQLBuffer:
@@ -278,24 +293,16 @@ def _sections(
     buffers: dict[str, PeerBuffer],
     measured: Measured,
 ) -> Iterator[str]:
-    scale = benches[0].scale
-    found = dict.fromkeys(peer.distribution for peer in peers if peer.name in buffers)
-    versions = [f"{name} {version(name)}" for name in found]
-    for name in ("numpy", "torch", "tensorflow"):
-        if name in sys.modules:
-            with suppress(ModuleNotFoundError):
-                versions.append(f"{name} {version(name)}")
-    sizes = f"Sizes: {scale.rows:,} transitions in each buffer"
-    if not scale.full:
-        sizes += f". **A reduced run**: the targets are set for {FULL_ROWS:,}"
-    yield machine.listed([*machine.machine_and_versions(benches, versions), f"{sizes}."])
-    lines = [_line(_name(bench), OURS, buffers, measured) for bench in benches]
+    yield machine.facts_beside(
+        benches, [peer.distribution for peer in peers if peer.name in buffers]
+    )
+    lines = [_line(name_of(bench), OURS, buffers, measured) for bench in benches]
     lines += [_line(peer.name, peer.kept, buffers, measured) for peer in peers]
     yield aligned([HEADER, *lines])
     figures = [figure for bench in benches for figure in _figures(bench, buffers, measured)]
     order = list(dict.fromkeys(figure.what for figure in figures))
     figures.sort(key=lambda figure: order.index(figure.what))
-    yield table(figures, judged=scale.full)
+    yield table(figures, judged=benches[0].scale.full)
 
 
 def _line(
@@ -323,7 +330,7 @@ def _line(
 
 
 def _figures(bench: Bench, buffers: dict[str, PeerBuffer], measured: Measured) -> Iterator[Figure]:
-    ours = _name(bench)
+    ours = name_of(bench)
     others = [name for name in buffers if not name.startswith("sqlbuffer, ")]
 
     def keys(kind: str) -> dict[str, str]:
@@ -376,6 +383,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=FULL_ROWS,
         help="transitions in each buffer, a multiple of 1,000 (default: %(default)s)",
     )
+    parser.add_argument("--section", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--database", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument(
         "--write",
@@ -383,7 +391,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="?",
         const=DOCUMENT,
         metavar="FILE",
-        help="put the tables between the markers of a document (docs/performance.md)",
+        help="put the tables between their markers of a document (docs/performance.md)",
     )
     return parser.parse_args(arguments)
 
