@@ -120,7 +120,7 @@ def test_who_seals_does_not_wait_for_long(locked):
 
 def test_a_block_is_not_sealed_while_a_writer_may_add_to_it(make_database_url):
     url = make_database_url("postgresql", schema=True)
-    buffer = ReplayBuffer(url, priorities=True)
+    buffer = ReplayBuffer(url, max_capacity=1_000, priorities=True)
     buffer.store_batch([make_row(step=i) for i in range(300)])
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(plain) as late:
@@ -137,7 +137,7 @@ def test_a_block_is_not_sealed_while_a_writer_may_add_to_it(make_database_url):
 def test_an_update_survives_a_lost_connection(make_database_url, cut):
     url = make_database_url("postgresql", schema=True)
     with proxied(url) as proxy:
-        buffer = ReplayBuffer(proxy.url, priorities=True)
+        buffer = ReplayBuffer(proxy.url, max_capacity=1_000, priorities=True)
         buffer.store_batch([make_row(step=i) for i in range(300)])
         buffer._store.seal([0])
         proxy.cuts = [cut]
