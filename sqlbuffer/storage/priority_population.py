@@ -104,7 +104,7 @@ class Priorities:
         is_sealed &= ~is_cut
         is_full = (blocks + 1) * size - 1 <= self._population.high
         worst = wasteful(size, sums, bounds, at[tops < 0])
-        self._upkeep.note(blocks, is_full & ~is_cut & ~is_sealed, worst)
+        self._upkeep.note(size, blocks, is_full & ~is_cut & ~is_sealed, worst)
         return sums, bounds, is_sealed
 
     def _sealed(self, first: int, last: int) -> list[NDArray[Any]]:
