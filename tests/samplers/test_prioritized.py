@@ -166,6 +166,23 @@ def test_deleted_rows_are_not_drawn(buffer_url):
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), left)
 
 
+@pytest.mark.parametrize("how", ["by the library", "plainly"])
+@pytest.mark.parametrize("is_updated", [True, False])
+def test_numbers_without_a_row_are_not_drawn_from_blocks_that_are_added_up(
+    buffer_url, how, is_updated
+):
+    with filled(buffer_url, np.ones(640) if is_updated else (), block_size=64) as buffer:
+        if not is_updated:
+            buffer.extend({"x": np.arange(1, 641)})
+        if how == "plainly":
+            run(buffer_url, "DELETE FROM experiences WHERE seq % 3 > 0")
+        else:
+            buffer.delete(QueryBuilder().not_in("exp_meta.step", list(range(2, 640, 3))).build())
+        assert seal_all(buffer)
+        seqs = drawn(buffer, PrioritizedSampler(seed=5), 150, 12)
+        assert_shares(seqs, dict.fromkeys(range(3, 641, 3), 1.0))
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_a_condition_leaves_the_ratios_of_probabilities(buffer_url, state):
     priorities = skewed(300)
