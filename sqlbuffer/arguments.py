@@ -13,7 +13,7 @@ from sqlbuffer.codec import is_storable_text
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
 from sqlbuffer.query import QueryBuilder, Tree
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.catalog import Limits
+from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.transactions import DURABILITIES
 
 Condition = Tree | QueryBuilder | None
@@ -240,9 +240,42 @@ def check_wait(wait_s: float) -> None:
         )
 
 
-def check_sufficient(found: int, wanted: int, strict: bool) -> None:
-    """Raise where fewer were found than must be."""
+def check_sufficient(found: int, wanted: int, strict: bool, barred: str = "") -> None:
+    """Raise where fewer were found than must be.
+
+    Args:
+        found: How many were.
+        wanted: How many were asked for.
+        strict: Whether so many must be.
+        barred: Which rows could not be drawn; see `barred_rows`.
+    """
     if strict and found < wanted:
+        also = f"; not drawn are rows that {barred}" if barred else ""
         raise InsufficientDataError(
             f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
+            f"{also}"
         )
+
+
+def barred_rows(info: BufferInfo, *, by_priority: bool) -> str:
+    """Return which rows of a buffer are not drawn though they match; empty where all are.
+
+    Args:
+        info: The buffer.
+        by_priority: Whether a row of priority 0 is not drawn.
+    """
+    kinds = []
+    if info.max_use is not None:
+        kinds.append(f"were sampled {info.max_use} times (max_use)")
+    if info.max_staleness is not None:
+        kinds.append(f"are more than {info.max_staleness} behind the clock (max_staleness)")
+    if by_priority:
+        kinds.append("have the priority 0")
+    return " or ".join(kinds)
+
+
+def described(sampler: Any) -> str:
+    """Return what was given for a sampler and is none."""
+    if isinstance(sampler, type):
+        return f"the class {sampler.__name__}; make one: {sampler.__name__}()"
+    return type(sampler).__name__
