@@ -29,6 +29,7 @@ class Monitoring(Parts):
 
         Raises:
             BufferConfigError: Something else.
+            BufferNotFoundError: The buffer was dropped.
             StorageReadOnlyError: The role may not: it is a right of learners.
         """
         check_policy(policy)
@@ -48,10 +49,19 @@ class Monitoring(Parts):
             BufferConfigError: No such number of seconds.
             BufferNotFoundError: The buffer was dropped.
         """
-        check_seconds("window_s", window_s)
-        if window_s > HISTORY_S:
-            raise BufferConfigError(
-                f"window_s is at most {HISTORY_S}: what was sampled is known for an hour, got "
-                f"{window_s!r}"
-            )
+        check_window(window_s)
         return self._store.pacer.stats(float(window_s))
+
+
+def check_window(window_s: float) -> None:
+    """Raise unless rates over so many seconds are known.
+
+    Raises:
+        BufferConfigError: They are not.
+    """
+    check_seconds("window_s", window_s)
+    if window_s > HISTORY_S:
+        raise BufferConfigError(
+            f"window_s is at most {HISTORY_S}: what was sampled is known for an hour, got "
+            f"{window_s!r}"
+        )

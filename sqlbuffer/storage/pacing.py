@@ -300,6 +300,9 @@ class Pacer:
         wait_s = self._store.options.wait_s
         when = f"within {wait_s:g} s" if wait_s else "now"
         counts = f"{reading.inserted:,} rows inserted and {reading.sampled:,} sampled"
+        if isinstance(reading.policy, RatioWindow):
+            left = reading.counts
+            counts += f" (of which {left.inserted:.1f} and {left.sampled:.1f} still count)"
         return (
             f"buffer {self._store.info.name!r}: {n:,} rows may not be {done} {when}: the {behind} "
             f"behind, with {counts} under {reading.policy}; {remedy}, wait longer (wait_s), or "

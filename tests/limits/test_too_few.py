@@ -26,9 +26,9 @@ def test_the_error_names_the_limits_of_use_and_staleness(buffer_url, call):
 
 
 def test_the_error_of_tasks_names_the_limits(buffer_url):
-    with ReplayBuffer(buffer_url, max_use=1) as buffer:
-        with pytest.raises(InsufficientDataError, match=r"sampled 1 times \(max_use\)$"):
-            buffer.sample_tasks(1, strict=True)
+    said = pytest.raises(InsufficientDataError, match=r"sampled 1 times \(max_use\)$")
+    with ReplayBuffer(buffer_url, max_use=1) as buffer, said:
+        buffer.sample_tasks(1, strict=True)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -40,9 +40,9 @@ def test_the_error_of_a_draw_by_priority_names_priorities_of_zero(buffer_url, ca
 
 
 def test_without_limits_the_error_names_none(buffer_url):
-    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
-        with pytest.raises(InsufficientDataError, match=r"lower the batch size$"):
-            buffer.sample_arrays(4)
+    said = pytest.raises(InsufficientDataError, match=r"lower the batch size$")
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer, said:
+        buffer.sample_arrays(4)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -54,6 +54,6 @@ def test_without_limits_the_error_names_none(buffer_url):
     ],
 )
 def test_what_is_no_sampler_is_refused(call, sampler, said):
-    with ReplayBuffer("sqlite://", fields=FIELDS) as buffer:
-        with pytest.raises(TypeError, match=said):
-            CALLS[call](buffer, sampler)
+    refused = pytest.raises(TypeError, match=said)
+    with ReplayBuffer("sqlite://", fields=FIELDS) as buffer, refused:
+        CALLS[call](buffer, sampler)
