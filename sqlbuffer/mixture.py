@@ -226,6 +226,8 @@ class _MixedSource:
                 )
             ]
             if all(batch.n_rows == n for batch, n in zip(batches, counts, strict=True)):
+                if n:
+                    samplers[0].handed_out()  # the others are it, or copies
                 return joined(batches, list(self.weights)), behind
             for source, batch, n_asked in zip(self.sources, batches, counts, strict=True):
                 if batch.n_rows == n_asked:  # fewer were not counted

@@ -240,6 +240,8 @@ class Sampling(Parts):
             batch: Any = self._sample_tasks(sampler, batch_size, node, strict)
         elif isinstance(sampler, Sampler):
             batch = self._sample_rows(sampler, batch_size, node, strict)
+            if batch and not (strict and len(batch) < batch_size):
+                sampler.handed_out()
         else:
             raise TypeError(f"sampler is a Sampler or a TaskSampler, got {described(sampler)}")
         check_sufficient(len(batch), batch_size, strict, self._barred(sampler))
@@ -301,6 +303,8 @@ class Sampling(Parts):
         n = min(int(batch_size), MAX_LIMIT)
         batch = sample_batch(self._store, node, reader, sampler, n)
         check_sufficient(batch.n_rows, batch_size, True, self._barred(sampler))
+        if n:
+            sampler.handed_out()
         return batch
 
     def _barred(self, sampler: Sampler | TaskSampler) -> str:

@@ -65,6 +65,7 @@ class Draws:
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
             barred = barred_rows(self.source.store.info, by_priority=sampler.reads_priorities)
             check_sufficient(batch.n_rows, self.batch_size, True, barred)
+            sampler.handed_out()
             yield batch, {"batch": number + 1}
 
     def knows(self, progress: Progress) -> bool:
