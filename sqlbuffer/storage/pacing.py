@@ -100,6 +100,12 @@ class Pacer:
                 if time.monotonic() - self._told_at >= TELL_S:
                     self.tell()
 
+    def give_back(self, n: int) -> None:
+        """Undo the count of a batch of n rows that was not handed out."""
+        if self._policy is not None:
+            self._correct(-n)
+        self._note(-n, -1)
+
     def before_insert(self, n: int) -> None:
         """Wait until n rows may be inserted.
 
@@ -159,7 +165,7 @@ class Pacer:
         self._told_at = time.monotonic()
         with suppress(SQLBufferError):
             self._policy = self._read().policy
-        if not (self._batches and self._may_tell):
+        if not ((self._batches or self._rows) and self._may_tell):
             return
         with self._mutex:
             rows, batches, self._rows, self._batches = self._rows, self._batches, 0, 0
