@@ -302,6 +302,8 @@ class Pacer:
             if role == "sample"
             else ("learners are", "add learners")
         )
+        if n > 1:
+            remedy += f", {'sample' if role == 'sample' else 'store'} fewer rows at once"
         done, waited = ("sampled", "sample") if role == "sample" else ("inserted", "store")
         wait_s = self._store.options.wait_s
         when = f"within {wait_s:g} s" if wait_s else "now"

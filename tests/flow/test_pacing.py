@@ -509,6 +509,19 @@ def test_a_window_limits_both_sides_and_decays(buffer_url):
             buffer.sample(2)
 
 
+def test_a_batch_that_waits_in_vain_may_be_made_smaller(buffer_url):
+    limiter = RateLimiter(4, error_buffer=40)
+    with ReplayBuffer(buffer_url, rate_limiter=limiter, wait_s=0) as buffer:
+        # They pass once 36 rows were sampled; but there are none.
+        with pytest.raises(FlowControlError, match="add learners, store fewer rows at once, wait"):
+            buffer.store_batch(rows(20))
+        with pytest.raises(FlowControlError, match="add collectors, sample fewer rows at once"):
+            buffer.sample(2)
+        buffer.store_batch(rows(11))
+        with pytest.raises(FlowControlError, match="add learners, wait longer"):
+            buffer.store_batch(rows(1))
+
+
 @pytest.mark.parametrize("policy", [None, LIMITER, RatioWindow(max_ratio=2)])
 def test_a_limiter_is_not_set_for_a_buffer_that_was_dropped(buffer_url, policy):
     with ReplayBuffer(buffer_url) as buffer:
