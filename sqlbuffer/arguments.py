@@ -2,7 +2,7 @@
 
 import difflib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from sqlbuffer.codec import is_storable_text
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
+from sqlbuffer.flow import NO_LIMIT, Counts, Policy
 from sqlbuffer.query import QueryBuilder, Tree
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.catalog import Limits
+from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.transactions import DURABILITIES
 
 Condition = Tree | QueryBuilder | None
@@ -59,13 +60,24 @@ _DATA_FIELDS = (
 )
 
 
-def row_of(fields: Mapping[str, Any]) -> DataRow:
-    """Return the row that the arguments of `add` mean."""
+def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow:
+    """Return the row that the arguments of `add` mean.
+
+    Args:
+        fields: The arguments.
+        declared: The typed fields of the buffer, which `add` does not take.
+    """
     if "reward" in fields and "reward_t" in fields:
         raise FieldError("give reward=... or reward_t=..., not both")
     given = {"reward_t" if name == "reward" else name: value for name, value in fields.items()}
     known = {*_META_FIELDS, *_DATA_FIELDS, "execute_time", "id"}
     unknown = [name for name in given if name not in known]
+    typed = next((name for name in unknown if name in declared), None)
+    if typed is not None:
+        raise FieldError(
+            f"{typed!r} is a typed field, and add() takes none; use extend({{{typed!r}: [value], "
+            f"...}}) or episode()"
+        )
     if unknown:
         nearest = difflib.get_close_matches(unknown[0], [*known, "reward"], n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else "put it into extra={...}"
@@ -140,6 +152,8 @@ def check_limits(limits: Limits) -> None:
         raise BufferConfigError(f"max_use is at most {MAX_USE}, got {limits.max_use}")
     for name in ("max_staleness", "min_size"):
         _check_count(getattr(limits, name), name)
+    check_fits(limits.max_capacity, limits.min_size or 0)
+    check_reached(limits.rate_limiter, limits.min_size or 0)
     for name in ("priorities", "track_samples"):
         if getattr(limits, name) not in (None, True, False):
             raise BufferConfigError(f"{name} is True or False, got {getattr(limits, name)!r}")
@@ -154,6 +168,26 @@ def check_limits(limits: Limits) -> None:
         )
     if limits.open_timeout_s is not None:
         check_seconds("open_timeout_s", limits.open_timeout_s)
+
+
+def check_fits(max_capacity: int | None, min_size: int) -> None:
+    """Raise where a buffer never holds so many rows that any is sampled."""
+    if max_capacity is not None and max_capacity < min_size:
+        raise BufferConfigError(
+            f"a buffer of max_capacity={max_capacity} never holds the {min_size} rows that it is "
+            f"sampled from (min_size); let it hold as many"
+        )
+
+
+def check_reached(policy: Policy | None, min_size: int, n_rows: int = 0) -> None:
+    """Raise where a limiter stops inserts before there are so many rows that any is sampled."""
+    room = NO_LIMIT if policy is None else policy.room(Counts(0, 0))
+    if n_rows + room < min_size:
+        raise BufferConfigError(
+            f"{policy} lets {room:,} rows in before any is sampled, and the buffer holds "
+            f"{n_rows:,} and is sampled from {min_size:,} on (min_size): both sides would wait for "
+            f"each other; give the limiter min_size={min_size - n_rows} or more"
+        )
 
 
 def _check_count(value: Any, name: str) -> None:
@@ -240,9 +274,42 @@ def check_wait(wait_s: float) -> None:
         )
 
 
-def check_sufficient(found: int, wanted: int, strict: bool) -> None:
-    """Raise where fewer were found than must be."""
+def check_sufficient(found: int, wanted: int, strict: bool, barred: str = "") -> None:
+    """Raise where fewer were found than must be.
+
+    Args:
+        found: How many were.
+        wanted: How many were asked for.
+        strict: Whether so many must be.
+        barred: Which rows could not be drawn; see `barred_rows`.
+    """
     if strict and found < wanted:
+        also = f"; not drawn are rows that {barred}" if barred else ""
         raise InsufficientDataError(
             f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
+            f"{also}"
         )
+
+
+def barred_rows(info: BufferInfo, *, by_priority: bool) -> str:
+    """Return which rows of a buffer are not drawn though they match; empty where all are.
+
+    Args:
+        info: The buffer.
+        by_priority: Whether a row of priority 0 is not drawn.
+    """
+    kinds = []
+    if info.max_use is not None:
+        kinds.append(f"were sampled {info.max_use} times (max_use)")
+    if info.max_staleness is not None:
+        kinds.append(f"are more than {info.max_staleness} behind the clock (max_staleness)")
+    if by_priority:
+        kinds.append("have the priority 0")
+    return " or ".join(kinds)
+
+
+def described(sampler: Any) -> str:
+    """Return what was given for a sampler and is none."""
+    if isinstance(sampler, type):
+        return f"the class {sampler.__name__}; make one: {sampler.__name__}()"
+    return type(sampler).__name__

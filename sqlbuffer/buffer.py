@@ -11,6 +11,7 @@ from sqlbuffer.arguments import (
     Condition,
     Same,
     check_capacity,
+    check_fits,
     check_limits,
     check_name,
     check_options,
@@ -106,7 +107,8 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
         wait_s: How long a call waits for it before it raises `FlowControlError`; 0 raises at once.
 
     Raises:
-        BufferConfigError: The buffer is stored with another capacity, eviction or compression.
+        BufferConfigError: The buffer is stored with another capacity, eviction or compression, or
+            settings under which none of its rows could ever be sampled.
         FieldError: A malformed field, or the buffer is stored with other fields.
         MissingExtraError: The buffer is compressed, and the package for it is not installed.
         SchemaMissingError: A database without the schema.
@@ -231,6 +233,9 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
             max_capacity: Rows held at most; None is unlimited.
             max_episodes: Episodes held at most, of a buffer that was made with `max_episodes`; None
                 is unlimited.
+
+        Raises:
+            BufferConfigError: Fewer rows than the buffer's `min_size`.
         """
         changes = {
             name: value
@@ -241,6 +246,7 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
             raise TypeError("resize() needs max_capacity=... or max_episodes=...")
         for name, value in changes.items():
             check_capacity(value, name)
+        check_fits(changes.get("max_capacity"), self._store.info.min_size)
         if "max_episodes" in changes and self.evict_by != "episode":
             raise BufferConfigError(
                 f"buffer {self.name!r} evicts by {self.evict_by}; a limit of episodes takes a "

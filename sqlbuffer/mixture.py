@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from sqlbuffer.arguments import check_batch_size
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import FieldError, InsufficientDataError
+from sqlbuffer.errors import FieldError, InsufficientDataError, SQLBufferError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import Options, options_of
 from sqlbuffer.loading.output import Output
@@ -219,17 +220,12 @@ class _MixedSource:
         weights = list(self.weights.values())
         while True:
             counts, behind = split(n, _normalised(weights), credits)
-            batches = [
-                source.draw(sampler, count, None if path is None else (*path, i))
-                for i, (source, sampler, count) in enumerate(
-                    zip(self.sources, samplers, counts, strict=True)
-                )
-            ]
+            batches = self._draw_each(samplers, counts, path)
             if all(batch.n_rows == n for batch, n in zip(batches, counts, strict=True)):
+                if n:
+                    samplers[0].handed_out()  # the others are it, or copies
                 return joined(batches, list(self.weights)), behind
-            for source, batch, n_asked in zip(self.sources, batches, counts, strict=True):
-                if batch.n_rows == n_asked:  # fewer were not counted
-                    source.give_back(batch)
+            self._give_back(batches, counts)
             empty = [i for i, batch in enumerate(batches) if counts[i] and not batch.n_rows]
             if not (empty and self.redistributes):
                 self._check_full(batches, counts)
@@ -239,6 +235,25 @@ class _MixedSource:
                 raise InsufficientDataError(
                     f"none of {', '.join(self.weights)} has anything to draw; wait for data"
                 )
+
+    def _draw_each(
+        self, samplers: Sequence[Sampler], counts: Sequence[int], path: Sequence[int] | None
+    ) -> list[Batch]:
+        batches: list[Batch] = []
+        try:
+            for i, (source, sampler) in enumerate(zip(self.sources, samplers, strict=True)):
+                own_path = None if path is None else (*path, i)
+                batches.append(source.draw(sampler, counts[i], own_path))
+        except BaseException:
+            with suppress(SQLBufferError):  # the first error is what matters
+                self._give_back(batches, counts)
+            raise
+        return batches
+
+    def _give_back(self, batches: Sequence[Batch], counts: Sequence[int]) -> None:
+        for source, batch, n_asked in zip(self.sources, batches, counts, strict=False):
+            if batch.n_rows == n_asked:  # fewer were not counted
+                source.give_back(batch)
 
     def _check_full(self, batches: Sequence[Batch], counts: Sequence[int]) -> None:
         for label, batch, count_ in zip(self.weights, batches, counts, strict=True):

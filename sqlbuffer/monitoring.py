@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlbuffer.errors import BufferConfigError, MissingExtraError, SQLBufferError
+from sqlbuffer.front.monitoring import Monitoring, check_window
 from sqlbuffer.stats import Distribution, Stats
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class TensorBoardMonitor:
         window_s: Seconds that rates are over.
 
     Raises:
+        BufferConfigError: Seconds that cannot be.
+        TypeError: Something else than a buffer, or a writer.
         MissingExtraError: A folder, and neither package is installed.
 
     Example:
@@ -75,6 +78,8 @@ class TensorBoardMonitor:
         every_s: float = 10.0,
         window_s: float = 60.0,
     ) -> None:
+        _check_buffers([buffer])
+        check_window(window_s)
         if isinstance(every_s, bool) or not isinstance(every_s, (int, float)) or not every_s >= 0:
             raise BufferConfigError(f"every_s is a number of seconds, 0 or more, got {every_s!r}")
         self._own = not hasattr(writer, "add_scalar")
@@ -198,6 +203,8 @@ class PrometheusCollector:
         *buffers: The buffers.
 
     Raises:
+        TypeError: Something else than a buffer.
+        ValueError: Two buffers of one name, which the label could not tell apart.
         MissingExtraError: prometheus_client is not installed.
 
     Example:
@@ -211,6 +218,7 @@ class PrometheusCollector:
     """
 
     def __init__(self, *buffers: "ReplayBuffer") -> None:
+        _check_buffers(buffers)
         self._buffers = buffers
         self._families = _families()
 
@@ -264,6 +272,19 @@ def prometheus_text(*buffers: "ReplayBuffer") -> str:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return str(generate_latest(registry).decode())
+
+
+def _check_buffers(buffers: Sequence[Any]) -> None:
+    for buffer in buffers:
+        if not isinstance(buffer, Monitoring):
+            raise TypeError(f"a ReplayBuffer is monitored, got {type(buffer).__name__}")
+    names = [buffer.name for buffer in buffers]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise ValueError(
+            f"two buffers are named {double!r}, and metrics tell them apart by name; give each "
+            f"one once, and those of another database a registry of their own"
+        )
 
 
 def _families() -> tuple[Any, Any]:

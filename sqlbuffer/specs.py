@@ -54,12 +54,21 @@ class FieldSpec:
     @classmethod
     def parse(cls, name: object, given: Any) -> "FieldSpec":
         """Return the field that a declaration means: a dtype, `(dtype, shape)`, `(dtype, shape,
-        default)`, or a dict of `dtype`, `shape`, `default` and `column`.
+        default)`, a dict of `dtype`, `shape`, `default` and `column`, or a field of a buffer.
 
         Raises:
             FieldError: It is none of these; names the field.
         """
         _check_name(name)
+        if isinstance(given, FieldSpec):
+            return replace(given, name=str(name))
+        if hasattr(given, "shape") and not isinstance(given, (np.dtype, type)):
+            # An array or a space; numpy would take its dtype and leave the shape.
+            dtype = str(getattr(given, "dtype", "float32"))
+            raise FieldError(
+                f"field {name!r}: a declaration is a dtype or (dtype, shape), got "
+                f"{type(given).__name__}; give ({dtype!r}, {given.shape})"
+            )
         parts = _parts(str(name), given)
         column = parts.get("column", False)
         spec = cls(

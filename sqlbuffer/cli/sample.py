@@ -1,4 +1,4 @@
-"""`sqlbuffer sample`: a batch, as a learner would draw it."""
+"""`sqlbuffer sample`: a batch to look at."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,20 +58,24 @@ def sample(
 ) -> None:
     """Draw rows, or whole tasks, uniformly at random and show them.
 
+    It only looks: rows that are used up or stale are there too, no rate limiter is asked, and
+    nothing counts as sampled.
+
     Tables show payloads in short, and of tasks a line each. --json, --csv and --ndjson print every
     row in full.
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
     from sqlbuffer.cli.rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
+    from sqlbuffer.front.looking import look_at_rows, look_at_tasks
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     with opened(url, buffer) as found:
         tree = condition_of(found, condition, eq)
         if tasks:
-            drawn = found.sample_tasks(n, sampler=RandomTaskSample(seed=seed), condition=tree)
+            drawn: Sequence[Any] = look_at_tasks(found, n, RandomTaskSample(seed=seed), tree)
             rows = [row for task in drawn for row in task]
         else:
-            drawn = rows = found.sample(n, sampler=RandomSampler(seed=seed), condition=tree)
+            drawn = rows = look_at_rows(found, n, RandomSampler(seed=seed), tree)
         name = found.name
     if format_ is not Format.TABLE:
         write(COLUMNS, map(in_full, rows), format_)

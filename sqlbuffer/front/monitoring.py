@@ -1,9 +1,10 @@
 """The calls that show how a buffer is used, and keep its two sides in pace."""
 
-from sqlbuffer.arguments import check_seconds
+from sqlbuffer.arguments import check_reached, check_seconds
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.flow import FlowState, Policy, check_policy
 from sqlbuffer.front.parts import Parts
+from sqlbuffer.query import EVERYTHING
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.flow import HISTORY_S
 
@@ -28,10 +29,15 @@ class Monitoring(Parts):
             policy: A `RateLimiter`, a `RatioWindow`, or None.
 
         Raises:
-            BufferConfigError: Something else.
+            BufferConfigError: Something else, or a limiter that stops inserts before the buffer's
+                `min_size` is reached.
+            BufferNotFoundError: The buffer was dropped.
             StorageReadOnlyError: The role may not: it is a right of learners.
         """
         check_policy(policy)
+        min_size = self._store.info.min_size
+        if min_size:
+            check_reached(policy, min_size, self._store.count(EVERYTHING))
         self._store.pacer.set_policy(policy)
 
     def stats(self, window_s: float = 60.0) -> Stats:
@@ -48,10 +54,19 @@ class Monitoring(Parts):
             BufferConfigError: No such number of seconds.
             BufferNotFoundError: The buffer was dropped.
         """
-        check_seconds("window_s", window_s)
-        if window_s > HISTORY_S:
-            raise BufferConfigError(
-                f"window_s is at most {HISTORY_S}: what was sampled is known for an hour, got "
-                f"{window_s!r}"
-            )
+        check_window(window_s)
         return self._store.pacer.stats(float(window_s))
+
+
+def check_window(window_s: float) -> None:
+    """Raise unless rates over so many seconds are known.
+
+    Raises:
+        BufferConfigError: They are not.
+    """
+    check_seconds("window_s", window_s)
+    if window_s > HISTORY_S:
+        raise BufferConfigError(
+            f"window_s is at most {HISTORY_S}: what was sampled is known for an hour, got "
+            f"{window_s!r}"
+        )

@@ -6,9 +6,11 @@ from typing import Any
 from sqlbuffer.arguments import (
     MAX_LIMIT,
     Condition,
+    barred_rows,
     check_batch_size,
     check_n_step,
     check_sufficient,
+    described,
 )
 from sqlbuffer.batches import Batch, RowList
 from sqlbuffer.converters import Converter
@@ -56,7 +58,7 @@ class Sampling(Parts):
             FieldError: An unknown field.
         """
         node = self._node(condition)
-        sampler = RandomSampler(replace=True) if sampler is None else sampler
+        sampler = RandomSampler(replace=True) if sampler is None else _checked(sampler)
         check_batch_size(batch_size)
         reader = StepReader(self._store.info.fields, fields, self._store.info.compression)
         return self._draw(reader, sampler, batch_size, node)
@@ -105,7 +107,7 @@ class Sampling(Parts):
                 `terminated` nor `truncated` is stored and no `terminal_field` is given.
         """
         node = self._node(condition)
-        sampler = RandomSampler(replace=True) if sampler is None else sampler
+        sampler = RandomSampler(replace=True) if sampler is None else _checked(sampler)
         check_batch_size(batch_size)
         check_n_step(n_step, gamma)
         info = self._store.info
@@ -238,9 +240,11 @@ class Sampling(Parts):
             batch: Any = self._sample_tasks(sampler, batch_size, node, strict)
         elif isinstance(sampler, Sampler):
             batch = self._sample_rows(sampler, batch_size, node, strict)
+            if batch and not (strict and len(batch) < batch_size):
+                sampler.handed_out()
         else:
-            raise TypeError(f"sampler is a Sampler or a TaskSampler, got {type(sampler).__name__}")
-        check_sufficient(len(batch), batch_size, strict)
+            raise TypeError(f"sampler is a Sampler or a TaskSampler, got {described(sampler)}")
+        check_sufficient(len(batch), batch_size, strict, self._barred(sampler))
         return _convert(converter, batch)
 
     def sample_tasks(
@@ -275,13 +279,12 @@ class Sampling(Parts):
         sampler = RandomTaskSample() if sampler is None else sampler
         if not isinstance(sampler, TaskSampler):
             raise TypeError(
-                f"sample_tasks takes a TaskSampler, got {type(sampler).__name__}; use sample() for "
-                f"rows"
+                f"sample_tasks takes a TaskSampler, got {described(sampler)}; use sample() for rows"
             )
         node = self._node(condition, query_condition)
         check_batch_size(n)
         tasks = self._sample_tasks(sampler, n, node, strict)
-        check_sufficient(len(tasks), n, strict)
+        check_sufficient(len(tasks), n, strict, self._barred(sampler))
         return [_convert(converter, task) for task in tasks]
 
     def sample_task(
@@ -299,8 +302,14 @@ class Sampling(Parts):
     def _draw(self, reader: Reader, sampler: Sampler, batch_size: int, node: Node) -> Batch:
         n = min(int(batch_size), MAX_LIMIT)
         batch = sample_batch(self._store, node, reader, sampler, n)
-        check_sufficient(batch.n_rows, batch_size, True)
+        check_sufficient(batch.n_rows, batch_size, True, self._barred(sampler))
+        if n:
+            sampler.handed_out()
         return batch
+
+    def _barred(self, sampler: Sampler | TaskSampler) -> str:
+        by_priority = isinstance(sampler, Sampler) and sampler.reads_priorities
+        return barred_rows(self._store.info, by_priority=by_priority)
 
     def _sample_rows(
         self, sampler: Sampler, batch_size: int, node: Node, strict: bool
@@ -320,6 +329,12 @@ class Sampling(Parts):
         n = min(int(batch_size), MAX_LIMIT)
         drawn = sample_tasks(self._store, node, sampler, n, n if strict else 0)
         return [self._decoder.rows(rows) for rows in drawn if rows]
+
+
+def _checked(sampler: Any) -> Sampler:
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
+    return sampler
 
 
 def _convert(converter: AnyConverter | None, value: Any) -> Any:

@@ -99,7 +99,8 @@ class Writing(Parts):
         """
         ignore = frozenset() if "execute_time" in fields else MADE_TIME
         priority = fields.pop("priority", None)
-        return self._insert([row_of(fields)], ignore=ignore, priority=priority)
+        row = row_of(fields, self._store.info.fields.specs)
+        return self._insert([row], ignore=ignore, priority=priority)
 
     def extend(
         self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.arguments import Condition, check_batch_size, check_n_step
+from sqlbuffer.arguments import Condition, check_batch_size, check_n_step, described
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.loading.source import Source
 from sqlbuffer.query import EVERYTHING, Node, check
@@ -180,7 +180,7 @@ def _check_order(options: Options) -> None:
     if isinstance(sampler, TaskSampler):
         raise TypeError("a loader takes a Sampler of rows; sample_tasks() takes a TaskSampler")
     if sampler is not None and not isinstance(sampler, Sampler):
-        raise TypeError(f"sampler is a Sampler, got {type(sampler).__name__}")
+        raise TypeError(f"sampler is a Sampler, got {described(sampler)}")
     how = "epochs" if options.epochs is not None else "shuffle=False"
     if not options.is_drawn and (sampler is not None or options.replace):
         given = "a sampler" if sampler is not None else "replace=True"

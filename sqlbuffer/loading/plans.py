@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from sqlbuffer.arguments import check_sufficient
+from sqlbuffer.arguments import barred_rows, check_sufficient
 from sqlbuffer.batches import Batch
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.order import Order
@@ -63,7 +63,9 @@ class Draws:
         sampler = own_sampler(self.sampler, self.replace, run.seed)
         for number in count(progress.get("batch", 0)):
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
-            check_sufficient(batch.n_rows, self.batch_size, True)
+            barred = barred_rows(self.source.store.info, by_priority=sampler.reads_priorities)
+            check_sufficient(batch.n_rows, self.batch_size, True, barred)
+            sampler.handed_out()
             yield batch, {"batch": number + 1}
 
     def knows(self, progress: Progress) -> bool:

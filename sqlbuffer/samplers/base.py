@@ -69,6 +69,12 @@ class Sampler(ABC):
         """
         return {}
 
+    def handed_out(self) -> None:
+        """Take note that a batch is handed out: once for each, however often it was drawn anew, or
+        of how many sources it was drawn. Does nothing by default.
+        """
+        return
+
 
 class TaskSampler(ABC):
     """Chooses tasks: a batch is a list of tasks, each with all its rows.

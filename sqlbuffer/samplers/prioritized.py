@@ -137,9 +137,8 @@ class PrioritizedSampler(Sampler):
         """Return `weights`, `probabilities`, `priorities` and `seq` of the rows of a batch."""
         priorities = population.priorities
         own = priorities.of(seqs)
-        beta = self._annealing.step() if own.size else self.beta
         least = own.min(initial=np.inf) if self._normalize == "batch" else priorities.least()
-        weights = race.importance_weights(own, priorities.alpha, beta, least)
+        weights = race.importance_weights(own, priorities.alpha, self.beta, least)
         probabilities = None
         if priorities.total is not None:
             probabilities = race.weights_of(own, priorities.alpha) / priorities.total
@@ -157,10 +156,12 @@ class PrioritizedSampler(Sampler):
         own = columns["priorities"]
         if self._normalize != "batch" or own is None:
             return {}
-        weights = race.importance_weights(
-            own, alpha, self._annealing.latest, float(own.min(initial=np.inf))
-        )
+        weights = race.importance_weights(own, alpha, self.beta, float(own.min(initial=np.inf)))
         return {"weights": weights.astype(np.float32)}
+
+    def handed_out(self) -> None:
+        """Raise `beta` for the next batch."""
+        self._annealing.step()
 
 
 class _Annealing:
@@ -175,7 +176,6 @@ class _Annealing:
                 f"beta_anneal_steps is a number of batches from 1 on or None, got {n_steps!r}"
             )
         self._n_steps, self._n_done = n_steps, 0
-        self.latest = self._first
 
     @property
     def beta(self) -> float:
@@ -183,11 +183,9 @@ class _Annealing:
             return self._first
         return self._first + (1.0 - self._first) * min(1.0, self._n_done / int(self._n_steps))
 
-    def step(self) -> float:
-        """Return the number, and go to the next one."""
-        self.latest = beta = self.beta
+    def step(self) -> None:
+        """Go to the next number."""
         self._n_done += 1
-        return beta
 
 
 def _checked_beta(beta: Any) -> float:

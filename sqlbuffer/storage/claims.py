@@ -273,6 +273,12 @@ def noted(store: "BufferStore", found: Found[Any], note: Note) -> int | None:
     return number
 
 
+def forget(store: "BufferStore", number: int) -> None:
+    """Delete the note of a batch that was not handed out."""
+    own = (samples.c.buffer_id == store.info.id) & (samples.c.id == number)
+    _writing(store, lambda connection: connection.execute(delete(samples).where(own)))
+
+
 def _note(
     connection: Connection, store: "BufferStore", found: Found[Any], kept: _Kept[Any], note: Note
 ) -> int:

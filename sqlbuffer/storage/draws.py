@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 from sqlbuffer.batches import Batch
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query import Node
-from sqlbuffer.storage.claims import Found, Kind, Note, claimed, give_back, needs_writes, noted
+from sqlbuffer.storage.claims import (
+    Found,
+    Kind,
+    Note,
+    claimed,
+    forget,
+    give_back,
+    needs_writes,
+    noted,
+)
 from sqlbuffer.storage.insertion import Row
 from sqlbuffer.storage.parts import one_of, part_of, stacked
 from sqlbuffer.storage.population import Population
@@ -157,8 +166,13 @@ def noted_batch(store: BufferStore, batch: Batch, clock: int | None, what: str) 
 
 
 def return_batch(store: BufferStore, batch: Batch) -> None:
-    """Undo the uses of a batch that is not handed out."""
+    """Undo what was counted and noted of a batch that is not handed out."""
+    if not batch.n_rows:
+        return
     give_back(store, _units(batch))
+    store.pacer.give_back(batch.n_rows)
+    if BATCH_ID in batch.info:
+        forget(store, int(batch.info[BATCH_ID][0]))
 
 
 def _found(population: Population, batch: Batch) -> Found[Batch]:

@@ -3,6 +3,7 @@
 import math
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from sqlalchemy import (
@@ -117,9 +118,7 @@ def read(connection: Connection, buffer_id: int) -> Reading:
     Raises:
         BufferNotFoundError: It was dropped.
     """
-    row = connection.execute(_READ, {"id": buffer_id}).one_or_none()
-    if row is None:
-        raise BufferNotFoundError(f"{NO_BUFFER} with buffer_id {buffer_id}; it was dropped")
+    row = _counted(connection, buffer_id)
     stored = None if row[0] is None else orjson.loads(row[0])
     policy = policy_from_json(stored)
     given, n_limited, n_sampled = map(int, row[1:])
@@ -131,6 +130,15 @@ def read(connection: Connection, buffer_id: int) -> Reading:
     if isinstance(policy, RatioWindow):
         counts = _decayed_counts(connection, buffer_id, policy)
     return Reading(policy, inserted, sampled, counts)
+
+
+def _counted(connection: Connection, buffer_id: int) -> Any:
+    row = connection.execute(_READ, {"id": buffer_id}).one_or_none()
+    if row is None:
+        raise BufferNotFoundError(
+            f"{NO_BUFFER} with buffer_id {buffer_id}; it was dropped, open it anew"
+        )
+    return row
 
 
 def _decayed_counts(connection: Connection, buffer_id: int, policy: RatioWindow) -> Counts:
@@ -171,10 +179,14 @@ def waiting(connection: Connection, buffer_id: int) -> list[Waiting]:
 
 
 def set_policy(connection: Connection, buffer_id: int, policy: Policy | None) -> None:
-    """Store a policy, with the counts that it begins at."""
+    """Store a policy, with the counts that it begins at.
+
+    Raises:
+        BufferNotFoundError: The buffer was dropped.
+    """
     value = null()
+    row = _counted(connection, buffer_id)
     if policy is not None:
-        row = connection.execute(_READ, {"id": buffer_id}).one()
         before = {"inserted_before": int(row[1]), "sampled_before": int(row[2])}
         stored = orjson.dumps({**policy_to_json(policy), **before}).decode()
         value = cast(bindparam("flow", stored, Text()), JSON)  # type: ignore[assignment]

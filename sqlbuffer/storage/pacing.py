@@ -100,6 +100,12 @@ class Pacer:
                 if time.monotonic() - self._told_at >= TELL_S:
                     self.tell()
 
+    def give_back(self, n: int) -> None:
+        """Undo the count of a batch of n rows that was not handed out."""
+        if self._policy is not None:
+            self._correct(-n)
+        self._note(-n, -1)
+
     def before_insert(self, n: int) -> None:
         """Wait until n rows may be inserted.
 
@@ -159,7 +165,7 @@ class Pacer:
         self._told_at = time.monotonic()
         with suppress(SQLBufferError):
             self._policy = self._read().policy
-        if not (self._batches and self._may_tell):
+        if not ((self._batches or self._rows) and self._may_tell):
             return
         with self._mutex:
             rows, batches, self._rows, self._batches = self._rows, self._batches, 0, 0
@@ -296,10 +302,15 @@ class Pacer:
             if role == "sample"
             else ("learners are", "add learners")
         )
+        if n > 1:
+            remedy += f", {'sample' if role == 'sample' else 'store'} fewer rows at once"
         done, waited = ("sampled", "sample") if role == "sample" else ("inserted", "store")
         wait_s = self._store.options.wait_s
         when = f"within {wait_s:g} s" if wait_s else "now"
         counts = f"{reading.inserted:,} rows inserted and {reading.sampled:,} sampled"
+        if isinstance(reading.policy, RatioWindow):
+            left = reading.counts
+            counts += f" (of which {left.inserted:.1f} and {left.sampled:.1f} still count)"
         return (
             f"buffer {self._store.info.name!r}: {n:,} rows may not be {done} {when}: the {behind} "
             f"behind, with {counts} under {reading.policy}; {remedy}, wait longer (wait_s), or "

@@ -142,7 +142,8 @@ class _Looker:
         return int(sampled), int(batches)
 
     def _sample_rate(self, span_s: float) -> float:
-        start = self._about.now - span_s
+        now = self._about.now
+        start = now - span_s
         table = flow_history.c
         statement = (
             select(table.bucket, func.sum(table.n_sampled))
@@ -151,9 +152,7 @@ class _Looker:
         )
         total = 0.0
         for bucket, n_rows in self._connection.execute(statement):
-            # Of the first bucket a part is in the window.
-            share = min(1.0, (bucket + 1) - start / flow.BUCKET_S)
-            total += float(n_rows) * max(0.0, share)
+            total += float(n_rows) * share_since(start, int(bucket), now)
         return total / span_s
 
     def _episodes(self) -> int:
@@ -214,6 +213,21 @@ class _Looker:
             of(uses, "n_uses"),
         ).where(fn.has_key(literal(self._id), seqs))
         return self._connection.execute(statement).all()
+
+
+def share_since(start: float, bucket: int, now: float) -> float:
+    """Return which part of what a bucket has by now belongs to the time since `start`.
+
+    Args:
+        start: Unix time in seconds.
+        bucket: Unix time of its beginning / BUCKET_S.
+        now: Unix time in seconds; the newest bucket is filled up to then.
+    """
+    begin = bucket * flow.BUCKET_S
+    end = min(begin + flow.BUCKET_S, now)
+    if start <= begin:
+        return 1.0
+    return max(0.0, end - start) / (end - begin)
 
 
 def _drawn(low: int, high: int) -> Any:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import RateLimiter, ReplayBuffer
 from tests.cli.conftest import ODD_TASK
 
 
@@ -136,3 +136,19 @@ def test_it_is_said_when_fewer_rows_match(run, filled, options, said):
     result = run("sample", filled, *options)
     assert result.exit_code == 0
     assert result.stderr == said
+
+
+def test_looking_at_rows_uses_none_and_waits_for_nobody(run, buffer_url):
+    limits = {"max_use": 1, "max_staleness": 0, "min_size": 9, "track_samples": True}
+    limiter = RateLimiter(1, min_size=100)
+    with ReplayBuffer(buffer_url, **limits, rate_limiter=limiter) as buffer:
+        for step in range(3):
+            buffer.add(task_id="t", step=step, model_version=0)
+        buffer.set_clock(5)
+        for _ in range(2):
+            rows = drawn(run("sample", buffer_url, "-n", "9", "--ndjson"))
+            tasks = drawn(run("sample", buffer_url, "-n", "9", "--tasks", "--ndjson"))
+            assert {row["step"] for row in rows} == {row["step"] for row in tasks} == {0, 1, 2}
+        assert buffer.stats().uses.max == buffer.flow().sampled == buffer.stats().sampled == 0
+    shown = run("sql", buffer_url, "SELECT count(*) AS n FROM v_samples", "--ndjson")
+    assert drawn(shown) == [{"n": 0}]

@@ -133,6 +133,31 @@ def test_a_monitor_that_cannot_be_is_refused(every_s):
             TensorBoardMonitor(buffer, 5)
 
 
+@pytest.mark.parametrize("window_s", [0, None, 3_601])
+def test_a_monitor_refuses_a_window_when_it_is_made(window_s):
+    refused = pytest.raises(BufferConfigError, match="window_s")
+    with ReplayBuffer("sqlite://") as buffer, refused:
+        TensorBoardMonitor(buffer, Noting(), window_s=window_s)
+
+
+def test_what_is_no_buffer_is_not_monitored():
+    pytest.importorskip("prometheus_client", reason="allowed: prometheus_client is not installed")
+    with ReplayBuffer("sqlite://") as buffer:
+        for given in (None, "sqlite://", [buffer]):
+            with pytest.raises(TypeError, match="a ReplayBuffer is monitored"):
+                TensorBoardMonitor(given, Noting())
+            with pytest.raises(TypeError, match="a ReplayBuffer is monitored"):
+                PrometheusCollector(given)
+
+
+def test_buffers_of_one_name_are_not_collected_together(buffer):
+    pytest.importorskip("prometheus_client", reason="allowed: prometheus_client is not installed")
+    with ReplayBuffer("sqlite://", name=buffer.name) as other:
+        for given in (buffer, other):
+            with pytest.raises(ValueError, match="two buffers are named"):
+                prometheus_text(buffer, given)
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
     for name in ("tensorboardX", "torch.utils.tensorboard", "prometheus_client.core"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -21,7 +21,12 @@ from sqlbuffer import (
     ReplayBuffer,
     Sampler,
 )
-from sqlbuffer.errors import BufferConfigError, FlowControlError, InsufficientDataError
+from sqlbuffer.errors import (
+    BufferConfigError,
+    BufferNotFoundError,
+    FlowControlError,
+    InsufficientDataError,
+)
 from sqlbuffer.storage import flow, pacing
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import buffer_id, run, scalar
@@ -499,8 +504,30 @@ def test_a_window_limits_both_sides_and_decays(buffer_url):
         found = buffer.flow()
         assert found.counts.inserted == pytest.approx(0.15, rel=0.01)
         assert found.counts.sampled == pytest.approx(0.08, rel=0.01)
-        with pytest.raises(FlowControlError, match="collectors are behind"):
+        said = r"15 rows inserted and 8 sampled \(of which 0.1 and 0.1 still count\)"
+        with pytest.raises(FlowControlError, match=f"collectors are behind, with {said}"):
             buffer.sample(2)
+
+
+def test_a_batch_that_waits_in_vain_may_be_made_smaller(buffer_url):
+    limiter = RateLimiter(4, error_buffer=40)
+    with ReplayBuffer(buffer_url, rate_limiter=limiter, wait_s=0) as buffer:
+        # They pass once 36 rows were sampled; but there are none.
+        with pytest.raises(FlowControlError, match="add learners, store fewer rows at once, wait"):
+            buffer.store_batch(rows(20))
+        with pytest.raises(FlowControlError, match="add collectors, sample fewer rows at once"):
+            buffer.sample(2)
+        buffer.store_batch(rows(11))
+        with pytest.raises(FlowControlError, match="add learners, wait longer"):
+            buffer.store_batch(rows(1))
+
+
+@pytest.mark.parametrize("policy", [None, LIMITER, RatioWindow(max_ratio=2)])
+def test_a_limiter_is_not_set_for_a_buffer_that_was_dropped(buffer_url, policy):
+    with ReplayBuffer(buffer_url) as buffer:
+        ReplayBuffer.drop(buffer_url, "default")
+        with pytest.raises(BufferNotFoundError, match="it was dropped, open it anew"):
+            buffer.set_rate_limiter(policy)
 
 
 def test_a_buffer_without_a_limiter_sends_nothing_more(buffer_url):

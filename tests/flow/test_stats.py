@@ -6,6 +6,7 @@ import pytest
 from sqlbuffer import DataRow, Experience, ExpMeta, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.stats import distribution
+from sqlbuffer.storage.stats import share_since
 from tests.support.processes import run_at_once
 from tests.support.sql import buffer_id, fill, run
 
@@ -183,3 +184,20 @@ def test_a_distribution_of_nothing_is_none_and_of_one_is_that():
     assert distribution([]) is None
     one = distribution([3])
     assert (one.n, one.mean, one.min, one.p10, one.median, one.p90, one.max) == (1, *[3.0] * 6)
+
+
+@pytest.mark.parametrize(
+    ("start", "now", "share"),
+    [
+        (95.0, 130.0, 1.0),  # the whole bucket, from 100 to 110
+        (100.0, 130.0, 1.0),
+        (104.0, 130.0, 0.6),
+        (110.0, 130.0, 0.0),
+        (115.0, 130.0, 0.0),
+        (95.0, 105.0, 1.0),
+        (103.0, 104.0, 0.25),  # by then it has four seconds in it
+        (103.999, 104.0, 0.00025),
+    ],
+)
+def test_of_a_bucket_the_part_of_the_window_is_counted(start, now, share):
+    assert share_since(start, 10, now) == pytest.approx(share)

@@ -13,6 +13,7 @@ from sqlbuffer import (
     LatestSampler,
     QueryBuilder,
     RandomSampler,
+    RateLimiter,
     ReplayBuffer,
     mix,
 )
@@ -180,6 +181,42 @@ def test_a_mixture_counts_what_it_hands_out(make_database_url, buffer_url):
         either = mix({a: 0.5, b: 0.5}, on_empty="redistribute")
         assert set(either.sample_arrays(8).info["source"]) == {"b"}
         assert sum(uses_in(buffer_url, "b").values()) == 12
+
+
+@pytest.mark.parametrize("on_empty", ["raise", "redistribute"])
+def test_what_a_mixture_does_not_hand_out_is_neither_counted_nor_noted(buffer_url, on_empty):
+    limiter = RateLimiter(1, error_buffer=100)
+    limits = {"max_use": 9, "track_samples": True, "rate_limiter": limiter}
+    with (
+        ReplayBuffer(buffer_url, name="a", fields=FIELDS, **limits) as a,
+        ReplayBuffer(buffer_url, name="b", fields=FIELDS) as b,
+    ):
+        a.extend(arrays_of(30))
+        mixed = mix({a: 0.5, b: 0.5}, on_empty=on_empty)
+        n = 0
+        if on_empty == "raise":
+            with pytest.raises(InsufficientDataError, match="b: asked for 4"):
+                mixed.sample_arrays(8)
+        else:
+            n = mixed.sample_arrays(8).n_rows
+        assert sum(uses_in(buffer_url, "a").values()) == a.flow().sampled == n
+        assert a.stats().sampled == n
+        assert scalar(buffer_url, "SELECT count(*) FROM v_samples") == n
+
+
+def test_a_source_that_fails_leaves_the_others_unused(buffer_url):
+    with (
+        ReplayBuffer(buffer_url, name="a", fields=FIELDS, max_use=1) as a,
+        ReplayBuffer(buffer_url, name="b", fields=FIELDS, min_size=9) as b,
+    ):
+        a.extend(arrays_of(4))
+        b.extend(arrays_of(8))
+        for _ in range(3):
+            with pytest.raises(InsufficientDataError, match="min_size"):
+                mix({a: 0.5, b: 0.5}).sample_arrays(8)
+        assert sum(uses_in(buffer_url, "a").values()) == 0
+        b.extend(arrays_of(1))
+        assert mix({a: 0.5, b: 0.5}).sample_arrays(8).n_rows == 8
 
 
 def test_what_another_learner_took_meanwhile_is_drawn_anew(buffer, buffer_url):

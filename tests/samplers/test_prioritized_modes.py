@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
+from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer, mix
+from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.torch import IterableDataset
 from tests.support.priorities import assert_shares, filled, seal_all, set_priorities
+from tests.support.sql import run
 from tests.support.statements import selects
 
 ARRAYS = {"weights", "probabilities", "priorities", "seq"}
@@ -113,9 +115,9 @@ def test_loaders_repeat_and_resume(buffer):
 
 def test_loaders_share_the_annealing_of_their_sampler(buffer):
     sampler = PrioritizedSampler(beta=0.0, beta_anneal_steps=10, seed=1)
-    for _, _ in zip(buffer.loader("step", 8, sampler=sampler), range(5), strict=False):
+    for _, _ in zip(range(5), buffer.loader("step", 8, sampler=sampler), strict=False):
         pass
-    assert sampler.beta >= 0.5
+    assert sampler.beta == 0.5
 
 
 def test_tensors_named_tuples_and_renamed_arrays_have_them(buffer):
@@ -184,3 +186,51 @@ def test_updates_between_draws_count_at_once(buffer_url):
             for seq in buffer.sample_arrays(200, sampler=sampler).seq.tolist()
         ]
         assert_shares(drawn, {seq: float(model[seq]) ** 0.6 for seq in range(1, 401)})
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_batch_of_several_sources_is_one_step_of_annealing(is_loaded):
+    sources = {}
+    for name in ("a", "b", "c"):
+        source = ReplayBuffer("sqlite://", name=name, fields={"x": "float32"}, priorities=True)
+        source.extend({"x": np.zeros(10)}, priority=np.arange(10.0) + 1)
+        sources[source] = 1.0
+    sampler = PrioritizedSampler(beta=0.0, beta_anneal_steps=10, seed=1)
+    mixed = mix(sources)
+    loader = iter(mixed.loader("step", 9, sampler=sampler))
+    for n_done in range(4):
+        assert sampler.beta == pytest.approx(n_done / 10)
+        batch = next(loader) if is_loaded else mixed.sample_arrays(9, sampler=sampler)
+        for source in sources:
+            own = batch.info["source"] == source.name
+            ratios = batch.priorities[own].min() / batch.priorities[own]
+            expected = ratios ** (0.6 * n_done / 10)
+            np.testing.assert_allclose(batch.weights[own], expected, rtol=1e-5)
+
+
+class Outrun(PrioritizedSampler):
+    """Another learner uses what is drawn first up."""
+
+    url = ""
+
+    def choose(self, population, batch_size):
+        chosen = super().choose(population, batch_size)
+        if self.url:
+            used = f"SELECT id, {chosen[0]}, 9 FROM buffers"
+            run(self.url, f"INSERT INTO uses (buffer_id, seq, n_uses) {used}")
+            self.url = ""
+        return chosen
+
+
+@pytest.mark.parametrize("call", ["sample", "sample_arrays"])
+def test_a_batch_that_is_drawn_anew_is_one_step_of_annealing(buffer_url, call):
+    with ReplayBuffer(buffer_url, fields={"x": "float32"}, priorities=True, max_use=9) as buffer:
+        buffer.extend({"x": np.zeros(16)})
+        sampler = Outrun(beta=0.0, beta_anneal_steps=4, seed=1, replace=False)
+        sampler.url = buffer_url
+        getattr(buffer, call)(8, sampler=sampler)
+        assert sampler.url == ""
+        assert sampler.beta == 0.25
+        with pytest.raises(InsufficientDataError):
+            buffer.sample_arrays(999, sampler=sampler)
+        assert sampler.beta == 0.25

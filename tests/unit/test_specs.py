@@ -3,6 +3,7 @@
 import numpy as np
 import orjson
 import pytest
+from gymnasium.spaces import Box
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -65,11 +66,20 @@ def test_a_declaration_is_a_dtype_with_a_shape_and_a_default(given, dtype, shape
         ({"dtype": "c8", "column": True}, "only a number of up to 64 bits"),
         ({"dtype": "f4", "column": 1}, "column is True or False"),
         (("uint8", (), 300), "out of the range"),
+        (np.zeros((3, 2), F32), r"give \('float32', \(3, 2\)\)"),
+        (Box(-1, 1, (4,), F32), r"give \('float32', \(4,\)\)"),
     ],
 )
 def test_a_declaration_that_means_nothing_is_refused_by_the_name_of_its_field(given, reason):
     with pytest.raises(FieldError, match=rf"field 'x'.*{reason}"):
         spec_of(given)
+
+
+@pytest.mark.parametrize(
+    "given", [("float32", (3, 2)), ("uint8", (), 7), {"dtype": "int64", "column": True}]
+)
+def test_a_field_of_a_buffer_is_a_declaration(given):
+    assert spec_of(spec_of(given, name="other")) == spec_of(given)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "1a", "class", 3, None])
