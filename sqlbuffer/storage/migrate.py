@@ -15,6 +15,7 @@ from sqlbuffer.storage.engine import SQLITE_FILE_PRAGMAS, engine_for, is_memory,
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.models import schema_info
+from sqlbuffer.storage.retrying import retried
 from sqlbuffer.storage.sqlite import lock_path
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.urls import shown_url
@@ -99,6 +100,11 @@ def upgrade(url: str | URL | Engine, revision: str = "head") -> None:
     """
     resolved = resolve_url(url)
     engine = url if isinstance(url, Engine) else engine_for(resolved)
+    # It takes the tables one after the other, and writers that go on may wait for each other's.
+    retried(lambda: _upgrade(engine, resolved, revision), 0.0, lambda: None)
+
+
+def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
     with (
         translated(resolved),
         writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
