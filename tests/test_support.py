@@ -4,6 +4,9 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, inspect, make_url, text
 
+from sqlbuffer import ReplayBuffer
+from tests.support.statements import selects
+
 pytest_plugins = ["pytester"]
 
 
@@ -90,3 +93,10 @@ def test_only_allowed_skips_pass_where_skips_are_forbidden(skipping, monkeypatch
     monkeypatch.setenv("SQLBUFFER_NO_SKIP", "1")
     skipping("test_functions.py").assert_outcomes(failed=1, skipped=1, xfailed=1)
     skipping("test_module.py").assert_outcomes(errors=1)
+
+
+def test_selects_are_noted_whatever_a_transaction_begins_with(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer, selects(buffer) as noted:
+        assert buffer.explain()
+        assert buffer.sample(1) == []
+    assert any("EXPLAIN" not in statement for statement in noted)

@@ -25,6 +25,7 @@ from sqlbuffer.query import EVERYTHING
 from sqlbuffer.storage.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.readers.transitions import TransitionReader
 from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.vacuum import cleaner_for
 from tests.conftest import KINDS, close_pool
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, run, run_outside_transaction
 from tests.support.stepped_rows import make_row, make_rows
@@ -181,6 +182,10 @@ class Watch:
         return self
 
     def __exit__(self, *_):
+        # An event is not to fire in a thread while its listeners change.
+        cleaner = cleaner_for(self.engine).thread
+        if cleaner is not None:
+            cleaner.join()
         for name, listener in self._listeners:
             event.remove(self.engine, name, listener)
         self.engine.dispose()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import event
 
-from sqlbuffer.storage.transactions import BEGIN
+from sqlbuffer.storage.transactions import BEGIN, READ
 
 
 @contextmanager
@@ -16,9 +16,9 @@ def selects(buffer):
     engine, noted = buffer._store.engine, []
 
     def note_beginning(connection):
-        query = connection.get_execution_options()[BEGIN].query
-        if query is not None:
-            noted.append(query)
+        begin = connection.get_execution_options().get(BEGIN, READ)
+        if begin is not None and begin.query is not None:
+            noted.append(begin.query)
 
     def note(_connection, _cursor, statement, *_):
         if re.match(r"\s*(SELECT|WITH)\b", statement):
