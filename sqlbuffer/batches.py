@@ -55,23 +55,29 @@ class Batch(Mapping[str, Any]):
 
 
 class RowList(list[Any]):
-    """A list of rows, and what their sampler says of them: arrays, by name and as attributes.
+    """A list of rows, or of tasks, and what their sampler says of them: arrays, by name and as
+    attributes.
 
     Attributes:
+        batch_id: The number that the batch is noted under (`track_samples`); None: it is not.
         columns: The arrays, each of as many values as there are rows; None for one that is not
             known.
 
     Example:
         >>> import numpy as np
-        >>> rows = RowList(["a row", "another"], {"priorities": np.array([0.5, 2.0])})
-        >>> len(rows), rows.priorities.tolist()
-        (2, [0.5, 2.0])
+        >>> rows = RowList(["a row", "another"], {"priorities": np.array([0.5, 2.0])}, 7)
+        >>> len(rows), rows.priorities.tolist(), rows.batch_id
+        (2, [0.5, 2.0], 7)
     """
 
     def __init__(
-        self, rows: Iterable[Any] = (), columns: Mapping[str, NDArray[Any] | None] | None = None
+        self,
+        rows: Iterable[Any] = (),
+        columns: Mapping[str, NDArray[Any] | None] | None = None,
+        batch_id: int | None = None,
     ) -> None:
         super().__init__(rows)
+        self.batch_id = batch_id
         self.columns = dict(columns or {})
 
     def __getattr__(self, name: str) -> Any:

@@ -20,7 +20,6 @@ from sqlbuffer.loading.modes import Options as LoaderOptions
 from sqlbuffer.loading.opening import open_loader
 from sqlbuffer.loading.output import Output
 from sqlbuffer.query import Node
-from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.storage.draws import sample_batch, sample_rows, sample_tasks
 from sqlbuffer.storage.readers.base import Reader
@@ -225,8 +224,9 @@ class Sampling(Parts):
             query_condition: Other name of `condition`.
 
         Returns:
-            A list of rows, or with a task sampler a list of tasks, each a list of rows in the order
-            of (episode, step, execute_time); or what the converter makes of it.
+            A `RowList` of rows, or with a task sampler of tasks, each a list of rows in the order
+            of (episode, step, execute_time); `batch_id` is the number that it is noted under
+            (`track_samples`). Or what the converter makes of it.
 
         Raises:
             ConditionError: A malformed condition.
@@ -268,8 +268,9 @@ class Sampling(Parts):
             query_condition: Other name of `condition`.
 
         Returns:
-            A list of tasks, each a list of rows in the order of (episode, step, execute_time), or
-            what the converter makes of them.
+            A `RowList` of tasks, each a list of rows in the order of (episode, step,
+            execute_time), or what the converter makes of them; `batch_id` is the number that
+            they are noted under.
 
         Raises:
             ConditionError: A malformed condition.
@@ -285,7 +286,7 @@ class Sampling(Parts):
         check_batch_size(n)
         tasks = self._sample_tasks(sampler, n, node, strict)
         check_sufficient(len(tasks), n, strict, self._barred(sampler))
-        return [_convert(converter, task) for task in tasks]
+        return RowList((_convert(converter, task) for task in tasks), batch_id=tasks.batch_id)
 
     def sample_task(
         self,
@@ -311,24 +312,22 @@ class Sampling(Parts):
         by_priority = isinstance(sampler, Sampler) and sampler.reads_priorities
         return barred_rows(self._store.info, by_priority=by_priority)
 
-    def _sample_rows(
-        self, sampler: Sampler, batch_size: int, node: Node, strict: bool
-    ) -> list[DataRow]:
+    def _sample_rows(self, sampler: Sampler, batch_size: int, node: Node, strict: bool) -> RowList:
         if batch_size == 0 and not sampler.reads_priorities:
-            return []
+            return RowList()
         n = min(int(batch_size), MAX_LIMIT)
         drawn = sample_rows(self._store, node, sampler, n, n if strict else 0)
         rows = self._decoder.rows(drawn.rows)
-        return RowList(rows, drawn.columns) if drawn.columns else rows
+        return RowList(rows, drawn.columns, drawn.batch_id)
 
     def _sample_tasks(
         self, sampler: TaskSampler, batch_size: int, node: Any, strict: bool
-    ) -> list[list[DataRow]]:
+    ) -> RowList:
         if batch_size == 0:
-            return []
+            return RowList()
         n = min(int(batch_size), MAX_LIMIT)
-        drawn = sample_tasks(self._store, node, sampler, n, n if strict else 0)
-        return [self._decoder.rows(rows) for rows in drawn if rows]
+        drawn, number = sample_tasks(self._store, node, sampler, n, n if strict else 0)
+        return RowList((self._decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
 
 def _checked(sampler: Any) -> Sampler:

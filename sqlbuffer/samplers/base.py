@@ -60,8 +60,9 @@ class Sampler(ABC):
     def finished(
         self, columns: Mapping[str, "NDArray[Any] | None"], alpha: float
     ) -> Mapping[str, "NDArray[Any] | None"]:
-        """Return what changes of the arrays of a batch when it is put together of several draws, or
-        of a part of one; nothing by default.
+        """Return what changes of the arrays once the batch is whole; nothing by default. Called
+        once for each batch: where rows have a limit of uses, it may be put together of several
+        draws.
 
         Args:
             columns: The arrays.

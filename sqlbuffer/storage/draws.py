@@ -33,10 +33,13 @@ PROBABILITIES = "probabilities"
 
 
 class SampledRows(NamedTuple):
-    """Rows as they are stored, and the arrays that the sampler gives along with them."""
+    """Rows as they are stored, the arrays that the sampler gives along with them, and the number
+    that they are noted under.
+    """
 
     rows: list[Row]
     columns: Mapping[str, NDArray[Any] | None]
+    batch_id: int | None = None
 
 
 def sample_batch(
@@ -80,7 +83,8 @@ def sample_batch(
             batch, number = claimed(
                 store, found, n, BATCHES, _note_of(sampler), least=n, adds_up=_adds_up(sampler)
             )
-            batch = _numbered(_finished(batch, sampler, store), number)
+            batch = _numbered(batch, number)
+        batch = _finished(batch, sampler, store)
         # A batch that is too small is not handed out.
         drawn(batch.n_rows if batch.n_rows >= n else 0)
     return batch
@@ -121,18 +125,19 @@ def sample_rows(
             rows = store.draw(node, lambda population: draw(population, n))
         else:
             note, adds_up = _note_of(sampler), _adds_up(sampler)
-            rows, _ = claimed(store, found, n, ROWS, note, least=least, adds_up=adds_up)
-            columns = {**rows.columns, **sampler.finished(rows.columns, store.alpha)}
-            rows = rows._replace(columns=columns)
+            rows, number = claimed(store, found, n, ROWS, note, least=least, adds_up=adds_up)
+            rows = rows._replace(batch_id=number)
+        finished = sampler.finished(rows.columns, store.alpha)
+        rows = rows._replace(columns={**rows.columns, **finished})
         drawn(len(rows.rows))
     return rows
 
 
 def sample_tasks(
     store: BufferStore, node: Node, sampler: "TaskSampler", n: int, least: int = 0
-) -> list[list[Row]]:
-    """Return up to n tasks that a sampler draws, each with all its rows; fewer than `least` are not
-    counted as used.
+) -> tuple[list[list[Row]], int | None]:
+    """Return up to n tasks that a sampler draws, each with all its rows, and the number that they
+    are noted under; fewer than `least` are not counted as used.
     """
 
     def choose(population: Population) -> Sequence[str]:
@@ -143,13 +148,14 @@ def sample_tasks(
         units = [[row[0] for row in rows] for rows in drawn.tasks]
         return Found(drawn.tasks, units, drawn.clock, drawn.window_low)
 
+    number = None
     with store.pacer.sampling(n) as drawn:
         if not needs_writes(store):
             tasks = store.draw_tasks(node, choose).tasks
         else:
-            tasks, _ = claimed(store, found, n, TASKS, _note_of(sampler), least=least)
+            tasks, number = claimed(store, found, n, TASKS, _note_of(sampler), least=least)
         drawn(sum(map(len, tasks)))
-    return tasks
+    return tasks, number
 
 
 def noted_batch(store: BufferStore, batch: Batch, clock: int | None, what: str) -> Batch:
