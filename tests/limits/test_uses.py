@@ -22,7 +22,7 @@ from sqlbuffer.samplers import Sampler
 from sqlbuffer.storage import claims
 from tests.limits.rows import FIELDS, arrays_of, rows_of, steps_in, store_episodes, uses_in
 from tests.support.processes import run_at_once, running, wait_until
-from tests.support.sql import buffer_id, run, scalar
+from tests.support.sql import buffer_id, connected, run, scalar, stored_rows
 from tests.support.stepped_rows import seqs_of
 
 
@@ -375,6 +375,23 @@ def test_whole_eviction_forgets_the_counts(buffer_url, unit):
         assert set(uses_in(buffer_url)) == {5, 6, 7, 8}
         batch = buffer.sample_arrays(4, sampler=RandomSampler())
         assert sorted(batch.info["seq"].tolist()) == [9, 10, 11, 12]
+
+
+def test_a_delete_typed_by_hand_forgets_the_counts(buffer, buffer_url):
+    buffer.sample(20)
+    run(buffer_url, "DELETE FROM experiences WHERE seq > 5")
+    assert set(uses_in(buffer_url)) == {1, 2, 3, 4, 5}
+
+
+def test_writers_at_capacity_do_not_wait_for_a_claim(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    with ReplayBuffer(url, max_use=5, max_capacity=20, retry_s=0) as buffer:
+        buffer.store_batch(rows_of([None] * 20))
+        buffer.sample(20)
+        with connected(url) as learner:
+            learner.exec_driver_sql("SELECT 1 FROM uses FOR UPDATE")
+            buffer.store_batch(rows_of([None] * 15))
+            assert stored_rows(url) == 20
 
 
 def test_numbers_that_were_used_up_are_not_asked_for_again_and_again(buffer_url):

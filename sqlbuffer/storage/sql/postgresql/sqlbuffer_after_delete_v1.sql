@@ -1,5 +1,5 @@
 -- A DELETE or TRUNCATE typed by hand: count what buffers that evict by task or episode hold once more, and have
--- the blocks of priorities added up anew.
+-- the blocks of priorities added up anew; forget what the narrow tables hold of rows that are gone.
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -27,6 +27,8 @@ BEGIN
     DELETE FROM priorities p
     WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = p.buffer_id AND e.seq = p.seq);
     DELETE FROM priority_blocks;
+    DELETE FROM uses u
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = u.buffer_id AND e.seq = u.seq);
     RETURN NULL;
 END
 $$

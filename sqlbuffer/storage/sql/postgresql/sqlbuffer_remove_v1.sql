@@ -40,17 +40,17 @@ BEGIN
         DELETE FROM experiences WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
         GET DIAGNOSTICS n_removed = ROW_COUNT;
     END IF;
-    -- What leaves first in, first out is below the window, and is left to sqlbuffer_seal_v1: writers do not wait for
-    -- learners. Others hold the lock on the row of the buffer.
-    IF b.has_priorities AND (b.evict_unit <> 'row' OR EXISTS (
+    -- What leaves first in, first out is below the window, and is left to sqlbuffer_seal_v1 and to whoever samples:
+    -- writers do not wait for learners. Others hold the lock on the row of the buffer.
+    IF (b.has_priorities OR b.has_uses) AND (b.evict_unit <> 'row' OR EXISTS (
         SELECT 1 FROM unnest(p_seqs) AS g(seq)
         WHERE g.seq > (SELECT w.low_seq FROM v_windows w WHERE w.buffer_id = p_buffer_id)))
     THEN
         DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
         DELETE FROM priority_blocks WHERE buffer_id = p_buffer_id
           AND block = ANY (ARRAY(SELECT DISTINCT g.seq / b.block_size FROM unnest(p_seqs) AS g(seq)));
-    END IF;
-    IF b.has_uses THEN
+        -- Locked in the order that claims lock them in.
+        PERFORM 1 FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) ORDER BY seq FOR UPDATE;
         DELETE FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
     IF b.has_queue THEN
