@@ -195,6 +195,7 @@ def _claim(
         return now, len(places), number
 
     now, n_won, number = _writing(store, work)
+    store.dialect.wrote(store.engine, len(wanted))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
     return n_won, number

@@ -406,6 +406,7 @@ class BufferStore:
         if not seqs:
             return 0
         n_updated = self._update_priorities(seqs, priorities)
+        self._dialect.wrote(self.engine, n_updated)
         if next(self._updates) % UPDATES_A_CLEANING == 0:
             self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
         return n_updated

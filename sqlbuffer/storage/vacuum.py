@@ -1,6 +1,6 @@
-"""Cleaning up behind eviction on PostgreSQL.
+"""Cleaning up behind eviction, and behind learners, on PostgreSQL.
 
-A row that is evicted stays in the table as a dead one until a VACUUM. The server's own comes once a
+A row that is evicted, or updated while an old snapshot holds it, stays in the table as a dead one until a VACUUM. The server's own comes once a
 minute: a fast writer fills the table with nine times its live size meanwhile. So whoever writes
 also looks after the dead rows, one process at a time, in a thread that ends when the work is done.
 """
@@ -47,7 +47,8 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
     pg_table_size(s.relid) AS size_bytes
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
 WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regclass('tasks'),
-    to_regclass('priorities'), to_regclass('uses'), to_regclass('queue_items'),
+    to_regclass('priorities'), to_regclass('priority_blocks'), to_regclass('uses'),
+    to_regclass('samples'), to_regclass('flow'), to_regclass('queue_items'),
     to_regclass('labels'), to_regclass('payload_parts'))
 """
 )

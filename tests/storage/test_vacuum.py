@@ -42,8 +42,9 @@ def wait_for_cleaner(buffer):
     assert not thread.is_alive()
 
 
-def vacuums(url):
-    return scalar(url, "SELECT vacuum_count FROM pg_stat_user_tables WHERE relname = 'experiences'")
+def vacuums(url, table="experiences"):
+    query = "SELECT vacuum_count FROM pg_stat_user_tables WHERE relname = :table"
+    return scalar(url, query, table=table)
 
 
 def turn_over(buffer, times, start=0):
@@ -84,6 +85,22 @@ def test_nothing_is_cleaned_where_nothing_is_evicted(url):
     with ReplayBuffer(url) as buffer:
         turn_over(buffer, 3)
     assert vacuums(url) == 0
+
+
+def test_learners_clean_behind_what_they_update_and_claim(url):
+    with ReplayBuffer(url, priorities=True, max_use=100) as buffer:
+        buffer.store_batch(make_rows(range(600)))
+        wait_for_cleaner(buffer)
+        run(url, "ALTER TABLE priorities SET (autovacuum_enabled = off)")
+        run(url, "ALTER TABLE uses SET (autovacuum_enabled = off)")
+        for i in range(4):
+            buffer.update_priorities(range(1, 601), 1.0 + i)
+            wait_for_cleaner(buffer)
+            assert len(buffer.sample(600)) == 600
+            report_statistics(buffer)
+            wait_for_cleaner(buffer)
+    assert vacuums(url, "priorities") >= 1
+    assert vacuums(url, "uses") >= 1
 
 
 def test_one_process_at_a_time_cleans(buffer):

@@ -45,7 +45,8 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, queue_items, labels, payload_parts
+        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, samples, flow, queue_items, labels,
+            payload_parts
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
