@@ -33,17 +33,24 @@ class Floor:
 
     def __init__(self) -> None:
         self._mutex = ForkLock()
-        self._seq, self._limits, self._begun_at = 0, NO_LIMITS, 0.0
+        self._seq, self._limits, self._begun_at, self._epoch = 0, NO_LIMITS, 0.0, 0
         self._pause, self._n_poor = 1, 0
 
-    def of(self, limits: Limits) -> int:
-        """Return the number; 0 where nothing is known."""
+    def of(self, limits: Limits, epoch: int) -> int:
+        """Return the number; 0 where nothing is known.
+
+        Args:
+            limits: What bars a row.
+            epoch: That of the server: after a crash it may give numbers anew to other rows.
+        """
         with self._mutex:
-            if not limits or not self._holds(limits):
+            if not limits or not self._holds(limits, epoch):
                 return 0
             return self._seq
 
-    def _holds(self, limits: Limits) -> bool:
+    def _holds(self, limits: Limits, epoch: int) -> bool:
+        if epoch != self._epoch:
+            return False
         ours, theirs = self._limits.oldest_version, limits.oldest_version
         later = ours is None or (theirs is not None and theirs >= ours)
         return later and time.monotonic() - self._begun_at < FORGOTTEN_AFTER_S
@@ -68,7 +75,13 @@ class Floor:
             return self._n_poor >= self._pause
 
     def look(
-        self, connection: Connection, buffer_id: int, low: int, end: int, limits: Limits
+        self,
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        end: int,
+        limits: Limits,
+        epoch: int,
     ) -> None:
         """Find the first row that may be sampled.
 
@@ -78,17 +91,18 @@ class Floor:
             low: Lower end of the window.
             end: No row up to it can appear any more.
             limits: What bars a row.
+            epoch: That of the server when `end` was known.
         """
         if not limits:
             return
-        known = max(low, self.of(limits))
+        known = max(low, self.of(limits, epoch))
         seq: Any = experiences.c.seq
         own = (experiences.c.buffer_id == buffer_id) & (seq > known) & (seq <= end)
         first = statements.seqs(own & limits.hold()).order_by(seq).limit(1)
         found = connection.execute(first).scalar_one_or_none()
         floor = end if found is None else found - 1
         with self._mutex:
-            is_new = not self._holds(limits)
+            is_new = not self._holds(limits, epoch)
             gain = max(floor - known, 0)
             self._n_poor = 0
             if gain >= WORTH_IT * max(end - known, 1):
@@ -97,5 +111,5 @@ class Floor:
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
             if gain or is_new:
                 self._seq = max(floor, known)
-                self._limits = limits
+                self._limits, self._epoch = limits, epoch
                 self._begun_at = time.monotonic() if is_new else self._begun_at

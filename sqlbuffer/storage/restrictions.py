@@ -66,23 +66,26 @@ class Restrictions:
         """
         self._check_size(connection, now, epoch)
         limits = self._limits(now)
-        floor = self.floor.of(limits)
+        floor = self.floor.of(limits, epoch)
         found = Population(
             connection, self._info.id, now.low, now.high, node, columns, limits, floor
         )
         found.clock = now.clock
         return found
 
-    def look(self, connection: Connection, now: SampledWindow, settled: int | None) -> None:
+    def look(
+        self, connection: Connection, now: SampledWindow, settled: int | None, epoch: int
+    ) -> None:
         """Find out where the rows begin that may be sampled.
 
         Args:
             connection: Where to look.
             now: The window.
             settled: No row up to it can appear any more; None: nor up to the newest.
+            epoch: That of the server when this was known.
         """
         end = now.high if settled is None else min(settled, now.high)
-        self.floor.look(connection, self._info.id, now.low, end, self._limits(now))
+        self.floor.look(connection, self._info.id, now.low, end, self._limits(now), epoch)
 
     def _limits(self, now: SampledWindow) -> Limits:
         return Limits(self._info.max_use, oldest_version(now.clock, self._info.max_staleness))

@@ -567,10 +567,11 @@ class BufferStore:
             return
         # The draw is done, whatever becomes of this.
         with suppress(StorageError), translated(self.url):
+            epoch = server_epoch(self.engine)
             settled = self._dialect.settled(self.engine, self.info.id)
             with self._dialect.snapshot(self.engine, self._limited_window) as connection:
                 for now in answer(connection):
-                    self.restrictions.look(connection, SampledWindow(*now), settled)
+                    self.restrictions.look(connection, SampledWindow(*now), settled, epoch)
 
     @property
     def clock(self) -> int | None:

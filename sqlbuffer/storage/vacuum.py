@@ -1,8 +1,9 @@
 """Cleaning up behind eviction, and behind learners, on PostgreSQL.
 
-A row that is evicted, or updated while an old snapshot holds it, stays in the table as a dead one until a VACUUM. The server's own comes once a
-minute: a fast writer fills the table with nine times its live size meanwhile. So whoever writes
-also looks after the dead rows, one process at a time, in a thread that ends when the work is done.
+A row that is evicted, or updated while an old snapshot holds it, stays in the table as a dead one
+until a VACUUM. The server's own comes once a minute: a fast writer fills the table with nine times
+its live size meanwhile. So whoever writes, learners too, also looks after the dead rows, one
+process at a time, in a thread that ends when the work is done.
 """
 
 import logging

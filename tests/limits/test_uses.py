@@ -406,6 +406,21 @@ def test_numbers_that_were_used_up_are_not_asked_for_again_and_again(buffer_url)
         assert len(buffer.sample(200)) == 5_000 - 4_900 - 32
 
 
+def test_numbers_that_a_server_gives_anew_after_a_crash_are_drawn_at_once(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    with ReplayBuffer(url, max_use=1) as buffer:
+        buffer.store_batch(rows_of([None] * 1_000))
+        buffer.sample(990, sampler=FifoSampler())
+        buffer.sample(8)
+        assert buffer._store.restrictions.floor._seq > 900
+        # As if nothing from row 501 on had reached the disk.
+        run(url, "DELETE FROM experiences WHERE seq > 500")
+        run(url, f"SELECT setval('sqlbuffer_seq_{buffer_id(url)}', 500)")
+        buffer._store.forget_connections()  # each of them was lost
+        buffer.store_batch(rows_of([None] * 100))
+        assert len(buffer.sample(200)) == 100
+
+
 def test_uses_given_back_by_another_learner_are_found_again(buffer, buffer_url, monkeypatch):
     monkeypatch.setattr(claims, "FLOOR_DOUBTED_AFTER_S", 0.0)
     with ReplayBuffer(buffer_url) as other:
