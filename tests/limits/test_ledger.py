@@ -15,7 +15,9 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.samplers import Sampler
+from sqlbuffer.storage.engine import engine_for, resolve_url
 from tests.limits.rows import FIELDS, arrays_of, rows_of, store_episodes, uses_in
+from tests.support.proxy import proxied
 from tests.support.sql import buffer_id, run, scalar
 from tests.support.stepped_rows import seqs_of
 
@@ -208,3 +210,22 @@ def test_buffers_that_note_and_that_do_not_are_mixed(buffer_url):
         assert mix({b: 0.5, a: 0.5}).sample_arrays(8).n_rows == 8
         assert mix({a: 0.5, b: 0.5}).sample_arrays(8).n_rows == 8
     assert len(seqs_noted(buffer_url)) == 2
+
+
+@pytest.mark.parametrize(("cut", "n_noted"), [("before", 1), ("after", 2)])
+def test_a_batch_survives_a_lost_connection_and_has_a_number_of_its_own(
+    make_database_url, cut, n_noted
+):
+    """One that was noted before the connection was lost is noted again, and its rows used again."""
+    url = make_database_url("postgresql", schema=True)
+    with proxied(url) as proxy:
+        buffer = ReplayBuffer(proxy.url, max_use=2, track_samples=True)
+        buffer.store_batch(rows_of([None] * 10))
+        proxy.cuts = [cut]
+        rows = buffer.sample(4)
+        assert (len(rows), proxy.n_cut) == (4, 1)
+        assert run(url, "SELECT count(*) FROM samples") == [(n_noted,)]
+        newest = "SELECT seq FROM v_samples WHERE batch_id = :id ORDER BY position"
+        assert [seq for (seq,) in run(url, newest, id=rows.batch_id)] == seqs_of(rows)
+        assert max(uses_in(url).values()) <= 2
+        engine_for(resolve_url(proxy.url)).dispose()
