@@ -34,9 +34,10 @@ from sqlbuffer.storage import catalog
 from sqlbuffer.storage.catalog import Limits
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.opened import RETRY_S, Options
 from sqlbuffer.storage.pacing import WAIT_S
 from sqlbuffer.storage.records import Decoder, Record
-from sqlbuffer.storage.store import RETRY_S, BufferStore, Options, Written
+from sqlbuffer.storage.store import BufferStore, Written
 from sqlbuffer.storage.write_queue import FLUSH_S, WriteQueue
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from sqlbuffer.storage.models import flow as flow_rows
 from sqlbuffer.storage.types import SeqList
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.store import BufferStore, Window
+    from sqlbuffer.storage.opened import Window
+    from sqlbuffer.storage.store import BufferStore
 
 # At 300,000 rows 5,000 of them took 100 ms on either database; a median of 2,000 is off by 1 %.
 MOST_ROWS = 2_000

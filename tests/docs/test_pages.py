@@ -295,7 +295,7 @@ def test_many_writers(read, postgres_url, rollouts, postgres_programs):
 
 def test_many_writers_gives_the_limits_and_sizes_that_the_code_has():
     from sqlbuffer.storage import engine, transactions, vacuum
-    from sqlbuffer.storage.store import RETRY_S
+    from sqlbuffer.storage.opened import RETRY_S
 
     text = text_of("docs/many-writers.md")
     assert f"at most {engine.POOL_SIZE}, and 5 more" in text

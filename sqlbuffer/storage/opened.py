@@ -1,0 +1,230 @@
+"""An opened buffer: its connections and its window."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine, Select
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+)
+from sqlbuffer.query import Node
+from sqlbuffer.storage import statements
+from sqlbuffer.storage.catalog import BufferInfo
+from sqlbuffer.storage.dialects import Dialect
+from sqlbuffer.storage.engine import (
+    begin_epoch,
+    close_idle,
+    engine_for,
+    server_epoch,
+)
+from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.pacing import WAIT_S
+from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.priority_population import Priorities
+from sqlbuffer.storage.priority_upkeep import Upkeep
+from sqlbuffer.storage.reading import Reading
+from sqlbuffer.storage.restrictions import Restrictions, SampledWindow
+from sqlbuffer.storage.retrying import retried
+from sqlbuffer.storage.transactions import answer
+from sqlbuffer.storage.urls import shown_url
+
+RETRY_S = 30.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an opener of a buffer chose for itself.
+
+    Attributes:
+        durability: `relaxed`, `full`, or None for what the server or the file is set to.
+        retry_s: How long a call tries again after a lost connection.
+        alpha: Exponent of priorities; None: that of the buffer.
+        wait_s: How long a call waits for the buffer's rate limiter.
+    """
+
+    durability: str | None = None
+    retry_s: float = RETRY_S
+    alpha: float | None = None
+    wait_s: float = WAIT_S
+
+
+DEFAULT_OPTIONS = Options()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which rows a buffer is: those with low < seq <= high."""
+
+    max_capacity: int | None
+    max_episodes: int | None
+    evict_by: str
+    deletions: int
+    live_rows: int
+    low: int
+    high: int
+
+
+Method = Callable[Concatenate[Any, P], T]
+
+
+def started_anew(*, after_loss: bool) -> Callable[[Method[P, T]], Method[P, T]]:
+    """Have a method start anew after a deadlock, which undid what it did; or also after a lost
+    connection.
+    """
+
+    def decorate(method: Method[P, T]) -> Method[P, T]:
+        @wraps(method)
+        def repeating(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            retry_s = self.options.retry_s if after_loss else 0.0
+            work = partial(method, self, *args, **kwargs)
+            return retried(work, retry_s, self.forget_connections)
+
+        return repeating
+
+    return decorate
+
+
+repeats = started_anew(after_loss=False)
+survives = started_anew(after_loss=True)
+
+
+class Opened:
+    """What all that is asked of a buffer goes by.
+
+    Attributes:
+        url: Resolved URL of the database.
+        info: The buffer.
+        options: What the opener chose.
+        restrictions: What it restricts sampling to.
+    """
+
+    url: URL
+    info: BufferInfo
+    options: Options
+    restrictions: Restrictions
+    _engine: Engine | None
+    _made_engine: bool
+    _dialect: Dialect
+    _upkeep: Upkeep
+
+    @property
+    def engine(self) -> Engine:
+        """This process's engine: another one after a fork."""
+        return self._engine if self._engine is not None else engine_for(self.url)
+
+    @property
+    def dialect(self) -> Dialect:
+        """The operations of its database."""
+        return self._dialect
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        return shown_url(self.url)
+
+    def close(self) -> None:
+        """Close idle connections of the library's own engine; a database in memory ends."""
+        if self._engine is None:
+            close_idle(self.url)
+        elif self._made_engine:
+            self._engine.dispose()
+
+    def forget_connections(self) -> None:
+        """When one connection was lost, those idle in the pool are dead as well."""
+        begin_epoch(self.engine)
+        self.engine.dispose()
+
+    @survives
+    def window(self) -> Window:
+        """Return the window now."""
+        with translated(self.url), self.engine.connect() as connection:
+            return self._window(connection)
+
+    def _window(self, connection: Connection) -> Window:
+        row = connection.execute(statements.window(self.info.id)).one_or_none()
+        if row is None:
+            raise self._dropped()
+        return Window(
+            row.max_capacity,
+            row.max_episodes,
+            row.evict_unit,
+            row.deletions,
+            row.live_rows,
+            row.low_seq,
+            row.high_seq,
+        )
+
+    def _dropped(self) -> BufferNotFoundError:
+        return BufferNotFoundError(
+            f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"
+        )
+
+    @contextmanager
+    def population(
+        self,
+        node: Node,
+        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        *,
+        sampled: bool = False,
+    ) -> Iterator[Population]:
+        """What a sampler chooses from, while the connection lives.
+
+        Args:
+            node: Which rows.
+            columns: What is read of them.
+            sampled: Only those that may be sampled.
+        """
+        limited = sampled and self.restrictions.are_any
+        query = self._limited_window if limited else self._sampled_window
+        # One state throughout: rows that are evicted meanwhile stay in what is chosen.
+        with (
+            translated(self.url),
+            self._dialect.snapshot(self.engine, query) as connection,
+        ):
+            found = answer(connection)
+            if not found:
+                raise self._dropped()
+            if not limited:
+                ((low, high),) = found
+                population = Population(connection, self.info.id, low, high, node, columns)
+            else:
+                (now,) = found
+                population = self.restrictions.population(
+                    connection, SampledWindow(*now), server_epoch(self.engine), node, columns
+                )
+            if self.info.priorities:
+                population.priorities = Priorities(
+                    population, self.info, self.options.alpha, self._upkeep
+                )
+            yield population
+
+    @cached_property
+    def _sampled_window(self) -> str:
+        return text_of(statements.sampled_window(self.info.id, self.info.evict_by), self.engine)
+
+    @cached_property
+    def _limited_window(self) -> str:
+        window = statements.sampled_window(self.info.id, self.info.evict_by, limited=True)
+        return text_of(window, self.engine)
+
+    @survives
+    def settled(self) -> int:
+        """Return a seq up to which no row can appear any more."""
+        with translated(self.url):
+            settled = self._dialect.settled(self.engine, self.info.id)
+            return self.window().high if settled is None else settled
+
+
+def text_of(statement: Select[Any], engine: Engine) -> str:
+    """Return a statement with its values written out."""
+    compiled = statement.compile(engine, compile_kwargs={"literal_binds": True})
+    # A driver with %s placeholders has every other % doubled.
+    return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)

@@ -1,0 +1,166 @@
+"""What is read of a buffer as it is: counts, rows in insert order, tasks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, func, select
+
+from sqlbuffer.codec import is_storable_text
+from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.storage import statements
+from sqlbuffer.storage.engine import (
+    server_epoch,
+)
+from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.functions import explain
+from sqlbuffer.storage.insertion import Row
+from sqlbuffer.storage.live_count import LiveCount
+from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.opened import Opened, Window, survives, text_of
+from sqlbuffer.storage.records import Record
+
+TASKS_AT_ONCE = 500
+FIRST_PAGE_ROWS = 200
+MAX_PAGE_ROWS = 5_000
+PAGE_BYTES = 8 * 2**20
+# How long a stream waits at its start for writers under way, rather than note what is there of
+# theirs.
+SETTLING_S = 0.05
+
+# Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
+TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
+    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+)
+
+
+class RowReading(Opened):
+    """Reads the rows of a buffer as they are."""
+
+    _live_count: LiveCount
+
+    @survives
+    def count(self, node: Node) -> int:
+        """Return how many rows match; without a condition nothing is scanned."""
+        with translated(self.url):
+            settled = (
+                self._dialect.settled(self.engine, self.info.id) if node == EVERYTHING else None
+            )
+            with self._dialect.snapshot(self.engine) as connection:
+                window = self._window(connection)
+                if node == EVERYTHING:
+                    return self._count_all(connection, window, settled)
+                where = statements.in_window(self.info.id, window.low, node)
+                return int(
+                    connection.execute(
+                        select(func.count()).select_from(experiences).where(where)
+                    ).scalar_one()
+                )
+
+    def _count_all(self, connection: Connection, window: Window, settled: int | None) -> int:
+        if window.evict_by != "row":
+            return window.live_rows
+        end = window.high if settled is None else min(settled, window.high)
+        state = (window.deletions, server_epoch(self.engine))
+        return self._live_count.count(connection, self.info.id, window.low, window.high, end, state)
+
+    def pages(self, node: Node) -> Iterator[Sequence[Row]]:
+        """Stream all rows that match and are there now, in insert order; no transaction is open
+        between pages.
+        """
+        return self._pages(node, *self._now())
+
+    @survives
+    def _now(self) -> tuple[int, int, frozenset[int]]:
+        """Return what tells the rows that are there now: all up to a first number, none above a
+        second, and between them those of a set: rows may still be committed there.
+        """
+        with translated(self.url):
+            settled = self._dialect.settled(self.engine, self.info.id, SETTLING_S)
+            with self._dialect.snapshot(self.engine) as connection:
+                high = self._window(connection).high
+                if settled is None or settled >= high:
+                    return high, high, frozenset()
+                low = max(settled, self._window(connection).low)
+                recent = statements.in_window(self.info.id, low, EVERYTHING)
+                found = connection.execute(statements.seqs(recent)).scalars()
+                return settled, high, frozenset(found)
+
+    def _pages(
+        self, node: Node, settled: int, end: int, recent: frozenset[int]
+    ) -> Iterator[Sequence[Row]]:
+        cursor, limit = -1, FIRST_PAGE_ROWS
+        while True:
+            page = self.after(node, cursor, end, limit)
+            if shown := [row for row in page if row[0] <= settled or row[0] in recent]:
+                yield shown
+            if len(page) < limit:
+                return
+            cursor, limit = page[-1][0], _next_limit(page)
+
+    @survives
+    def after(self, node: Node, cursor: int, end: int, limit: int) -> list[Row]:
+        """Return the first `limit` rows that match with cursor < seq <= end, in insert order."""
+        seq = statements.seq_for(node)
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+            low = max(cursor, self._window(connection).low)
+            where = statements.in_window(self.info.id, low, node) & (seq <= end)
+            return statements.fetch(connection, statements.rows(where).order_by(seq).limit(limit))
+
+    @survives
+    def page(self, node: Node, offset: int, limit: int) -> list[Row]:
+        """Return up to `limit` rows that match, in insert order, after the first `offset`."""
+        with self.population(node) as population:
+            return population.rows(population.page(offset, limit))
+
+    @survives
+    def tasks(self, task_ids: Sequence[str]) -> dict[str, list[Row]]:
+        """Return every live row of the tasks, each task's in the order of (episode, step,
+        execute_time).
+        """
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+            return self._tasks(connection, task_ids)
+
+    def _tasks(self, connection: Connection, task_ids: Sequence[str]) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
+        wanted = [task_id for task_id in found if is_storable_text(task_id)]
+        low = self._window(connection).low
+        for start in range(0, len(wanted), TASKS_AT_ONCE):
+            where = statements.of_tasks(self.info.id, low, wanted[start : start + TASKS_AT_ONCE])
+            for row in statements.fetch(connection, statements.rows(where)):
+                found[row[TASK_ID]].append(row)
+        for rows in found.values():
+            rows.sort(key=_task_order)
+        return found
+
+    def statement(self, node: Node) -> Select[Any]:
+        """Return the select of all rows that match."""
+        where = statements.in_window(self.info.id, self.window().low, node)
+        return statements.rows(where).order_by(statements.seq_for(node))
+
+    def sql(self, node: Node) -> str:
+        """Return that select as text, its values written out."""
+        return text_of(self.statement(node), self.engine)
+
+    @survives
+    def explain(self, node: Node) -> str:
+        """Return the database's plan of that select."""
+        statement = explain(self.statement(node))
+        with translated(self.url), self.engine.connect() as connection:
+            return "\n".join(str(row[-1]) for row in connection.execute(statement))
+
+
+def _task_order(row: Row) -> tuple[Any, ...]:
+    """Order by episode, step and time, then by insert; what is missing comes first."""
+    seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
+    return (
+        episode is not None,
+        episode or "",
+        step,
+        float("-inf") if time is None else time,
+        seq,
+    )
+
+
+def _next_limit(page: Sequence[Row]) -> int:
+    size = sum(len(value) for row in page for value in row if isinstance(value, (str, bytes))) or 1
+    return max(1, min(MAX_PAGE_ROWS, PAGE_BYTES * len(page) // size))
