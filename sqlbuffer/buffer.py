@@ -206,6 +206,32 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
         return dict(self._store.info.fields.meta)
 
     @property
+    def alpha(self) -> float | None:
+        """Exponent of priorities, as stored; None: rows have no priorities."""
+        info = self._store.info
+        return info.alpha if info.priorities else None
+
+    @property
+    def max_use(self) -> int | None:
+        """How often a row is sampled at most; None is any number."""
+        return self._store.info.max_use
+
+    @property
+    def max_staleness(self) -> int | None:
+        """By how much a row may be behind the clock to be sampled; None is any."""
+        return self._store.info.max_staleness
+
+    @property
+    def min_size(self) -> int:
+        """How many rows there must be before any is sampled."""
+        return self._store.info.min_size
+
+    @property
+    def track_samples(self) -> bool:
+        """Whether batches are noted."""
+        return self._store.info.track_samples
+
+    @property
     def evict_by(self) -> str:
         """What leaves at once: `row`, `task` or `episode`."""
         return self._store.info.evict_by

@@ -112,10 +112,15 @@ def test_writers_do_not_wait_for_learners(locked):
     assert scalar(locked, "SELECT count(*) FROM priorities") == 50  # until blocks are sealed
 
 
-def test_who_seals_does_not_wait_for_long(locked):
-    with ReplayBuffer(locked) as buffer:
-        buffer.store_batch([make_row(step=i) for i in range(500)])
-        assert buffer._store.seal([1]) == 0
+def test_who_seals_does_not_wait_for_long(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with ReplayBuffer(url, priorities=True, max_capacity=1_000) as buffer:
+        buffer.store_batch([make_row(step=i) for i in range(600)])
+        with psycopg.connect(plain) as connection:
+            connection.execute("SELECT 1 FROM buffers FOR NO KEY UPDATE")
+            assert buffer._store.seal([1]) == 0
+        assert buffer._store.seal([1]) == 1
 
 
 def test_a_block_is_not_sealed_while_a_writer_may_add_to_it(make_database_url):

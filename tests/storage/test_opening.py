@@ -488,3 +488,15 @@ def test_a_copy_that_lost_its_journal_mode_gets_it_back(sqlite_url, tmp_path):
     with ReplayBuffer(f"sqlite:///{copy}") as buffer:
         assert len(buffer) == 1
     assert scalar(f"sqlite:///{copy}", "PRAGMA journal_mode") == "wal"
+
+
+def test_a_buffer_tells_how_it_was_made(buffer_url):
+    with ReplayBuffer(buffer_url, name="plain") as plain:
+        told = (plain.alpha, plain.max_use, plain.max_staleness, plain.min_size)
+        assert told == (None, None, None, 0)
+        assert plain.track_samples is False
+    made = {"max_use": 3, "max_staleness": 0, "min_size": 5, "track_samples": True}
+    ReplayBuffer(buffer_url, name="limited", priorities=True, alpha=0.5, **made).close()
+    with ReplayBuffer(buffer_url, name="limited") as again:
+        assert {name: getattr(again, name) for name in made} == made
+        assert again.alpha == 0.5
