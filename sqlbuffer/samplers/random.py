@@ -19,6 +19,8 @@ LARGEST_SHUFFLED = 2**24
 PROBE_ROUNDS = 4
 # Below this share of hits, one scan over the keys is cheaper than the probes.
 LOWEST_HIT_RATE = 1 / 32
+# Fewer numbers do not tell: of 24, none is a hit once in twelve times where every tenth would be.
+FEWEST_TO_JUDGE = 256
 
 
 class RandomSampler(Sampler):
@@ -77,7 +79,9 @@ class RandomSampler(Sampler):
                 return kept[:batch_size]
             hit_rate = len(found) / drawn
             if hit_rate < LOWEST_HIT_RATE:
-                return None
+                if drawn >= FEWEST_TO_JUDGE:
+                    return None
+                hit_rate = LOWEST_HIT_RATE
             size = math.ceil(1.2 * (batch_size - len(kept)) / hit_rate) + 16
         return None
 

@@ -21,6 +21,7 @@ from tests.support.stepped_rows import make_rows, seqs_of, steps_between
 P_VALUE = 0.001
 # States of `fill` are {"mod": s % 100}.
 ONE_PERCENT = QueryBuilder().eq("exp_data.state.mod", 7).build()
+A_TENTH = QueryBuilder().lt("exp_data.state.mod", 10).build()
 HALF = QueryBuilder().gte("exp_data.state.mod", 50).build()
 
 
@@ -166,6 +167,14 @@ def test_rows_of_a_selective_filter_without_a_seed_are_all_reached(buffer_url, p
     assert set(drawn) == {seq for seq in range(1, 6_001) if seq % 100 == 7}
     assert max(Counter(drawn).values()) < 40
     assert paths["order"] == 60
+
+
+def test_a_few_misses_do_not_make_a_filter_selective(buffer_url, paths):
+    """Of 9 numbers none is one of the tenth that match in two batches of five."""
+    buffer = fill(buffer_url, 6_000)
+    drawn = draw(buffer, RandomSampler(seed=6), 60, 1, A_TENTH)
+    assert len(drawn) == 60
+    assert paths["order"] == 0
 
 
 def test_a_batch_close_to_the_whole_window_is_drawn_alike(buffer_url, make_sampler):
