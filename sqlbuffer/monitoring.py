@@ -1,6 +1,7 @@
 """Figures of buffers where a run is watched: TensorBoard and Prometheus."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -168,7 +169,7 @@ def _summary_writer(folder: Any) -> Any:
                 "writing to TensorBoard takes tensorboardX or tensorboard: "
                 "pip install 'sqlbuffer[tensorboardX]'"
             ) from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(os.fsdecode(folder))
 
 
 # Figure -> (name, kind, what it is). Rates are left to the server, which has the counters.

@@ -1,6 +1,8 @@
 """What TensorBoard and Prometheus are given, read back."""
 
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,6 +158,14 @@ def test_buffers_of_one_name_are_not_collected_together(buffer):
         for given in (buffer, other):
             with pytest.raises(ValueError, match="two buffers are named"):
                 prometheus_text(buffer, given)
+
+
+def test_a_folder_is_text_bytes_or_a_path(buffer, tmp_path):
+    pytest.importorskip("tensorboardX", reason="allowed: tensorboardX is not installed")
+    text = str(tmp_path / "größe")
+    for folder in (text, os.fsencode(text), Path(text)):
+        TensorBoardMonitor(buffer, folder).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["größe"]
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
