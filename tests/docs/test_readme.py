@@ -5,7 +5,7 @@ import json
 from sqlbuffer import ReplayBuffer
 from tests.docs.pages import SERVER_URL, SQLITE_URL, all_commands, fenced_blocks, text_of
 
-LONGEST = 210
+LONGEST = 200
 
 
 def test_the_examples_run(read, postgres_url):
