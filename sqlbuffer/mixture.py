@@ -22,6 +22,7 @@ from sqlbuffer.loading.runs import Run
 from sqlbuffer.loading.shares import split
 from sqlbuffer.loading.source import Source
 from sqlbuffer.samplers import RandomSampler, Sampler
+from sqlbuffer.storage.parts import stacked
 
 ON_EMPTY = ("raise", "redistribute")
 
@@ -310,7 +311,7 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
     return Batch(
         {name: _joined(name, named) for name in first},
         {
-            name: _stacked([batch.info[name] for batch in named])
+            name: stacked([batch.info[name] for batch in named])
             for name in first.info
             if all(name in batch.info for batch in named)  # not every buffer notes its batches
         },
@@ -320,23 +321,8 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
 def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
     """Return one array of those of several batches; None where one of them is not known."""
     arrays = [batch[name] for batch in batches if batch[name] is not None or batch.n_rows]
-    if not arrays or any(array is None for array in arrays):
-        return None
-    return _stacked(arrays)
-
-
-def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
-    padded = [
-        array
-        if array.shape[1:] == shape
-        else np.pad(
-            array,
-            [(0, 0), *((0, n - own) for n, own in zip(shape, array.shape[1:], strict=True))],
-        )
-        for array in arrays
-    ]
-    return np.concatenate(padded)
+    found: NDArray[Any] | None = stacked(arrays) if arrays else None
+    return found
 
 
 _OF_OUTPUT = ("fieldname_map", "to_named_tuple", "device")

@@ -134,16 +134,19 @@ class PrioritizedSampler(Sampler):
     def columns(
         self, population: "Population", seqs: Sequence[int]
     ) -> Mapping[str, NDArray[Any] | None]:
-        """Return `weights`, `probabilities`, `priorities` and `seq` of the rows of a batch."""
+        """Return `probabilities`, `priorities` and `seq` of the rows of a batch, and `weights`
+        where they are not by the batch, which may be put together of several.
+        """
         priorities = population.priorities
         own = priorities.of(seqs)
-        least = own.min(initial=np.inf) if self._normalize == "batch" else priorities.least()
-        weights = race.importance_weights(own, priorities.alpha, self.beta, least)
+        weights = None
+        if self._normalize == "buffer":
+            weights = self._weights(own, priorities.alpha, priorities.least())
         probabilities = None
         if priorities.total is not None:
             probabilities = race.weights_of(own, priorities.alpha) / priorities.total
         return {
-            "weights": weights.astype(np.float32),
+            "weights": weights,
             "probabilities": probabilities,
             "priorities": own,
             "seq": np.asarray(seqs, np.int64),
@@ -156,8 +159,12 @@ class PrioritizedSampler(Sampler):
         own = columns["priorities"]
         if self._normalize != "batch" or own is None:
             return {}
-        weights = race.importance_weights(own, alpha, self.beta, float(own.min(initial=np.inf)))
-        return {"weights": weights.astype(np.float32)}
+        return {"weights": self._weights(own, alpha, float(own.min(initial=np.inf)))}
+
+    def _weights(
+        self, priorities: NDArray[np.float64], alpha: float, least: float
+    ) -> NDArray[np.float32]:
+        return race.importance_weights(priorities, alpha, self.beta, least).astype(np.float32)
 
     def handed_out(self) -> None:
         """Raise `beta` for the next batch."""

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.priority_race import weights_of
+
 # What one transaction adds up: it holds up whoever updates priorities for a few hundredths of a
 # second.
 ROWS_AT_ONCE = 16_384
@@ -36,18 +38,13 @@ class Summary(NamedTuple):
     min_priority: float | None
 
 
-def weights(priorities: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Return priority ^ alpha; a priority of 0 has the weight 0, whatever alpha is."""
-    return np.where(priorities > 0, priorities**alpha, 0.0)
-
-
 def summary(block: int, priorities: NDArray[np.float64], alpha: float) -> Summary:
     """Return what is known of a block of these priorities."""
     positive = priorities[priorities > 0]
     return Summary(
         block,
         len(priorities),
-        float(weights(positive, alpha).sum()),
+        float(weights_of(positive, alpha).sum()),
         float(positive.max(initial=0.0)),
         float(positive.min()) if len(positive) else None,
     )
@@ -132,7 +129,7 @@ class Blocks(NamedTuple):
     ) -> Changes:
         """Return what it does to their blocks that rows, in ascending order, get new priorities."""
         blocks, starts = np.unique(seqs // self.size, return_index=True)
-        difference = weights(new, self.alpha) - weights(old, self.alpha)
+        difference = weights_of(new, self.alpha) - weights_of(old, self.alpha)
         return Changes(
             blocks,
             np.add.reduceat(difference, starts),
@@ -161,5 +158,5 @@ class Blocks(NamedTuple):
 
     def are_lost(self, kept: Kept) -> NDArray[np.bool_]:
         """Tell which sums have become so small that they are what rounding left of larger ones."""
-        largest = weights(kept.max_priority, self.alpha)
+        largest = weights_of(kept.max_priority, self.alpha)
         return kept.max_is_loose & (4 * kept.weight_sum < largest)
