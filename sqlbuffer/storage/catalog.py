@@ -24,7 +24,7 @@ from sqlbuffer.storage.urls import shown_url
 
 # The oldest that the tests ran on.
 OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
-# Measured: 2,000 blocks are read in one to two milliseconds, and a block of 512 rows whose weights
+# Measured: 2,000 blocks are read in about 2 ms, and a block of 512 rows whose weights
 # are like errors accepts two draws in five. A buffer without a limit is taken for one of four
 # million, since its blocks keep their size: with blocks of 2,048 a draw at one million rows takes
 # 2 ms less than with 512 for weights like errors, 4 ms of 28 more where a few are far above the

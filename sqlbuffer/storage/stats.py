@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.opened import Window
     from sqlbuffer.storage.store import BufferStore
 
-# At 300,000 rows 5,000 of them took 100 ms on either database; a median of 2,000 is off by 1 %.
+# At 300,000 rows 5,000 of them took 100 ms on either database. The median of 2,000 is between the
+# 0.48 and the 0.52 quantile nineteen times of twenty.
 MOST_ROWS = 2_000
 MOST_EPISODES = 100_000
 # Rates over less would say what happens to have been written together.
