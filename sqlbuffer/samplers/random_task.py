@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.population import Population
 
 SMALL_SPAN = 4096
-PROBE_ROUNDS = 3
+# Most batches take one or two; a scan over the keys costs more than all of them.
+PROBE_ROUNDS = 8
 LOWEST_HIT_RATE = 1 / 256
+# Fewer numbers do not tell: of 320, one or none is a hit in 300 batches where every fortieth is.
+FEWEST_TO_JUDGE = 1024
 
 
 class RandomTaskSample(TaskSampler):
@@ -64,6 +67,8 @@ class RandomTaskSample(TaskSampler):
                 return list(found)[:batch_size]
             hit_rate = hits / drawn
             if hit_rate < LOWEST_HIT_RATE:
-                return None
+                if drawn >= FEWEST_TO_JUDGE:
+                    return None
+                hit_rate = LOWEST_HIT_RATE
             size = math.ceil(1.2 * (batch_size - len(found)) / hit_rate) + 64
         return None

@@ -162,10 +162,11 @@ def test_buffers_of_one_name_are_not_collected_together(buffer):
 
 def test_a_folder_is_text_bytes_or_a_path(buffer, tmp_path):
     pytest.importorskip("tensorboardX", reason="allowed: tensorboardX is not installed")
-    text = str(tmp_path / "größe")
+    logs = tmp_path / "logs"
+    text = str(logs / "größe")
     for folder in (text, os.fsencode(text), Path(text)):
         TensorBoardMonitor(buffer, folder).close()
-    assert [path.name for path in tmp_path.iterdir()] == ["größe"]
+    assert [path.name for path in logs.iterdir()] == ["größe"]
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):

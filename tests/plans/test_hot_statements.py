@@ -342,7 +342,10 @@ OPERATIONS = {
     "latest, limited": ("limited", lambda b: drawn(64, b.sample(64, sampler=LatestSampler()))),
     "fifo, limited": ("limited", lambda b: drawn(64, b.sample(64, sampler=FifoSampler()))),
     "of a task, limited": ("limited", lambda b: drawn(8, b.sample(8, condition=TASK_2))),
-    "tasks, limited": ("limited", lambda b: drawn(8, b.sample_tasks(8))),
+    "tasks, limited": (
+        "limited",
+        lambda b: drawn(8, b.sample_tasks(8, sampler=RandomTaskSample(seed=2))),
+    ),
     "random, small": ("small", lambda b: b.sample(64)),
     "tasks, small": ("small", lambda b: b.sample_tasks(1)),
 }

@@ -177,6 +177,14 @@ def test_a_few_misses_do_not_make_a_filter_selective(buffer_url, paths):
     assert paths["order"] == 0
 
 
+def test_tasks_are_probed_for_until_they_are_found(buffer_url, paths):
+    """Every fortieth number begins a task: the tries of the seventh batch find few of them."""
+    buffer = fill(buffer_url, 8_000, rows_per_task=40)
+    sampler = RandomTaskSample(seed=1)
+    assert all(len(buffer.sample_tasks(8, sampler=sampler)) == 8 for _ in range(10))
+    assert paths["order"] == 0
+
+
 def test_a_batch_close_to_the_whole_window_is_drawn_alike(buffer_url, make_sampler):
     buffer = fill(buffer_url, 2_000)
     drawn = draw(buffer, make_sampler(RandomSampler), 20, 1_500)
