@@ -146,7 +146,7 @@ def check_capacity(value: int | None, name: str = "max_capacity") -> None:
 
 def check_limits(limits: Limits) -> None:
     """Raise unless a buffer can have these."""
-    for name in ("max_capacity", "max_episodes", "keep_episodes", "max_use"):
+    for name in ("max_capacity", "max_episodes", "keep_episodes", "max_use", "max_row_bytes"):
         check_capacity(getattr(limits, name), name)
     if limits.max_use is not None and limits.max_use > MAX_USE:
         raise BufferConfigError(f"max_use is at most {MAX_USE}, got {limits.max_use}")
@@ -154,7 +154,7 @@ def check_limits(limits: Limits) -> None:
         _check_count(getattr(limits, name), name)
     check_fits(limits.max_capacity, limits.min_size or 0)
     check_reached(limits.rate_limiter, limits.min_size or 0)
-    for name in ("priorities", "track_samples"):
+    for name in ("priorities", "track_samples", "leases", "current_session_only", "keep_expired"):
         if getattr(limits, name) not in (None, True, False):
             raise BufferConfigError(f"{name} is True or False, got {getattr(limits, name)!r}")
     if limits.keep_samples_s is not None:

@@ -93,6 +93,15 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
             what is stored, False for a new buffer.
         keep_samples_s: How long the notes are kept. Omitted: what is stored, a week for a new
             buffer.
+        leases: True: rows are handed out by `lease`, each `max_use` times. Omitted: what is stored,
+            False for a new buffer.
+        current_session_only: True: rows of other sessions than the one that `start_session` began
+            last are not sampled. Omitted: what is stored, False for a new buffer.
+        keep_expired: True: rows that are too old, used up or of another session stay until they are
+            evicted, and may be sampled again should the clock go back. Omitted: what is stored,
+            False for a new buffer: they leave before.
+        max_row_bytes: A row whose payload is larger is refused. Omitted: what is stored, 256 MiB
+            for a new buffer.
         flush_s: How long a step of `episode()` waits at most before it is stored.
         durability: What a write that returned survives. Omitted: the death of any process of the
             client or the server, and what more the server's `synchronous_commit` is set to; SQLite
@@ -149,6 +158,10 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
         min_size: int | None = None,
         track_samples: bool | None = None,
         keep_samples_s: float | None = None,
+        leases: bool | None = None,
+        current_session_only: bool | None = None,
+        keep_expired: bool | None = None,
+        max_row_bytes: int | None = None,
         flush_s: float = FLUSH_S,
         durability: str | None = None,
         retry_s: float = RETRY_S,
@@ -162,6 +175,7 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
         limits = Limits(
             max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s, priorities,
             max_use, max_staleness, min_size, track_samples, keep_samples_s, rate_limiter,
+            leases, current_session_only, keep_expired, max_row_bytes,
         )  # fmt: skip
         check_limits(limits)
         alpha = checked_alpha(alpha, priorities)

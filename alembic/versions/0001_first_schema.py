@@ -27,6 +27,7 @@ OBJECTS = {
         "trg_experiences_insert_by_task_v1",
         "trg_experiences_insert_by_episode_v1",
         "trg_experiences_delete_v1",
+        "trg_experiences_forget_v1",
         "episode_states_v1",
         "trg_episodes_insert_v1",
         "trg_episodes_update_v1",
@@ -98,6 +99,8 @@ TABLES = (
     "flow_history",
     "queue_items",
     "labels",
+    "label_history",
+    "quarantine",
     "payload_parts",
     "schema_info",
     "maintenance",
@@ -184,6 +187,30 @@ def create_tables() -> None:
         ),
         sa.Column("clock", sa.BigInteger(), comment="the learner's iteration or model version"),
         sa.Column(
+            "session_id", sa.Integer(), comment="key of the session now; null: none was started"
+        ),
+        sa.Column(
+            "current_session_only",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows of other sessions are not sampled",
+        ),
+        sa.Column(
+            "keep_expired",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows that may never be sampled again stay until they are evicted",
+        ),
+        sa.Column(
+            "max_row_bytes",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("268435456"),
+            comment="a row whose payload is larger is refused",
+        ),
+        sa.Column(
             "min_size",
             sa.BigInteger(),
             nullable=False,
@@ -264,6 +291,34 @@ def create_tables() -> None:
             comment="grows with every delete inside the window",
         ),
         sa.Column(
+            "n_expired",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="rows that left because they were too old",
+        ),
+        sa.Column(
+            "n_used_up",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="rows that left because they were used as often as they may be",
+        ),
+        sa.Column(
+            "n_other_session",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="rows that left because they were of another session",
+        ),
+        sa.Column(
+            "n_partial",
+            sa.BigInteger(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="rows that left because their group stayed incomplete",
+        ),
+        sa.Column(
             "has_priorities",
             sa.Boolean(),
             nullable=False,
@@ -289,7 +344,14 @@ def create_tables() -> None:
             sa.Boolean(),
             nullable=False,
             server_default=sa.false(),
-            comment="rows may have rows in labels",
+            comment="rows may have rows in labels and label_history",
+        ),
+        sa.Column(
+            "has_quarantine",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows may have a row in quarantine",
         ),
         sa.Column(
             "has_parts",
@@ -350,6 +412,11 @@ def create_tables() -> None:
         sa.Column("initial_priority", sa.Double(), comment="priority that the row began with"),
         sa.Column("arrays", sa.LargeBinary(), comment="bytes of arrays that the JSON refers to"),
         sa.Column(
+            "payload_bytes",
+            sa.BigInteger(),
+            comment="how many bytes of arrays there are, where payload_parts has them",
+        ),
+        sa.Column(
             "inserted_at",
             TIME,
             nullable=False,
@@ -397,6 +464,7 @@ def create_tables() -> None:
         ),
         sa.Column("length", sa.Integer(), comment="steps"),
         sa.Column("return", sa.Double(), comment="sum of rewards"),
+        sa.Column("reward", sa.Double(), comment="the episode's own reward"),
         sa.Column("first_seq", sa.BigInteger(), comment="seq of the first step"),
         sa.Column("last_seq", sa.BigInteger(), comment="seq of the last step"),
         sa.Column("model_version", sa.BigInteger(), comment="version of the model at its start"),
@@ -526,48 +594,7 @@ def create_tables() -> None:
     op.create_index("ix_samples_buffer_id_clock", "samples", ["buffer_id", "clock"])
     op.create_index("ix_samples_buffer_id_sampled_at", "samples", ["buffer_id", "sampled_at"])
     create_flow_tables()
-    op.create_table(
-        "queue_items",
-        sa.Column(
-            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
-        ),
-        sa.Column(
-            "seq", sa.BigInteger(), autoincrement=False, nullable=False, comment="the experience"
-        ),
-        sa.Column("group_key", KEY, comment="group that is claimed whole"),
-        sa.Column(
-            "n_uses",
-            sa.Integer(),
-            nullable=False,
-            server_default=sa.text("0"),
-            comment="acknowledged uses",
-        ),
-        sa.Column("lease_id", KEY, comment="the lease that holds it"),
-        sa.Column("leased_until", TIME, comment="when the lease runs out"),
-        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_queue_items"),
-    )
-    op.create_table(
-        "labels",
-        sa.Column(
-            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
-        ),
-        sa.Column(
-            "seq", sa.BigInteger(), autoincrement=False, nullable=False, comment="the experience"
-        ),
-        sa.Column(
-            "version",
-            sa.BigInteger(),
-            autoincrement=False,
-            nullable=False,
-            comment="the highest wins",
-        ),
-        sa.Column("reward_t", sa.Double(), comment="reward given late"),
-        sa.Column("adv_t", sa.Double(), comment="advantage given late"),
-        sa.Column("v_t", sa.Double(), comment="value given late"),
-        sa.Column("extra", JSON, comment="anything else given late"),
-        sa.Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
-        sa.PrimaryKeyConstraint("buffer_id", "seq", "version", name="pk_labels"),
-    )
+    create_late_tables()
     op.create_table(
         "payload_parts",
         sa.Column(
@@ -598,6 +625,78 @@ def create_tables() -> None:
         sa.Column("holder", sa.Text(), comment="the process that did it last"),
         sa.Column("leased_until", TIME, comment="nobody else begins it before"),
         sa.PrimaryKeyConstraint("task", name="pk_maintenance"),
+    )
+
+
+def create_late_tables() -> None:
+    def keys() -> list[Any]:
+        return [
+            sa.Column(
+                "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+            ),
+            sa.Column(
+                "seq",
+                sa.BigInteger(),
+                autoincrement=False,
+                nullable=False,
+                comment="the experience",
+            ),
+        ]
+
+    def time(name: str, comment: str) -> Any:
+        return sa.Column(name, TIME, nullable=False, server_default=utc_now(), comment=comment)
+
+    op.create_table(
+        "queue_items",
+        *keys(),
+        sa.Column("task_id", KEY, nullable=False, comment="its task"),
+        sa.Column("episode_id", sa.BigInteger(), comment="key of its episode"),
+        sa.Column("model_version", sa.BigInteger(), comment="version of the model that acted"),
+        sa.Column("session_id", sa.Integer(), comment="key of its session"),
+        sa.Column(
+            "n_uses",
+            sa.Integer(),
+            nullable=False,
+            server_default=sa.text("0"),
+            comment="acknowledged uses",
+        ),
+        sa.Column("lease_id", KEY, comment="the lease that holds it"),
+        sa.Column("leased_until", TIME, comment="when the lease runs out"),
+        time("inserted_at", "when the row was written"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_queue_items"),
+    )
+    op.create_table(
+        "labels",
+        *keys(),
+        sa.Column("reward_t", sa.Double(), comment="reward given late"),
+        sa.Column("adv_t", sa.Double(), comment="advantage given late"),
+        sa.Column("v_t", sa.Double(), comment="value estimate given late"),
+        sa.Column("extra", JSON, comment="the row's extra with what was given late"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_labels"),
+    )
+    op.create_table(
+        "label_history",
+        *keys(),
+        sa.Column(
+            "version",
+            sa.BigInteger(),
+            autoincrement=False,
+            nullable=False,
+            comment="the highest wins",
+        ),
+        sa.Column("reward_t", sa.Double(), comment="reward given"),
+        sa.Column("adv_t", sa.Double(), comment="advantage given"),
+        sa.Column("v_t", sa.Double(), comment="value estimate given"),
+        sa.Column("extra", JSON, comment="keys of extra given"),
+        time("labelled_at", "when"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", "version", name="pk_label_history"),
+    )
+    op.create_table(
+        "quarantine",
+        *keys(),
+        sa.Column("reason", sa.Text(), comment="why it is not sampled"),
+        time("quarantined_at", "since when"),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_quarantine"),
     )
 
 

@@ -56,6 +56,10 @@ class Limits:
         track_samples: Whether batches are noted.
         keep_samples_s: How long the notes are kept.
         rate_limiter: What limits inserts and samples.
+        leases: Whether rows are handed out by leases.
+        current_session_only: Whether rows of other sessions are not sampled.
+        keep_expired: Whether rows stay that may never be sampled again.
+        max_row_bytes: How large the payload of a row may be.
     """
 
     max_capacity: int | None = None
@@ -70,12 +74,17 @@ class Limits:
     track_samples: bool | None = None
     keep_samples_s: float | None = None
     rate_limiter: Policy | None = None
+    leases: bool | None = None
+    current_session_only: bool | None = None
+    keep_expired: bool | None = None
+    max_row_bytes: int | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return what a new row of `buffers` has."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         unit = given.pop("evict_by", "row" if self.max_episodes is None else "episode")
         has_priorities = given.pop("priorities", False)
+        has_queue = given.pop("leases", False)
         if (policy := given.pop("rate_limiter", None)) is not None:
             given["flow"] = json_literal(
                 {**policy_to_json(policy), "inserted_before": 0, "sampled_before": 0}
@@ -85,6 +94,7 @@ class Limits:
             "evict_unit": unit,
             "has_priorities": has_priorities,
             "has_uses": self.max_use is not None,
+            "has_queue": has_queue,
             "block_size": block_size(self.max_capacity),
         }
 
@@ -126,6 +136,10 @@ class BufferInfo:
         track_samples: Whether batches are noted.
         keep_samples_s: How long the notes are kept.
         rate_limiter: What limited inserts and samples when it was opened; None: nothing.
+        leases: Whether rows are handed out by leases.
+        current_session_only: Whether rows of other sessions are not sampled.
+        keep_expired: Whether rows stay that may never be sampled again.
+        max_row_bytes: How large the payload of a row may be.
     """
 
     id: int
@@ -146,6 +160,10 @@ class BufferInfo:
     track_samples: bool = False
     keep_samples_s: float = 604_800.0
     rate_limiter: Policy | None = None
+    leases: bool = False
+    current_session_only: bool = False
+    keep_expired: bool = False
+    max_row_bytes: int = 2**28
 
 
 def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
@@ -322,6 +340,10 @@ def _select() -> Any:
         table.min_size,
         table.track_samples,
         table.keep_samples_s,
+        table.has_queue,
+        table.current_session_only,
+        table.keep_expired,
+        table.max_row_bytes,
         cast(table.flow, Text).label("flow"),
         cast(table.field_specs, Text),
     )
@@ -349,6 +371,10 @@ def _info(row: Any) -> BufferInfo:
         bool(row.track_samples),
         row.keep_samples_s,
         None if row.flow is None else policy_from_json(orjson.loads(row.flow)),
+        bool(row.has_queue),
+        bool(row.current_session_only),
+        bool(row.keep_expired),
+        row.max_row_bytes,
     )
 
 

@@ -80,6 +80,28 @@ buffers = Table(
         comment="rows older by the clock are not sampled; null: any age",
     ),
     Column("clock", BigInteger, comment="the learner's iteration or model version"),
+    Column("session_id", Integer, comment="key of the session now; null: none was started"),
+    Column(
+        "current_session_only",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows of other sessions are not sampled",
+    ),
+    Column(
+        "keep_expired",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows that may never be sampled again stay until they are evicted",
+    ),
+    Column(
+        "max_row_bytes",
+        BigInteger,
+        nullable=False,
+        server_default=text("268435456"),
+        comment="a row whose payload is larger is refused",
+    ),
     Column(
         "min_size",
         BigInteger,
@@ -159,6 +181,34 @@ buffers = Table(
         comment="grows with every delete inside the window",
     ),
     Column(
+        "n_expired",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows that left because they were too old",
+    ),
+    Column(
+        "n_used_up",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows that left because they were used as often as they may be",
+    ),
+    Column(
+        "n_other_session",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows that left because they were of another session",
+    ),
+    Column(
+        "n_partial",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows that left because their group stayed incomplete",
+    ),
+    Column(
         "has_priorities",
         Boolean,
         nullable=False,
@@ -184,7 +234,14 @@ buffers = Table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="rows may have rows in labels",
+        comment="rows may have rows in labels and label_history",
+    ),
+    Column(
+        "has_quarantine",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows may have a row in quarantine",
     ),
     Column(
         "has_parts",
@@ -243,6 +300,11 @@ experiences = Table(
     Column("initial_priority", Double, comment="priority that the row began with"),
     Column("arrays", BYTES, comment="bytes of arrays that the JSON refers to"),
     Column(
+        "payload_bytes",
+        BigInteger,
+        comment="how many bytes of arrays there are, where payload_parts has them",
+    ),
+    Column(
         "inserted_at",
         TIME,
         nullable=False,
@@ -289,6 +351,7 @@ episodes = Table(
     ),
     Column("length", Integer, comment="steps"),
     Column("return", Double, comment="sum of rewards"),
+    Column("reward", Double, comment="the episode's own reward"),
     Column("first_seq", BigInteger, comment="seq of the first step"),
     Column("last_seq", BigInteger, comment="seq of the last step"),
     Column("model_version", BigInteger, comment="version of the model at its start"),
@@ -474,26 +537,55 @@ queue_items = Table(
     "queue_items",
     metadata,
     *_seq_key(),
-    Column("group_key", KEY, comment="group that is claimed whole"),
+    Column("task_id", KEY, nullable=False, comment="its task"),
+    Column("episode_id", BigInteger, comment="key of its episode"),
+    Column("model_version", BigInteger, comment="version of the model that acted"),
+    Column("session_id", Integer, comment="key of its session"),
     Column(
         "n_uses", Integer, nullable=False, server_default=text("0"), comment="acknowledged uses"
     ),
     Column("lease_id", KEY, comment="the lease that holds it"),
     Column("leased_until", TIME, comment="when the lease runs out"),
+    Column(
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the row was written",
+    ),
 )
 
+# What holds now of rows that were annotated: null where the row's own value does.
 labels = Table(
     "labels",
+    metadata,
+    *_seq_key(),
+    Column("reward_t", Double, comment="reward given late"),
+    Column("adv_t", Double, comment="advantage given late"),
+    Column("v_t", Double, comment="value estimate given late"),
+    Column("extra", JSON, comment="the row's extra with what was given late"),
+)
+
+label_history = Table(
+    "label_history",
     metadata,
     *_seq_key(),
     Column(
         "version", BigInteger, primary_key=True, autoincrement=False, comment="the highest wins"
     ),
-    Column("reward_t", Double, comment="reward given late"),
-    Column("adv_t", Double, comment="advantage given late"),
-    Column("v_t", Double, comment="value given late"),
-    Column("extra", JSON, comment="anything else given late"),
+    Column("reward_t", Double, comment="reward given"),
+    Column("adv_t", Double, comment="advantage given"),
+    Column("v_t", Double, comment="value estimate given"),
+    Column("extra", JSON, comment="keys of extra given"),
     Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+)
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    *_seq_key(),
+    Column("reason", Text, comment="why it is not sampled"),
+    Column("quarantined_at", TIME, nullable=False, server_default=utc_now(), comment="since when"),
 )
 
 payload_parts = Table(

@@ -70,6 +70,7 @@ class Window:
     live_rows: int
     low: int
     high: int
+    has_labels: bool
 
 
 Method = Callable[Concatenate[Any, P], T]
@@ -160,6 +161,7 @@ class Opened:
             row.live_rows,
             row.low_seq,
             row.high_seq,
+            bool(row.has_labels),
         )
 
     def _dropped(self) -> BufferNotFoundError:
@@ -182,23 +184,20 @@ class Opened:
             columns: What is read of them.
             sampled: Only those that may be sampled.
         """
-        limited = sampled and self.restrictions.are_any
-        query = self._limited_window if limited else self._sampled_window
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with (
             translated(self.url),
-            self._dialect.snapshot(self.engine, query) as connection,
+            self._dialect.snapshot(self.engine, self._sampled_window) as connection,
         ):
             found = answer(connection)
             if not found:
                 raise self._dropped()
-            if not limited:
-                ((low, high),) = found
-                population = Population(connection, self.info.id, low, high, node, columns)
+            now = SampledWindow(*found[0])
+            if not (sampled and self.restrictions.are_any):
+                population = Population(connection, self.info.id, now.low, now.high, node, columns)
             else:
-                (now,) = found
                 population = self.restrictions.population(
-                    connection, SampledWindow(*now), server_epoch(self.engine), node, columns
+                    connection, now, server_epoch(self.engine), node, columns
                 )
             if self.info.priorities:
                 population.priorities = Priorities(
@@ -209,11 +208,6 @@ class Opened:
     @cached_property
     def _sampled_window(self) -> str:
         return text_of(statements.sampled_window(self.info.id, self.info.evict_by), self.engine)
-
-    @cached_property
-    def _limited_window(self) -> str:
-        window = statements.sampled_window(self.info.id, self.info.evict_by, limited=True)
-        return text_of(window, self.engine)
 
     @survives
     def settled(self) -> int:

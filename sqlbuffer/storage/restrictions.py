@@ -19,13 +19,27 @@ from sqlbuffer.storage.reading import Reading
 
 @dataclass(frozen=True)
 class SampledWindow:
-    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by."""
+    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by.
+
+    Attributes:
+        low: Lower end.
+        high: The newest row.
+        clock: The buffer's clock.
+        deletions: Grows with every delete inside the window.
+        live_rows: Rows held, where tasks or episodes leave whole.
+        session: Number of the session now.
+        has_labels: Rows may have been annotated.
+        has_quarantine: Rows may be in quarantine.
+    """
 
     low: int
     high: int
     clock: int | None
     deletions: int
     live_rows: int
+    session: int | None
+    has_labels: bool
+    has_quarantine: bool
 
     @property
     def span(self) -> int:

@@ -21,7 +21,7 @@ from sqlbuffer.query import Group, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.keys import one_of
-from sqlbuffer.storage.models import buffers, episodes, experiences, sessions
+from sqlbuffer.storage.models import episodes, experiences, sessions
 from sqlbuffer.storage.records import Record
 
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
@@ -36,6 +36,10 @@ windows = table(
     column("evict_unit", Text()),
     column("deletions"),
     column("live_rows"),
+    column("clock"),
+    column("session_id"),
+    column("has_labels"),
+    column("has_quarantine"),
     column("low_seq"),
     column("high_seq"),
 )
@@ -104,14 +108,13 @@ def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
     return and_(matching(buffer_id, node), seq_for(node) > low)
 
 
-def sampled_window(buffer_id: int, evict_by: str, *, limited: bool = False) -> Select[Any]:
-    """Select (low, high) of a buffer: its rows are those with low < seq <= high, without a gap at
-    the lower end where whole tasks or episodes leave.
+def sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
+    """Select the window of a buffer in the order of `SampledWindow`, without a gap at the lower end
+    where whole tasks or episodes leave.
 
     Args:
         buffer_id: The buffer.
         evict_by: What leaves at once.
-        limited: Select the clock, `deletions` and `live_rows` as well.
     """
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
@@ -119,11 +122,14 @@ def sampled_window(buffer_id: int, evict_by: str, *, limited: bool = False) -> S
         own = experiences.c
         oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
         low = func.coalesce(oldest.scalar_subquery(), low)
-    columns: list[Any] = [low, windows.c.high_seq]
-    if limited:
-        clock = select(buffers.c.clock).where(buffers.c.id == buffer_id).scalar_subquery()
-        columns += [clock, windows.c.deletions, windows.c.live_rows]
-    return select(*columns).where(windows.c.buffer_id == buffer_id)
+    others = (
+        windows.c[name]
+        for name in (
+            "high_seq", "clock", "deletions", "live_rows", "session_id", "has_labels",
+            "has_quarantine",
+        )
+    )  # fmt: skip
+    return select(low, *others).where(windows.c.buffer_id == buffer_id)
 
 
 def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement[bool]:

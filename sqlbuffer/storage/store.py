@@ -340,7 +340,7 @@ class BufferStore(RowReading, PriorityKeeping):
         with suppress(StorageError), translated(self.url):
             epoch = server_epoch(self.engine)
             settled = self._dialect.settled(self.engine, self.info.id)
-            with self._dialect.snapshot(self.engine, self._limited_window) as connection:
+            with self._dialect.snapshot(self.engine, self._sampled_window) as connection:
                 for now in answer(connection):
                     self.restrictions.look(connection, SampledWindow(*now), settled, epoch)
 

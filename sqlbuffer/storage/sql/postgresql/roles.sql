@@ -29,7 +29,7 @@ $$;
 
 GRANT SELECT ON
     v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_flow, v_waiting, v_windows, new_experiences,
-    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, payload_parts,
+    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, label_history, quarantine, payload_parts,
     flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
@@ -46,7 +46,7 @@ DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
         GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, samples, flow, queue_items, labels,
-            payload_parts
+            label_history, quarantine, payload_parts
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END

@@ -29,6 +29,16 @@ BEGIN
     DELETE FROM priority_blocks;
     DELETE FROM uses u
     WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = u.buffer_id AND e.seq = u.seq);
+    DELETE FROM queue_items n
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
+    DELETE FROM labels n
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
+    DELETE FROM label_history n
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
+    DELETE FROM quarantine n
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
+    DELETE FROM payload_parts n
+    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
     RETURN NULL;
 END
 $$

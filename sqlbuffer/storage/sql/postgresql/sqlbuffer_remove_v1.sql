@@ -58,6 +58,10 @@ BEGIN
     END IF;
     IF b.has_labels THEN
         DELETE FROM labels WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+        DELETE FROM label_history WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+    END IF;
+    IF b.has_quarantine THEN
+        DELETE FROM quarantine WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
     IF b.has_parts THEN
         DELETE FROM payload_parts WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);

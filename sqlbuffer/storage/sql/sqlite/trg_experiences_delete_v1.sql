@@ -1,9 +1,8 @@
--- Follows a deleted row into the narrow tables, and counts deletes that are no eviction (len() relies on the count).
+-- Counts deletes that are no eviction (len() relies on the count).
 -- What eviction by row leaves of priorities and uses lies below the window, and is deleted later.
 CREATE TRIGGER trg_experiences_delete_v1 AFTER DELETE ON experiences
 WHEN (
-    SELECT evict_unit <> 'row' OR has_queue OR has_labels OR has_parts
-        OR max_capacity IS NULL
+    SELECT evict_unit <> 'row' OR max_capacity IS NULL
         OR OLD.seq > coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id), 0) - max_capacity
     FROM buffers WHERE id = OLD.buffer_id
 )
@@ -25,7 +24,4 @@ BEGIN
     DELETE FROM priority_blocks
     WHERE buffer_id = OLD.buffer_id AND block = OLD.seq / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id);
     DELETE FROM uses WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
-    DELETE FROM queue_items WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
-    DELETE FROM labels WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
-    DELETE FROM payload_parts WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
 END

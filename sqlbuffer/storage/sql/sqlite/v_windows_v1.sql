@@ -1,8 +1,10 @@
 CREATE VIEW v_windows AS
-SELECT buffer_id, buffer, max_capacity, max_episodes, evict_unit, deletions, live_rows, high_seq,
+SELECT buffer_id, buffer, max_capacity, max_episodes, evict_unit, deletions, live_rows, clock, session_id, has_labels, has_quarantine,
+    high_seq,
     CASE WHEN evict_unit = 'row' AND max_capacity IS NOT NULL THEN max(low_seq, high_seq - max_capacity) ELSE low_seq END AS low_seq
 FROM (
-    SELECT id AS buffer_id, name AS buffer, max_capacity, max_episodes, evict_unit, deletions, live_rows, low_seq,
+    SELECT id AS buffer_id, name AS buffer, max_capacity, max_episodes, evict_unit, deletions, live_rows, low_seq, clock, session_id,
+        has_labels, has_quarantine,
         coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = buffers.id), 0) AS high_seq
     FROM buffers
 )
