@@ -29,7 +29,7 @@ settings.load_profile("sqlbuffer")
 def postgres_server() -> Iterator[PostgresServer]:
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(running_server())
+            server = stack.enter_context(running_server(syncs=False))
         except Exception as error:
             pytest.fail(
                 f"No PostgreSQL to test with: {type(error).__name__}: {error}\n"

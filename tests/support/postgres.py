@@ -46,6 +46,13 @@ class PostgresServer:
         with self._connect() as connection:
             return connection.execute(query).fetchone() is not None
 
+    def forgo_syncs(self) -> None:
+        """Have the server not wait for the disk: what it wrote survives the death of any process,
+        which is all that tests can cause.
+        """
+        self._execute("ALTER SYSTEM SET fsync = off")
+        self._execute("SELECT pg_reload_conf()")
+
     def ping(self) -> None:
         self._connect().close()
 
@@ -59,8 +66,12 @@ class PostgresServer:
 
 
 @contextmanager
-def running_server() -> Iterator[PostgresServer]:
-    """Yield the server that the environment names, else the bundled one for as long as needed."""
+def running_server(*, syncs: bool = True) -> Iterator[PostgresServer]:
+    """Yield the server that the environment names, else the bundled one for as long as needed.
+
+    Args:
+        syncs: The bundled one waits for the disk.
+    """
     url = os.environ.get(SERVER_VARIABLE)
     if url:
         server = PostgresServer(url)
@@ -70,7 +81,10 @@ def running_server() -> Iterator[PostgresServer]:
     with _server_folder() as folder:
         bundled = _start_bundled(folder)
         try:
-            yield PostgresServer(bundled.get_uri())
+            server = PostgresServer(bundled.get_uri())
+            if not syncs:
+                server.forgo_syncs()
+            yield server
         finally:
             bundled.cleanup()
 
