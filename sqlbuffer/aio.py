@@ -101,11 +101,16 @@ class ReplayBuffer:
         data_batch: Iterable[DataRow],
         model_version: int | None = None,
         *,
+        session_id: str | None = None,
         priority: Any = None,
     ) -> StoreResult:
         """Store rows in one transaction; see `sqlbuffer.ReplayBuffer.store_batch`."""
         return await asyncio.to_thread(
-            self.sync.store_batch, data_batch, model_version, priority=priority
+            self.sync.store_batch,
+            data_batch,
+            model_version,
+            session_id=session_id,
+            priority=priority,
         )
 
     async def add(self, **fields: Any) -> StoreResult:
@@ -166,6 +171,22 @@ class ReplayBuffer:
     async def clock(self) -> int | None:
         """Return what `set_clock` set last; None before."""
         return await asyncio.to_thread(lambda: self.sync.clock)
+
+    async def start_session(self, session_id: str | None = None) -> str:
+        """Begin a session, or resume it; see `sqlbuffer.ReplayBuffer.start_session`."""
+        return await asyncio.to_thread(self.sync.start_session, session_id)
+
+    async def session_id(self) -> str | None:
+        """Return the key of the buffer's current session; None before any was started."""
+        return await asyncio.to_thread(lambda: self.sync.session_id)
+
+    async def set_model_version(self, version: int, session_id: str | None = None) -> bool:
+        """Note a model's version; see `sqlbuffer.ReplayBuffer.set_model_version`."""
+        return await asyncio.to_thread(self.sync.set_model_version, version, session_id)
+
+    async def model_version(self) -> int | None:
+        """Return the version of the current session's model; None before it was set."""
+        return await asyncio.to_thread(self.sync.model_version)
 
     def decode(self, arrays: bytes) -> dict[str, Any]:
         """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""

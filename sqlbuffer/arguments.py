@@ -15,6 +15,7 @@ from sqlbuffer.flow import NO_LIMIT, Counts, Policy
 from sqlbuffer.query import QueryBuilder, Tree
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.catalog import BufferInfo, Limits
+from sqlbuffer.storage.records import encode_key
 from sqlbuffer.storage.transactions import DURABILITIES
 
 Condition = Tree | QueryBuilder | None
@@ -197,20 +198,30 @@ def _check_count(value: Any, name: str) -> None:
         raise BufferConfigError(f"{name} is an integer from 0 on, got {value!r}")
 
 
-def checked_clock(clock: Any) -> int:
-    """Return the clock.
+def checked_clock(clock: Any, name: str = "the clock") -> int:
+    """Return the clock, or another integer of its kind.
 
     Raises:
         TypeError: No integer.
         ValueError: More than 64 bits.
     """
     if isinstance(clock, (bool, np.bool_)) or not isinstance(clock, (int, np.integer)):
-        raise TypeError(
-            f"the clock is an integer, the learner's iteration or model version, got {clock!r}"
-        )
+        also = ", the learner's iteration or model version" if name == "the clock" else ""
+        raise TypeError(f"{name} is an integer{also}, got {clock!r}")
     if not -MAX_LIMIT - 1 <= clock <= MAX_LIMIT:
-        raise ValueError(f"the clock is an integer of 64 bits, got {clock}")
+        raise ValueError(f"{name} is an integer of 64 bits, got {clock}")
     return int(clock)
+
+
+def checked_session(session_id: Any) -> str:
+    """Return the key of a session.
+
+    Raises:
+        FieldError: No text, or none that can be stored.
+    """
+    if session_id == "":
+        raise FieldError("session_id: expected text, got ''; leave it out to have one made")
+    return encode_key(session_id, "session_id")
 
 
 def checked_alpha(alpha: Any, priorities: bool | None) -> float | None:

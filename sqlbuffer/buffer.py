@@ -27,6 +27,7 @@ from sqlbuffer.front.monitoring import Monitoring
 from sqlbuffer.front.prioritising import Prioritising
 from sqlbuffer.front.reading import Reading
 from sqlbuffer.front.sampling import Sampling
+from sqlbuffer.front.sessions import Sessions
 from sqlbuffer.front.writing import MADE_TIME, StoreResult, Writing
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.specs import Fields, FieldSpec
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 
-class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring):
+class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Sessions, Reading, Monitoring):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.
@@ -328,10 +329,12 @@ class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring
         return f"ReplayBuffer({self._store.shown_url!r}, name={self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"store": self._store, "types": self._types, "flush_s": self._flush_s}
+        state = {"store": self._store, "types": self._types, "flush_s": self._flush_s}
+        return {**state, "session": self._own_session}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._store, self._types = state["store"], state["types"]
+        self._own_session = state["session"]
         self._decoder = self._make_decoder()
         self._flush_s = state["flush_s"]
         self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)

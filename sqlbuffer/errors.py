@@ -65,6 +65,12 @@ class BufferNotFoundError(SQLBufferError, KeyError):
     __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 
+class SessionNotFoundError(SQLBufferError, KeyError):
+    """No session of that key in the buffer: start it, or name one that was started."""
+
+    __str__ = Exception.__str__
+
+
 class InsufficientDataError(SQLBufferError, ValueError):
     """Fewer experiences match than a strict call asked for."""
 

@@ -16,7 +16,8 @@ class Clocked(Parts):
         """Set the buffer's clock, which all its processes share.
 
         In a buffer with `max_staleness`, rows whose `model_version` is further behind it are not
-        sampled. Batches are noted with it where `track_samples` is set.
+        sampled. Batches are noted with it where `track_samples` is set. It is the version of the
+        current session too, where one was started; `set_model_version` minds which session it is.
 
         Args:
             clock: The learner's iteration, or the version of its model; an integer of 64 bits. It
@@ -26,4 +27,4 @@ class Clocked(Parts):
             TypeError: No integer.
             ValueError: More than 64 bits.
         """
-        self._store.set_clock(checked_clock(clock))
+        self._store.set_version(checked_clock(clock), None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sqlbuffer.arguments import columns_of, row_of
+from sqlbuffer.arguments import checked_session, columns_of, row_of
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.front.parts import Parts
@@ -69,6 +69,7 @@ class Writing(Parts):
         data_batch: Iterable[DataRow],
         model_version: int | None = None,
         *,
+        session_id: str | None = None,
         priority: Any = None,
     ) -> StoreResult:
         """Store rows in one transaction: all those whose ids the buffer does not hold, or none.
@@ -76,6 +77,7 @@ class Writing(Parts):
         Args:
             data_batch: The rows.
             model_version: Version for rows that name none.
+            session_id: Session for rows that name none; without one a row belongs to all.
             priority: Of a buffer with priorities, one number for all rows or an array of shape
                 (n,), from 0 to 1e100; the largest ever set when left out, 1.0 before any.
 
@@ -83,7 +85,9 @@ class Writing(Parts):
             FieldError: A value cannot be stored; nothing is written.
         """
         rows = list(data_batch or ())
-        return self._insert(rows, model_version=model_version, priority=priority)
+        return self._insert(
+            rows, model_version=model_version, session_id=session_id, priority=priority
+        )
 
     def add(self, **fields: Any) -> StoreResult:
         """Store one experience given by its fields; none is required.
@@ -113,8 +117,8 @@ class Writing(Parts):
                 `state`, `actions`, `messages`, `extra` as lists of n values, as `add` takes them.
             casting: `same_kind` refuses casts that lose what a value means: floats to integers,
                 integers out of range, finite floats to infinite ones. `unsafe` is numpy's.
-            **keys: `task_id`, `agent_id`, `step`, `model_version`: n values or one for all rows;
-                `id`: n values; `priority` as for `store_batch`.
+            **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`: n values or one
+                for all rows; `id`: n values; `priority` as for `store_batch`.
 
         Raises:
             FieldError: An unknown or missing field, another shape, a value that the field cannot
@@ -132,6 +136,7 @@ class Writing(Parts):
         task_id: str | None = None,
         agent_id: str | None = None,
         model_version: int | None = None,
+        session_id: str | None = None,
         final: Mapping[str, Any] | None = None,
         priority: Any = None,
         casting: str = "same_kind",
@@ -148,6 +153,7 @@ class Writing(Parts):
             task_id: Its task; the episode's own id when left out.
             agent_id: Who acted; `default` when left out. A column of `arrays`, where it changes.
             model_version: Version of the model that acted; likewise.
+            session_id: The training session; likewise.
             final: The observation after the last step, a value for each observation field.
             priority: Of its steps; see `store_batch`. Or a column of `arrays`.
             casting: See `extend`.
@@ -164,6 +170,7 @@ class Writing(Parts):
             "task_id": task,
             "agent_id": agent_id,
             "model_version": model_version,
+            "session_id": session_id,
             "priority": priority,
         }
         own_ids = () if episode_id is None else ("id",)  # made of the episode's
@@ -202,6 +209,7 @@ class Writing(Parts):
         *,
         episode_id: str | None = None,
         model_version: int | None = None,
+        session_id: str | None = None,
         casting: str = "same_kind",
         **meta: Any,
     ) -> EpisodeWriter:
@@ -216,6 +224,7 @@ class Writing(Parts):
             agent_id: Who acts; `default` when left out.
             episode_id: Its id, which no episode of the task may have; made when left out.
             model_version: Version of the model that acts.
+            session_id: The training session.
             casting: See `extend`.
             **meta: See `store_episode`.
 
@@ -223,7 +232,9 @@ class Writing(Parts):
             EpisodeExistsError: The buffer knows an episode of that id.
             FieldError: A key that is no text, or meta that does not fit.
         """
-        beginning = self._beginning(task_id, agent_id, episode_id, model_version, casting, meta)
+        beginning = self._beginning(
+            task_id, agent_id, episode_id, model_version, session_id, casting, meta
+        )
         if episode_id is not None:
             self._store.begin_episode(beginning)
         layouts = (self._store.layout, self._store.observation_layout)
@@ -236,6 +247,7 @@ class Writing(Parts):
         task_id: str | None = None,
         agent_id: str | None = None,
         model_version: int | None = None,
+        session_id: str | None = None,
         casting: str = "same_kind",
         **meta: Any,
     ) -> Any:
@@ -257,6 +269,7 @@ class Writing(Parts):
             agent_id: Who acts; `default` when left out.
             model_version: Version of the model that acts: the attribute `model_version` of what is
                 returned, which may be set at any time and holds for the episodes begun since.
+            session_id: The training session: the attribute `session_id`, likewise.
             casting: See `extend`.
             **meta: See `episode`.
 
@@ -271,9 +284,9 @@ class Writing(Parts):
 
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
-        self._beginning(task_id, agent_id, None, model_version, casting, meta)
+        self._beginning(task_id, agent_id, None, model_version, session_id, casting, meta)
         begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
-        return recorded(env, self, begin, model_version)
+        return recorded(env, self, begin, model_version, session_id)
 
     def flush(self) -> None:
         """Store the steps of open episodes that wait.
@@ -290,6 +303,7 @@ class Writing(Parts):
         agent_id: str | None,
         episode_id: str | None,
         model_version: int | None,
+        session_id: str | None,
         casting: str,
         meta: Mapping[str, Any],
     ) -> Beginning:
@@ -298,9 +312,10 @@ class Writing(Parts):
         task = encode_key(key if task_id is None else task_id, "task_id")
         agent = encode_key("default" if agent_id is None else agent_id, "agent_id")
         version = None if model_version is None else encode_step(model_version, "model_version")
+        session = None if session_id is None else checked_session(session_id)
         check_casting(casting)
         text = encode_meta(meta, self._store.info.fields.meta, casting)
-        return Beginning(key, task, agent, version, text)
+        return Beginning(key, task, agent, version, text, session)
 
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return columns; priorities are for buffers that have some."""
@@ -313,6 +328,7 @@ class Writing(Parts):
         rows: list[DataRow],
         *,
         model_version: int | None = None,
+        session_id: str | None = None,
         ignore: frozenset[str] = frozenset(),
         priority: Any = None,
     ) -> StoreResult:
@@ -325,7 +341,10 @@ class Writing(Parts):
                 f"buffer {self.name!r} has typed fields "
                 f"({', '.join(self._store.info.fields.specs)}); store rows with extend({{...}})"
             )
-        return self._insert_records(encode_rows(rows, model_version, priority), ignore=ignore)
+        records = encode_rows(rows, model_version, priority)
+        if session_id is not None:
+            records = in_session(records, checked_session(session_id))
+        return self._insert_records(records, ignore=ignore)
 
     def _insert_records(
         self,
@@ -355,3 +374,11 @@ class Writing(Parts):
                 len(conflicts),
                 ", ".join(conflicts[:10]),
             )
+
+
+def in_session(records: list[Record], session: str) -> list[Record]:
+    """Return records, those of no session as ones of this."""
+    return [
+        record._replace(session_key=session) if record.session_key is None else record
+        for record in records
+    ]

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 __all__ = ["recorded"]
 
 
-def recorded(env: Any, buffer: "Writing", begin: Begin, model_version: int | None) -> Any:
+def recorded(
+    env: Any,
+    buffer: "Writing",
+    begin: Begin,
+    model_version: int | None,
+    session_id: str | None = None,
+) -> Any:
     """Return the wrapper that `ReplayBuffer.record` returns.
 
     Args:
@@ -19,6 +25,7 @@ def recorded(env: Any, buffer: "Writing", begin: Begin, model_version: int | Non
         buffer: Where its steps go.
         begin: Begins an episode there.
         model_version: The first version.
+        session_id: The first session.
 
     Raises:
         FieldError: The buffer has other fields than the environment.
@@ -36,4 +43,4 @@ def recorded(env: Any, buffer: "Writing", begin: Begin, model_version: int | Non
         )
     from sqlbuffer.recording import wrappers
 
-    return wrappers.recorded(env, buffer, begin, model_version)
+    return wrappers.recorded(env, buffer, begin, model_version, session_id)

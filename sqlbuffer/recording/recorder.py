@@ -94,6 +94,7 @@ class Recorder:
         self._begin, self._flush, self._autoreset = begin, flush, autoreset
         self._lanes = [_Lane(form) for _ in range(n_envs)]
         self.model_version: int | None = None
+        self.session_id: str | None = None
 
     def reset(self, observations: Values, is_reset: Sequence[Any] | NDArray[Any]) -> None:
         """Begin anew where an environment was reset: what was open there was cut.
@@ -149,7 +150,9 @@ class Recorder:
             "terminated": terminated,
             "truncated": truncated,
         }
-        lane.write(lambda: self._begin(model_version=self.model_version), step)
+        lane.write(
+            lambda: self._begin(model_version=self.model_version, session_id=self.session_id), step
+        )
         if not has_ended:
             lane.start(after)
             return

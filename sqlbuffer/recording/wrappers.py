@@ -12,13 +12,19 @@ from gymnasium.wrappers import Autoreset as AutoresetWrapper
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
 from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder
-from sqlbuffer.storage.records import encode_step
+from sqlbuffer.storage.records import encode_key, encode_step
 
 if TYPE_CHECKING:
     from sqlbuffer.front.writing import Writing
 
 
-def recorded(env: Any, buffer: "Writing", begin: Begin, model_version: int | None) -> Any:
+def recorded(
+    env: Any,
+    buffer: "Writing",
+    begin: Begin,
+    model_version: int | None,
+    session_id: str | None,
+) -> Any:
     """Return an environment that behaves as `env` and stores its steps."""
     is_vector = isinstance(env, VectorEnv)
     if not is_vector and not isinstance(env, gymnasium.Env):
@@ -27,7 +33,7 @@ def recorded(env: Any, buffer: "Writing", begin: Begin, model_version: int | Non
     autoreset = _autoreset_of_vector(env) if is_vector else _autoreset_of_one(env)
     recorder = Recorder(begin, buffer.flush, form, env.num_envs if is_vector else 1, autoreset)
     made = (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, form)
-    made.model_version = model_version
+    made.model_version, made.session_id = model_version, session_id
     return made
 
 
@@ -68,6 +74,16 @@ class _Records:
     def model_version(self, version: int | None) -> None:
         checked = None if version is None else encode_step(version, "model_version")
         self._recorder.model_version = checked
+
+    @property
+    def session_id(self) -> str | None:
+        """The training session of the episodes that begin from now on."""
+        return self._recorder.session_id
+
+    @session_id.setter
+    def session_id(self, session_id: str | None) -> None:
+        checked = None if session_id is None else encode_key(session_id, "session_id")
+        self._recorder.session_id = checked
 
     @property
     def spec(self) -> Any:

@@ -26,7 +26,7 @@ Payload = tuple[str | None, str | None, str | None, str | None]
 
 # Beside the declared fields; the keys may be one value for all rows.
 _FLAGS = ("terminated", "truncated")
-_KEYS = ("id", "task_id", "agent_id", "step", "model_version")
+_KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id")
 _ONE_OR_EACH = (*_KEYS[1:], "priority")
 _PAYLOADS = ("state", "actions", "messages", "extra")
 _REWARD = FieldSpec("reward", np.dtype("<f8"))
@@ -46,7 +46,8 @@ def encode_columns(
         layout: The declared fields.
         columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
             likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
-            `task_id`, `agent_id`, `step`, `model_version` and `priority` n values or one.
+            `task_id`, `agent_id`, `step`, `model_version`, `session_id` and `priority` n values or
+            one.
         casting: See `FieldSpec.cast_rows`.
         episode: The episode that the n steps are, from its first to its last.
 
@@ -60,23 +61,23 @@ def encode_columns(
     fields = _comparable(layout, values, n_rows)
     rewards, tags = _rewards(columns, n_rows, casting)
     flags = [_flags(name, columns, n_rows) for name in _FLAGS]
-    ids, tasks, agents, steps, versions = (_keys(name, columns, n_rows) for name in _KEYS)
+    ids, tasks, agents, steps, versions, sessions = (_keys(name, columns, n_rows) for name in _KEYS)
     payloads, blobs = _payloads(columns, tags, packed)
     priorities = _priorities(columns, n_rows)
     ts = [None] * n_rows if episode is None else range(n_rows)
     now = time.time()
     rows = zip(
-        ids, tasks, agents, steps, ts, payloads, fields, rewards, *flags, versions, blobs,
-        priorities, strict=True,
+        ids, tasks, agents, steps, ts, payloads, fields, rewards, *flags, versions,
+        sessions, blobs, priorities, strict=True,
     )  # fmt: skip
     return [
         Record(
-            id_, task, None, agent, None, step, t, now, episode, None, state, actions, messages,
+            id_, task, None, agent, None, step, t, now, episode, session, state, actions, messages,
             extra, field_values, reward, None, None, terminated, truncated, version, blob or None,
             priority,
         )
         for id_, task, agent, step, t, (state, actions, messages, extra), field_values, reward,
-            terminated, truncated, version, blob, priority in rows
+            terminated, truncated, version, session, blob, priority in rows
     ]  # fmt: skip
 
 
@@ -221,7 +222,7 @@ def _default_keys(name: str, n_rows: int) -> list[Any]:
         return [uuid7() for _ in range(n_rows)]
     if name == "step":
         return list(range(n_rows))
-    return [None if name == "model_version" else "default"] * n_rows
+    return [None if name in ("model_version", "session_id") else "default"] * n_rows
 
 
 def decode_columns(

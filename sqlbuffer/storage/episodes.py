@@ -25,6 +25,7 @@ class Beginning:
         agent_id: Who acts.
         model_version: Version of the model that acts.
         meta: JSON of what the user says of it.
+        session: Key of the session that its steps belong to.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Beginning:
     agent_id: str
     model_version: int | None = None
     meta: str | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ INSERT_EPISODE = text(
     "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
     "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
 )
-_INSERT_SESSION = text(
+INSERT_SESSION = text(
     "INSERT INTO sessions (buffer_id, key) VALUES (:buffer_id, :key) ON CONFLICT DO NOTHING"
 )
 
@@ -67,7 +67,7 @@ def session_ids(
     known = _known_sessions(connection, buffer_id, keys)
     new = [{"buffer_id": buffer_id, "key": key} for key in keys if key not in known]
     if new:
-        connection.execute(_INSERT_SESSION, new)
+        connection.execute(INSERT_SESSION, new)
         known = _known_sessions(connection, buffer_id, keys)
     return [None if r.session_key is None else known[r.session_key] for r in records]
 

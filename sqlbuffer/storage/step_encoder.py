@@ -66,8 +66,8 @@ class StepEncoder:
             check_kept(self._has_priorities)
             priority = checked_priority(priority)
         return Record(
-            f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key, None,
-            state, actions, messages, extra, fields, reward, None, None,
+            f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
+            of.session, state, actions, messages, extra, fields, reward, None, None,
             _flag(step, "terminated"),
             _flag(step, "truncated"),
             of.model_version, blob or None, priority,

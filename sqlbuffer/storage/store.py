@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, case, delete, select, update
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import (
-    StorageError,
-)
+from sqlbuffer.errors import SessionNotFoundError, StorageError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import Node
 from sqlbuffer.specs import Fields
-from sqlbuffer.storage import catalog, episodes, statements
+from sqlbuffer.storage import catalog, episodes, sessions, statements
 from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.claims import Housekeeping
 from sqlbuffer.storage.dialects import dialect_for
@@ -360,11 +358,37 @@ class BufferStore(RowReading, PriorityKeeping):
             clock: int | None = found.clock
             return clock
 
-    def set_clock(self, clock: int) -> None:
-        """Set the clock."""
-        change = update(buffers).where(buffers.c.id == self.info.id).values(clock=clock)
-        if not self.write(lambda connection: connection.execute(change).rowcount):
+    @survives
+    def session(self) -> str | None:
+        """Return the key of the buffer's current session; None: none was started."""
+        with translated(self.url), self.engine.connect() as connection:
+            return sessions.current(connection, self.info.id)
+
+    def start_session(self, key: str) -> None:
+        """Make a session of that key, or resume it, as the current one."""
+        if not self.write(lambda connection: sessions.start(connection, self.info.id, key)):
             raise self._dropped()
+
+    def set_version(self, version: int, session: str | None) -> bool:
+        """Note the model version of a session, by default of the current one, and move the clock
+        with it if it is that; return whether it is.
+
+        Raises:
+            SessionNotFoundError: No session of that key.
+        """
+
+        def work(connection: Connection) -> bool | None:
+            if not sessions.lock(connection, self.info.id):
+                raise self._dropped()
+            return sessions.set_version(connection, self.info.id, version, session)
+
+        is_current = self.write(work)
+        if is_current is None:
+            raise SessionNotFoundError(
+                f"buffer {self.info.name!r} has no session {session!r}; start it with "
+                f"start_session({session!r}), or leave session_id out"
+            )
+        return is_current
 
 
 def _has_stale(rows: Sequence[Row], oldest: int | None) -> bool:

@@ -4,7 +4,8 @@
 --   GRANT sqlbuffer_writer TO alice;
 --
 -- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
--- priorities, set the clock, and sample where that is a write (max_use, track_samples).
+-- priorities, set the clock, start sessions, quarantine rows, let expired ones leave, and sample where that is a write
+-- (max_use, track_samples).
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
 
@@ -53,7 +54,10 @@ END
 $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
-GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow) ON buffers TO sqlbuffer_learner;
+GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
+    has_quarantine) ON buffers TO sqlbuffer_learner;
+GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
+GRANT INSERT, DELETE ON quarantine TO sqlbuffer_learner;
 GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
