@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sqlbuffer import buffer as sync
-from sqlbuffer.arguments import SAME, Condition, Same
+from sqlbuffer.arguments import SAME, Condition, Rows, Same
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import StoreResult
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
@@ -171,6 +171,14 @@ class ReplayBuffer:
     async def clock(self) -> int | None:
         """Return what `set_clock` set last; None before."""
         return await asyncio.to_thread(lambda: self.sync.clock)
+
+    async def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
+        """Take rows out of sampling; see `sqlbuffer.ReplayBuffer.quarantine`."""
+        return await asyncio.to_thread(self.sync.quarantine, condition_or_seqs, reason=reason)
+
+    async def release(self, condition_or_seqs: Rows) -> int:
+        """Put rows back into sampling; see `sqlbuffer.ReplayBuffer.release`."""
+        return await asyncio.to_thread(self.sync.release, condition_or_seqs)
 
     async def start_session(self, session_id: str | None = None) -> str:
         """Begin a session, or resume it; see `sqlbuffer.ReplayBuffer.start_session`."""

@@ -15,10 +15,13 @@ from sqlbuffer.flow import NO_LIMIT, Counts, Policy
 from sqlbuffer.query import QueryBuilder, Tree
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.catalog import BufferInfo, Limits
-from sqlbuffer.storage.records import encode_key
+from sqlbuffer.storage.priority_values import checked_seqs
+from sqlbuffer.storage.records import MAX_NAME_BYTES, encode_key
 from sqlbuffer.storage.transactions import DURABILITIES
 
 Condition = Tree | QueryBuilder | None
+# Rows by a condition, or by their numbers: a list, an array or a tensor.
+Rows = Any
 
 
 class Same(Enum):
@@ -119,6 +122,35 @@ def one_condition(condition: Condition, query_condition: Condition) -> Condition
     if condition is not None and query_condition is not None:
         raise TypeError("give condition=... or query_condition=..., not both")
     return query_condition if condition is None else condition
+
+
+def is_condition(rows: Rows) -> bool:
+    """Tell whether rows are given by a condition and not by their numbers."""
+    return rows is None or isinstance(rows, (Mapping, QueryBuilder))
+
+
+def checked_numbers(rows: Rows, call: str) -> list[int]:
+    """Return the numbers of rows, each once and in order.
+
+    Raises:
+        FieldError: Something else.
+    """
+    if isinstance(rows, (set, frozenset, range)):
+        rows = list(rows)
+    try:
+        numbers: list[int] = np.unique(checked_seqs(rows)).tolist()
+    except FieldError as error:
+        raise FieldError(f"{call}() takes a condition or the numbers of rows; {error}") from None
+    return numbers
+
+
+def checked_reason(reason: Any) -> str | None:
+    """Return what is said of rows.
+
+    Raises:
+        FieldError: No text, or none that can be stored.
+    """
+    return None if reason is None else encode_key(reason, "reason", MAX_NAME_BYTES)
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -302,18 +334,23 @@ def check_sufficient(found: int, wanted: int, strict: bool, barred: str = "") ->
         )
 
 
-def barred_rows(info: BufferInfo, *, by_priority: bool) -> str:
+def barred_rows(info: BufferInfo, *, by_priority: bool, quarantine: bool = False) -> str:
     """Return which rows of a buffer are not drawn though they match; empty where all are.
 
     Args:
         info: The buffer.
         by_priority: Whether a row of priority 0 is not drawn.
+        quarantine: Whether some are in quarantine.
     """
     kinds = []
     if info.max_use is not None:
         kinds.append(f"were sampled {info.max_use} times (max_use)")
     if info.max_staleness is not None:
         kinds.append(f"are more than {info.max_staleness} behind the clock (max_staleness)")
+    if info.current_session_only:
+        kinds.append("are of another session (current_session_only)")
+    if quarantine:
+        kinds.append("are in quarantine")
     if by_priority:
         kinds.append("have the priority 0")
     return " or ".join(kinds)

@@ -25,6 +25,7 @@ from sqlbuffer.flow import Policy, check_policy
 from sqlbuffer.front.clock import Clocked
 from sqlbuffer.front.monitoring import Monitoring
 from sqlbuffer.front.prioritising import Prioritising
+from sqlbuffer.front.quarantining import Quarantining
 from sqlbuffer.front.reading import Reading
 from sqlbuffer.front.sampling import Sampling
 from sqlbuffer.front.sessions import Sessions
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 
-class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Sessions, Reading, Monitoring):
+class ReplayBuffer(
+    Writing, Prioritising, Sampling, Clocked, Sessions, Quarantining, Reading, Monitoring
+):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.

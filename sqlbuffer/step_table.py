@@ -23,7 +23,7 @@ class StepTable:
         truncated: It was cut there.
         blobs: The arrays of each row as bytes; None where they were not read.
         seq: Number of each row.
-        stale: Whether it is too old to be sampled; None: none is.
+        barred: Whether it may not be sampled; None: none is.
 
     Attributes:
         episode, t, reward, terminated, truncated, seq: The same of the steps that are kept.
@@ -46,7 +46,7 @@ class StepTable:
         truncated: Any,
         blobs: Sequence[bytes | None],
         seq: Any,
-        stale: Any = None,
+        barred: Any = None,
     ) -> None:
         episode, t = np.asarray(episode, np.int64), np.asarray(t, np.int64)
         has_arrays = np.fromiter((blob is not None for blob in blobs), bool, len(blobs))
@@ -66,7 +66,7 @@ class StepTable:
         self.terminated: Flags = np.asarray(terminated, bool)[kept]
         self.truncated: Flags = np.asarray(truncated, bool)[kept]
         self.seq: Integers = np.asarray(seq, np.int64)[kept]
-        self._stale = None if stale is None else np.asarray(stale, bool)[kept]
+        self._barred = None if barred is None else np.asarray(barred, bool)[kept]
         self.has_arrays: Flags = has_arrays[kept]
         self.blobs: list[bytes | None] = [blobs[i] for i in kept.tolist()]
 
@@ -114,21 +114,21 @@ class StepTable:
         found: Flags = (index >= 0) & self._take(flags, index)
         return found
 
-    def are_fresh(self, index: Integers) -> Flags:
-        """Return of each row of indexes whether none of its steps is stale; those at -1 are not."""
-        if self._stale is None:
+    def are_free(self, index: Integers) -> Flags:
+        """Return of each row of indexes whether none of its steps is barred; -1 is none."""
+        if self._barred is None:
             return np.ones(len(index), bool)
-        stale = self.flags(self._stale, index)
-        found: Flags = np.asarray(~stale.any(axis=tuple(range(1, index.ndim))))
+        barred = self.flags(self._barred, index)
+        found: Flags = np.asarray(~barred.any(axis=tuple(range(1, index.ndim))))
         return found
 
-    def runs_are_fresh(self, first: Integers, lens: Integers) -> Flags:
-        """Return whether none of `lens` steps from the indexes on is stale."""
-        if self._stale is None:
+    def runs_are_free(self, first: Integers, lens: Integers) -> Flags:
+        """Return whether none of `lens` steps from the indexes on is barred."""
+        if self._barred is None:
             return np.ones(len(first), bool)
-        n_before = np.concatenate([[0], np.cumsum(self._stale)])
-        fresh: Flags = np.asarray(n_before[first + lens] == n_before[first])
-        return fresh
+        n_before = np.concatenate([[0], np.cumsum(self._barred)])
+        free: Flags = np.asarray(n_before[first + lens] == n_before[first])
+        return free
 
     def _take(self, column: NDArray[Any], index: Integers) -> NDArray[Any]:
         """Return a column at the indexes; anything at -1."""

@@ -44,6 +44,7 @@ OBJECTS = {
         "v_flow_v1",
         "v_waiting_v1",
         "v_samples_v1",
+        "v_quarantine_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -82,6 +83,7 @@ OBJECTS = {
         "v_flow_v1",
         "v_waiting_v1",
         "v_samples_v1",
+        "v_quarantine_v1",
     ),
 }
 TABLES = (

@@ -1,7 +1,8 @@
 """What the calls of a buffer share."""
 
-from sqlbuffer.arguments import Condition, one_condition
-from sqlbuffer.query import Node, check
+from sqlbuffer.arguments import Condition, Rows, checked_numbers, is_condition, one_condition
+from sqlbuffer.errors import ConditionError
+from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.specs import FieldSpec
 from sqlbuffer.storage.records import Decoder
 from sqlbuffer.storage.store import BufferStore
@@ -34,3 +35,17 @@ class Parts:
         """Return a condition checked, by either of its two names."""
         one = one_condition(condition, query_condition)
         return check(one, self._store.info.fields.comparable)
+
+    def _rows(self, rows: Rows, call: str) -> Node | list[int]:
+        """Return which rows a call is about: a condition checked, or their numbers in order.
+
+        Raises:
+            ConditionError: An empty condition.
+            FieldError: Neither a condition nor numbers.
+        """
+        if not is_condition(rows):
+            return checked_numbers(rows, call)
+        node = self._node(rows)
+        if node == EVERYTHING:
+            raise ConditionError(f"{call}() needs a condition, or the numbers of rows (seq)")
+        return node

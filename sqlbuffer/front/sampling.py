@@ -310,7 +310,8 @@ class Sampling(Parts):
 
     def _barred(self, sampler: Sampler | TaskSampler) -> str:
         by_priority = isinstance(sampler, Sampler) and sampler.reads_priorities
-        return barred_rows(self._store.info, by_priority=by_priority)
+        quarantine = self._store.restrictions.has_quarantine
+        return barred_rows(self._store.info, by_priority=by_priority, quarantine=quarantine)
 
     def _sample_rows(self, sampler: Sampler, batch_size: int, node: Node, strict: bool) -> RowList:
         if batch_size == 0 and not sampler.reads_priorities:

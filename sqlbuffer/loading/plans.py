@@ -63,7 +63,12 @@ class Draws:
         sampler = own_sampler(self.sampler, self.replace, run.seed)
         for number in count(progress.get("batch", 0)):
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
-            barred = barred_rows(self.source.store.info, by_priority=sampler.reads_priorities)
+            store = self.source.store
+            barred = barred_rows(
+                store.info,
+                by_priority=sampler.reads_priorities,
+                quarantine=store.restrictions.has_quarantine,
+            )
             check_sufficient(batch.n_rows, self.batch_size, True, barred)
             sampler.handed_out()
             yield batch, {"batch": number + 1}

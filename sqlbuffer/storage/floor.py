@@ -1,4 +1,4 @@
-"""Below which number no row may be sampled any more: used up, or stale."""
+"""Below which number no row may be sampled any more: used up, stale, or of another session."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ class Floor:
 
     Rows leave the population at random places, but old ones sooner: so what is left of it lies at
     the upper end of the window, and numbers drawn from there on are hits more often. Holds while
-    the clock does not go back.
+    the clock does not go back and the session is the same. Quarantine ends, and does not count.
     """
 
     def __init__(self) -> None:
@@ -43,6 +43,7 @@ class Floor:
             limits: What bars a row.
             epoch: That of the server: after a crash it may give numbers anew to other rows.
         """
+        limits = limits.lasting
         with self._mutex:
             if not limits or not self._holds(limits, epoch):
                 return 0
@@ -53,7 +54,8 @@ class Floor:
             return False
         ours, theirs = self._limits.oldest_version, limits.oldest_version
         later = ours is None or (theirs is not None and theirs >= ours)
-        return later and time.monotonic() - self._begun_at < FORGOTTEN_AFTER_S
+        same = self._limits.session in (None, limits.session)
+        return later and same and time.monotonic() - self._begun_at < FORGOTTEN_AFTER_S
 
     def forget(self, older_than_s: float = 0.0) -> bool:
         """Forget the number where it is known for so long; return whether it was known."""
@@ -65,7 +67,7 @@ class Floor:
 
     def is_due(self, population: "Population") -> bool:
         """Tell whether a draw found so few rows that it is time to look."""
-        if not population.limits:
+        if not population.limits.lasting:
             return False
         most = MOST_NUMBERS_A_ROW * population.n_hits + FEW_NUMBERS
         if not population.has_read_keys and population.n_probed <= most:
@@ -93,6 +95,7 @@ class Floor:
             limits: What bars a row.
             epoch: That of the server when `end` was known.
         """
+        limits = limits.lasting
         if not limits:
             return
         known = max(low, self.of(limits, epoch))

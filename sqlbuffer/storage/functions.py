@@ -221,6 +221,34 @@ def _sqlite_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
     )
 
 
+class not_in_quarantine(FunctionElement[bool]):
+    """Whether a row of `experiences` is not in quarantine, of rows that are among numbers:
+    `not_in_quarantine(buffer_id, seqs)`; see `not_used_up`.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(not_in_quarantine, "postgresql")
+def _pg_not_in_quarantine(element: not_in_quarantine, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs = _processed(element, compiler, kw)
+    return (
+        f"experiences.seq NOT IN (SELECT q.seq FROM quarantine q WHERE q.buffer_id = {buffer_id} "
+        f"AND q.seq = ANY (CAST({seqs} AS bigint[])))"
+    )
+
+
+@compiles(not_in_quarantine, "sqlite")
+def _sqlite_not_in_quarantine(element: not_in_quarantine, compiler: Any, **kw: Any) -> str:
+    buffer_id, _ = _processed(element, compiler, kw)
+    return (
+        f"NOT EXISTS (SELECT 1 FROM quarantine q WHERE q.buffer_id = {buffer_id} "
+        "AND q.seq = experiences.seq)"
+    )
+
+
 class seqs_of(FunctionElement[Any]):
     """The numbers that a select of `key` returns, in the form of a parameter of numbers."""
 
@@ -274,11 +302,11 @@ class steps_near(FunctionElement[Any]):
     )  # fmt: skip
 
 
-class versioned_steps_near(steps_near):
-    """The same with the versions of the steps."""
+class limited_steps_near(steps_near):
+    """The same with what limits go by."""
 
     inherit_cache = True
-    COLUMNS = (*steps_near.COLUMNS, "model_version")
+    COLUMNS = (*steps_near.COLUMNS, "model_version", "session_id")
 
 
 @compiles(steps_near, "postgresql")

@@ -193,7 +193,7 @@ class Opened:
             if not found:
                 raise self._dropped()
             now = SampledWindow(*found[0])
-            if not (sampled and self.restrictions.are_any):
+            if not (sampled and self.restrictions.are_any(now)):
                 population = Population(connection, self.info.id, now.low, now.high, node, columns)
             else:
                 population = self.restrictions.population(

@@ -24,7 +24,14 @@ from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.conditions import compile_condition
-from sqlbuffer.storage.limits import NO_LIMITS, Limits, hold_by_parameters, is_stale_by_parameter
+from sqlbuffer.storage.limits import (
+    NO_KIND,
+    NO_LIMITS,
+    Kind,
+    Limits,
+    bar_step_by_parameters,
+    hold_by_parameters,
+)
 from sqlbuffer.storage.models import episodes, experiences
 from sqlbuffer.storage.types import SeqList
 
@@ -41,8 +48,8 @@ SEQ, _, _, _, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = range(len(statement
 PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
 # The last column: which part of the statement a row is from.
 OWN, NEAR, PICK = range(3)
-# A step that was read along has here whether it is stale, or null.
-IS_STALE = 3
+# A step that was read along has here whether the limits bar it, or null.
+IS_BARRED = 3
 
 
 def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
@@ -116,7 +123,7 @@ class Reading:
         return made[limits.kind]
 
     @cached_property
-    def _of_everything(self) -> dict[tuple[bool, bool], Any]:
+    def _of_everything(self) -> dict[Kind, Any]:
         return {}
 
     def _given(self, node: Node, limits: Limits) -> Any:
@@ -154,27 +161,27 @@ class Reading:
             own = own.where(self.is_readable)
         if self.near is None:
             return [own]
-        _, has_versions = limits.kind
-        return [own, _near(self.near, wanted, len(self.columns), has_versions)]
+        return [own, _near(self.near, wanted, len(self.columns), limits.kind.of_steps)]
 
 
-def _near(near: Near, wanted: ColumnElement[bool], n_columns: int, has_versions: bool) -> Any:
+def _near(near: Near, wanted: ColumnElement[bool], n_columns: int, kind: Kind) -> Any:
     length: Any = null()
     if near.arrays is not None:
         length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
     anchors = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
-    steps_near = fn.versioned_steps_near if has_versions else fn.steps_near
+    steps_near = fn.steps_near if kind == NO_KIND else fn.limited_steps_near
     names = ("anchor_t", "length", *steps_near.COLUMNS)
     table = steps_near(
         _buffer_id(), anchors.correlate(None).scalar_subquery(), near.first, near.last
     ).table_valued(*(column(name, _type(name)) for name in names))
     found = table.c
     arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
-    stale: Any = null()
-    if has_versions:
-        stale = case((is_stale_by_parameter(found.model_version), literal(1, BigInteger())))
+    barred: Any = null()
+    if kind != NO_KIND:
+        is_barred = bar_step_by_parameters(kind, _buffer_id(), found)
+        barred = case((is_barred, literal(1, BigInteger())))
     return select(
-        found.seq, null(), null(), stale, found.reward_t, found.terminated, found.truncated,
+        found.seq, null(), null(), barred, found.reward_t, found.terminated, found.truncated,
         cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
         literal(NEAR),
     ).where(fn.unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a buffer restricts sampling to: enough rows, none used too often, none too old."""
+"""What a buffer restricts sampling to: enough rows, and of them those that its limits leave."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,18 +52,26 @@ class Restrictions:
 
     Attributes:
         floor: Up to where they leave none.
+        has_quarantine: Whether rows were in quarantine when it was last drawn from.
     """
 
     def __init__(self, info: BufferInfo) -> None:
         self._info = info
         self.floor = Floor()
+        self.has_quarantine = False
         self._large_enough: tuple[int, int] | None = None
-        self.are_any = (
+        self._are_any = (
             info.max_use is not None
             or info.max_staleness is not None
+            or info.current_session_only
             or info.min_size > 0
             or info.track_samples
         )
+
+    def are_any(self, now: SampledWindow) -> bool:
+        """Tell whether there is any."""
+        self.has_quarantine = bool(now.has_quarantine)
+        return self._are_any or self.has_quarantine
 
     def population(
         self,
@@ -79,7 +87,7 @@ class Restrictions:
             InsufficientDataError: The buffer has too few rows.
         """
         self._check_size(connection, now, epoch)
-        limits = self._limits(now)
+        limits = self.limits(now)
         floor = self.floor.of(limits, epoch)
         found = Population(
             connection, self._info.id, now.low, now.high, node, columns, limits, floor
@@ -99,10 +107,16 @@ class Restrictions:
             epoch: That of the server when this was known.
         """
         end = now.high if settled is None else min(settled, now.high)
-        self.floor.look(connection, self._info.id, now.low, end, self._limits(now), epoch)
+        self.floor.look(connection, self._info.id, now.low, end, self.limits(now), epoch)
 
-    def _limits(self, now: SampledWindow) -> Limits:
-        return Limits(self._info.max_use, oldest_version(now.clock, self._info.max_staleness))
+    def limits(self, now: SampledWindow) -> Limits:
+        """Return what holds at a moment."""
+        return Limits(
+            self._info.max_use,
+            oldest_version(now.clock, self._info.max_staleness),
+            now.session if self._info.current_session_only else None,
+            bool(now.has_quarantine),
+        )
 
     def _check_size(self, connection: Connection, now: SampledWindow, epoch: int) -> None:
         """Raise where there are too few rows; they are counted once, until some are deleted."""

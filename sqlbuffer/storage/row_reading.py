@@ -14,6 +14,7 @@ from sqlbuffer.storage.engine import (
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Row
+from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.opened import Opened, Window, survives, text_of
@@ -120,14 +121,22 @@ class RowReading(Opened):
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
             return self._tasks(connection, task_ids)
 
-    def _tasks(self, connection: Connection, task_ids: Sequence[str]) -> dict[str, list[Row]]:
+    def _tasks(
+        self, connection: Connection, task_ids: Sequence[str], limits: Limits = NO_LIMITS
+    ) -> dict[str, list[Row]]:
+        """Return the rows of tasks; none of those with a row that the limits bar."""
+        columns: tuple[Any, ...] = statements.ROW_COLUMNS
+        if limits:
+            columns = (*columns, limits.is_barred(experiences).label("barred"))
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
         wanted = [task_id for task_id in found if is_storable_text(task_id)]
         low = self._window(connection).low
         for start in range(0, len(wanted), TASKS_AT_ONCE):
             where = statements.of_tasks(self.info.id, low, wanted[start : start + TASKS_AT_ONCE])
-            for row in statements.fetch(connection, statements.rows(where)):
+            for row in statements.fetch(connection, statements.rows(where, columns)):
                 found[row[TASK_ID]].append(row)
+        if limits:
+            found = {task_id: _free(rows) for task_id, rows in found.items()}
         for rows in found.values():
             rows.sort(key=_task_order)
         return found
@@ -147,6 +156,11 @@ class RowReading(Opened):
         statement = explain(self.statement(node))
         with translated(self.url), self.engine.connect() as connection:
             return "\n".join(str(row[-1]) for row in connection.execute(statement))
+
+
+def _free(rows: list[Row]) -> list[Row]:
+    """Return rows without the last column, which tells whether one of them is barred: then none."""
+    return [] if any(row[-1] for row in rows) else [row[:-1] for row in rows]
 
 
 def _task_order(row: Row) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from sqlbuffer.packing import Layout
 from sqlbuffer.query import Node
 from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog, episodes, sessions, statements
+from sqlbuffer.storage import quarantine as quarantining
 from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.claims import Housekeeping
 from sqlbuffer.storage.dialects import dialect_for
@@ -37,6 +38,7 @@ from sqlbuffer.storage.pacing import Pacer
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.priority_upkeep import Upkeep
+from sqlbuffer.storage.quarantine import Rows
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
@@ -44,8 +46,6 @@ from sqlbuffer.storage.restrictions import Restrictions, SampledWindow
 from sqlbuffer.storage.retrying import ONCE_MORE_S, retried
 from sqlbuffer.storage.row_reading import RowReading
 from sqlbuffer.storage.transactions import answer
-
-MODEL_VERSION = 1 + Record._fields.index("model_version")
 
 T = TypeVar("T")
 
@@ -243,6 +243,22 @@ class BufferStore(RowReading, PriorityKeeping):
             return n_removed
 
     @repeats
+    def quarantine(self, rows: Rows, reason: str | None) -> int:
+        """Take rows out of sampling; return how many were not in quarantine."""
+        with translated(self.url), self._dialect.writing(self.engine) as connection:
+            self._lock(connection)
+            low = self._window(connection).low
+            return quarantining.put(connection, self.info.id, low, rows, reason)
+
+    @repeats
+    def release(self, rows: Rows) -> int:
+        """Put rows back into sampling; return how many were in quarantine."""
+        with translated(self.url), self._dialect.writing(self.engine) as connection:
+            self._lock(connection)
+            low = self._window(connection).low
+            return quarantining.release(connection, self.info.id, low, rows)
+
+    @repeats
     def begin_episode(self, beginning: Beginning) -> None:
         """Make the row of an episode.
 
@@ -314,9 +330,9 @@ class BufferStore(RowReading, PriorityKeeping):
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
         with self.population(node, sampled=True) as population:
-            found = self._tasks(population.connection, choose(population))
-        oldest = population.limits.oldest_version
-        tasks = [rows for rows in found.values() if rows and not _has_stale(rows, oldest)]
+            limits = population.limits.of_steps
+            found = self._tasks(population.connection, choose(population), limits)
+        tasks = [rows for rows in found.values() if rows]
         return DrawnTasks(tasks, population.clock, population.window_low)
 
     @survives
@@ -389,10 +405,3 @@ class BufferStore(RowReading, PriorityKeeping):
                 f"start_session({session!r}), or leave session_id out"
             )
         return is_current
-
-
-def _has_stale(rows: Sequence[Row], oldest: int | None) -> bool:
-    """Tell whether one of the rows is of a version below the oldest that may be sampled."""
-    if oldest is None:
-        return False
-    return any(row[MODEL_VERSION] is not None and row[MODEL_VERSION] < oldest for row in rows)

@@ -200,6 +200,18 @@ VIEWS = {
             "step": ("integer", "step within the task"),
         },
     ),
+    "v_quarantine": View(
+        "One row a step in quarantine: it is kept, and not sampled.",
+        {
+            "buffer": _BUFFER,
+            "seq": ("integer", "insert order within the buffer"),
+            "id": ("text", "id of the row, unique within the buffer; null for plain SQL inserts"),
+            "task_id": ("text", "the task"),
+            "step": ("integer", "step within the task"),
+            "reason": ("text", "why, as it was given"),
+            "quarantined_at": ("time", "since when"),
+        },
+    ),
     "v_windows": View(
         "One row a buffer: which rows of `experiences` it is, those with `low_seq < seq`. For "
         "queries on the tables; the other views apply it.",

@@ -16,7 +16,7 @@ from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.reading import (
     ARRAYS,
     EXTRA,
-    IS_STALE,
+    IS_BARRED,
     LENGTH,
     PLACE,
     REWARD,
@@ -73,14 +73,14 @@ class StepReader:
 def steps_of(population: Population, rows: Sequence[Row]) -> StepTable:
     """Return the steps of rows and those that were read along with them."""
     near = population.steps
-    if population.limits.oldest_version is None:
+    if not population.limits.of_steps:
         return table_of([*rows, *near])
-    # A row that is stale itself is not read.
-    stale = [False] * len(rows) + [row[IS_STALE] is not None for row in near]
-    return table_of([*rows, *near], stale)
+    # A row that is barred itself is not read.
+    barred = [False] * len(rows) + [row[IS_BARRED] is not None for row in near]
+    return table_of([*rows, *near], barred)
 
 
-def table_of(rows: Sequence[Row], stale: Sequence[bool] | None = None) -> StepTable:
+def table_of(rows: Sequence[Row], barred: Sequence[bool] | None = None) -> StepTable:
     """Return the steps of rows that were read with their places."""
     columns: Any = list(zip(*rows, strict=True)) if rows else [()] * (T + 1)
     return StepTable(
@@ -91,7 +91,7 @@ def table_of(rows: Sequence[Row], stale: Sequence[bool] | None = None) -> StepTa
         np.array(columns[TRUNCATED], bool),
         columns[ARRAYS],
         columns[SEQ],
-        stale,
+        barred,
     )
 
 
