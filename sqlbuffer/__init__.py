@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TaskSampler,
     )
     from sqlbuffer.specs import FieldSpec
+    from sqlbuffer.stats import Removed
 
 _HOME = {
     "Batch": "batches",
@@ -36,6 +37,7 @@ _HOME = {
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "env_fields",
     "PriorityUpdate": "front.prioritising",
+    "Removed": "stats",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "converters"),
     "QueryBuilder": "query",
@@ -82,6 +84,7 @@ __all__ = [
     "RandomTaskSample",
     "RateLimiter",
     "RatioWindow",
+    "Removed",
     "ReplayBuffer",
     "Sampler",
     "StoreResult",

@@ -17,7 +17,7 @@ from sqlbuffer.front.prioritising import EPS, PriorityUpdate
 from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.stats import Stats
+from sqlbuffer.stats import Removed, Stats
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -171,6 +171,10 @@ class ReplayBuffer:
     async def clock(self) -> int | None:
         """Return what `set_clock` set last; None before."""
         return await asyncio.to_thread(lambda: self.sync.clock)
+
+    async def expire(self) -> Removed:
+        """Delete rows that can never be sampled again; see `sqlbuffer.ReplayBuffer.expire`."""
+        return await asyncio.to_thread(self.sync.expire)
 
     async def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
         """Take rows out of sampling; see `sqlbuffer.ReplayBuffer.quarantine`."""

@@ -13,6 +13,38 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
+class Removed:
+    """Rows that left because they could never be sampled again, each under the first cause that it
+    has; see `ReplayBuffer.expire`.
+
+    Attributes:
+        expired: Too old by the clock (`max_staleness`).
+        used_up: Sampled as often as they may be (`max_use`).
+        other_session: Of another session than the current one (`current_session_only`).
+
+    Example:
+        >>> (Removed(expired=3, used_up=0, other_session=1) + Removed(1, 0, 0)).total
+        5
+    """
+
+    expired: int
+    used_up: int
+    other_session: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.expired + self.used_up + self.other_session
+
+    def __add__(self, other: "Removed") -> "Removed":
+        return Removed(
+            self.expired + other.expired,
+            self.used_up + other.used_up,
+            self.other_session + other.other_session,
+        )
+
+
+@dataclass(frozen=True)
 class Distribution:
     """How a figure of the rows is distributed.
 

@@ -2,6 +2,7 @@
 
 from sqlbuffer.arguments import checked_clock
 from sqlbuffer.front.parts import Parts
+from sqlbuffer.stats import Removed
 
 
 class Clocked(Parts):
@@ -28,3 +29,20 @@ class Clocked(Parts):
             ValueError: More than 64 bits.
         """
         self._store.set_version(checked_clock(clock), None)
+
+    def expire(self) -> Removed:
+        """Delete all rows that can never be sampled again: too old by the clock, used up, or of
+        another session.
+
+        A process that samples or sets the clock does so by itself, a little every ten seconds,
+        unless the buffer was made with `keep_expired`. Steps of an episode leave when none of them
+        may be sampled, for others need them; of buffers that evict by task or episode whole ones.
+        Rows in quarantine stay.
+
+        Returns:
+            How many rows left, by cause.
+
+        Raises:
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+        return self._store.expiry.run()

@@ -132,7 +132,7 @@ def bar_step_by_parameters(kind: Kind, buffer_id: Any, step: Any) -> ColumnEleme
     if kind.sessions:
         barred.append(step.session_id != _PARAMETERS[SESSION])
     if kind.quarantine:
-        barred.append(_in_quarantine(buffer_id, step.seq))
+        barred.append(is_in_quarantine(buffer_id, step.seq))
     return or_(*barred)
 
 
@@ -166,11 +166,12 @@ def _hold(kind: Kind, over: Any, values: Mapping[str, Any]) -> ColumnElement[boo
     if kind.uses:
         held.append(~is_used_up(over, values[MAX_USE]))
     if kind.quarantine:
-        held.append(~_in_quarantine(over.c.buffer_id, over.c.seq))
+        held.append(~is_in_quarantine(over.c.buffer_id, over.c.seq))
     return and_(*held)
 
 
-def _in_quarantine(buffer_id: Any, seq: Any) -> ColumnElement[bool]:
+def is_in_quarantine(buffer_id: Any, seq: Any) -> ColumnElement[bool]:
+    """Return the expression for a number of a buffer being in quarantine."""
     found = select(1).where(quarantine.c.buffer_id == buffer_id, quarantine.c.seq == seq)
     # As above.
     barred: ColumnElement[bool] = found.correlate_except(quarantine).offset(0).exists()

@@ -209,6 +209,14 @@ class Opened:
     def _sampled_window(self) -> str:
         return text_of(statements.sampled_window(self.info.id, self.info.evict_by), self.engine)
 
+    def sampled_window(self, connection: Connection) -> SampledWindow:
+        """Return which rows may be sampled, and what limits go by."""
+        statement = statements.sampled_window(self.info.id, self.info.evict_by)
+        found = connection.execute(statement).one_or_none()
+        if found is None:
+            raise self._dropped()
+        return SampledWindow(*found)
+
     @survives
     def settled(self) -> int:
         """Return a seq up to which no row can appear any more."""

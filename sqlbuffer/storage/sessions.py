@@ -12,18 +12,19 @@ def lock(connection: Connection, buffer_id: int) -> bool:
     return connection.execute(own).first() is not None
 
 
-def start(connection: Connection, buffer_id: int, key: str) -> bool:
-    """Make a session, or resume it, as the buffer's current one with its version for the clock;
-    return whether there is such a buffer.
+def start(connection: Connection, buffer_id: int, key: str) -> None:
+    """Make a session, or resume it, as the buffer's current one with its version for the clock.
+
+    Args:
+        connection: The transaction; it holds the row of the buffer.
+        buffer_id: The buffer.
+        key: The session.
     """
-    if not lock(connection, buffer_id):
-        return False
     connection.execute(INSERT_SESSION, {"buffer_id": buffer_id, "key": key})
     own = (sessions.c.buffer_id == buffer_id) & (sessions.c.key == key)
     found = connection.execute(select(sessions.c.id, sessions.c.current_version).where(own)).one()
     values = {"session_id": found.id, "clock": found.current_version}
     connection.execute(update(buffers).where(buffers.c.id == buffer_id).values(values))
-    return True
 
 
 def set_version(

@@ -45,6 +45,12 @@ windows = table(
 )
 
 
+# The status of every episode, with those that are abandoned.
+episode_states = table(
+    "episode_states", column("id"), column("buffer_id"), column("n_rows"), column("status", Text())
+)
+
+
 def _column(name: str) -> ColumnElement[Any]:
     if name == "episode_key":
         return (

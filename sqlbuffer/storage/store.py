@@ -28,6 +28,7 @@ from sqlbuffer.storage.engine import (
 )
 from sqlbuffer.storage.episodes import Beginning, Ending
 from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.expiry import Expiry
 from sqlbuffer.storage.insertion import Insertion, Outcome, Row
 from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.live_count import LiveCount
@@ -102,6 +103,7 @@ class BufferStore(RowReading, PriorityKeeping):
         self.housekeeping = Housekeeping()
         self._updates = count(1)
         self.pacer = Pacer(self)
+        self.expiry = Expiry(self)
 
     @classmethod
     def open(
@@ -222,8 +224,7 @@ class BufferStore(RowReading, PriorityKeeping):
     def delete(self, node: Node) -> int:
         """Delete the rows that match; return how many."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
-            window = self._window(connection)
-            self._note_deletion(connection, window)
+            window = self.note_deletion(connection)
             # Nothing newer than the window noted: its lower end follows from the newest row.
             matching = statements.in_window(self.info.id, window.low, node)
             seq = statements.seq_for(node)
@@ -235,8 +236,7 @@ class BufferStore(RowReading, PriorityKeeping):
         rows were live.
         """
         with translated(self.url), self._dialect.writing(self.engine) as connection:
-            window = self._window(connection)
-            self._note_deletion(connection, window)
+            window = self.note_deletion(connection)
             self._remove(connection, experiences.c.seq <= window.low)
             n_removed = self._remove(connection, experiences.c.seq <= window.high)
             connection.execute(delete(episode_rows).where(episode_rows.c.buffer_id == self.info.id))
@@ -246,7 +246,7 @@ class BufferStore(RowReading, PriorityKeeping):
     def quarantine(self, rows: Rows, reason: str | None) -> int:
         """Take rows out of sampling; return how many were not in quarantine."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
-            self._lock(connection)
+            self.lock(connection)
             low = self._window(connection).low
             return quarantining.put(connection, self.info.id, low, rows, reason)
 
@@ -254,7 +254,7 @@ class BufferStore(RowReading, PriorityKeeping):
     def release(self, rows: Rows) -> int:
         """Put rows back into sampling; return how many were in quarantine."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
-            self._lock(connection)
+            self.lock(connection)
             low = self._window(connection).low
             return quarantining.release(connection, self.info.id, low, rows)
 
@@ -276,9 +276,8 @@ class BufferStore(RowReading, PriorityKeeping):
     def resize(self, limits: Mapping[str, int | None]) -> None:
         """Set columns of the buffer that are limits, and evict at once what no longer fits."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
-            self._lock(connection)
-            window = self._window(connection)
-            self._note_deletion(connection, window)
+            self.lock(connection)
+            window = self.note_deletion(connection)
             connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(**limits))
             if window.evict_by != "row":
                 self._dialect.evict(connection, self.info.id)
@@ -286,19 +285,23 @@ class BufferStore(RowReading, PriorityKeeping):
                 low = self._window(connection).low
                 self._remove(connection, experiences.c.seq <= low)
 
-    def _lock(self, connection: Connection) -> None:
-        connection.execute(
-            select(buffers.c.id).where(buffers.c.id == self.info.id).with_for_update(key_share=True)
-        )
+    def lock(self, connection: Connection) -> None:
+        """Hold the row of the buffer until the transaction ends."""
+        if not sessions.lock(connection, self.info.id):
+            raise self._dropped()
 
-    def _note_deletion(self, connection: Connection, window: Window) -> None:
-        """Keep the window's lower end, and tell every process that rows inside it leave."""
+    def note_deletion(self, connection: Connection) -> Window:
+        """Keep the window's lower end, and tell every process that rows inside it leave; return the
+        window.
+        """
+        window = self._window(connection)
         low_seq = case((buffers.c.low_seq < window.low, window.low), else_=buffers.c.low_seq)
         connection.execute(
             update(buffers)
             .where(buffers.c.id == self.info.id)
             .values(deletions=buffers.c.deletions + 1, low_seq=low_seq)
         )
+        return window
 
     def _remove(
         self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq
@@ -320,6 +323,7 @@ class BufferStore(RowReading, PriorityKeeping):
         with self.population(node, columns, sampled=True) as population:
             found = choose(population)
         self._skip_barred(population)
+        self.expiry.run_if_due()
         return found
 
     @survives
@@ -332,6 +336,7 @@ class BufferStore(RowReading, PriorityKeeping):
         with self.population(node, sampled=True) as population:
             limits = population.limits.of_steps
             found = self._tasks(population.connection, choose(population), limits)
+        self.expiry.run_if_due()
         tasks = [rows for rows in found.values() if rows]
         return DrawnTasks(tasks, population.clock, population.window_low)
 
@@ -382,8 +387,13 @@ class BufferStore(RowReading, PriorityKeeping):
 
     def start_session(self, key: str) -> None:
         """Make a session of that key, or resume it, as the current one."""
-        if not self.write(lambda connection: sessions.start(connection, self.info.id, key)):
-            raise self._dropped()
+
+        def work(connection: Connection) -> None:
+            self.lock(connection)
+            sessions.start(connection, self.info.id, key)
+
+        self.write(work)
+        self.expiry.run_if_due()
 
     def set_version(self, version: int, session: str | None) -> bool:
         """Note the model version of a session, by default of the current one, and move the clock
@@ -394,8 +404,7 @@ class BufferStore(RowReading, PriorityKeeping):
         """
 
         def work(connection: Connection) -> bool | None:
-            if not sessions.lock(connection, self.info.id):
-                raise self._dropped()
+            self.lock(connection)
             return sessions.set_version(connection, self.info.id, version, session)
 
         is_current = self.write(work)
@@ -404,4 +413,5 @@ class BufferStore(RowReading, PriorityKeeping):
                 f"buffer {self.info.name!r} has no session {session!r}; start it with "
                 f"start_session({session!r}), or leave session_id out"
             )
+        self.expiry.run_if_due()
         return is_current
