@@ -96,7 +96,12 @@ class Stats:
         rows: Rows held.
         capacity: Rows held at most; None is unlimited.
         inserted: Rows ever inserted: numbers given, so those of writes that were rolled back count.
-        evicted: Rows that have left: `inserted - rows`, whether evicted, deleted or rolled back.
+        evicted: Rows that have left otherwise than by the four causes that follow: evicted, deleted
+            or rolled back, which is not told apart.
+        expired: Rows that left because they were too old by the clock; see `ReplayBuffer.expire`.
+        used_up: Rows that left because they were sampled as often as they may be.
+        other_session: Rows that left because they were of another session.
+        partial: Rows that left because their group stayed incomplete.
         sampled: Rows ever sampled, as far as processes have told, which they do every 5 seconds.
         batches: In how many batches.
         window_s: Seconds that the rates are over, or those since the buffer was created.
@@ -119,6 +124,10 @@ class Stats:
     capacity: int | None
     inserted: int
     evicted: int
+    expired: int
+    used_up: int
+    other_session: int
+    partial: int
     sampled: int
     batches: int
     window_s: float

@@ -24,7 +24,8 @@ _BUFFERS_IN_FULL = """
 SELECT b.buffer, b.rows, b.capacity, b.fill,
     (SELECT count(DISTINCT e.task_id) FROM experiences e
      WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
-    b.evict_by, b.oldest_at, b.newest_at, b.last_insert_at, b.created_at
+    b.evict_by, b.oldest_at, b.newest_at, b.last_insert_at, b.created_at,
+    b.expired, b.used_up, b.other_session, b.partial
 FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
 ORDER BY b.buffer
 """

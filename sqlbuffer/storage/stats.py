@@ -52,6 +52,10 @@ class _Looker:
             buffers.c.clock,
             buffers.c.has_priorities,
             buffers.c.has_uses,
+            buffers.c.n_expired,
+            buffers.c.n_used_up,
+            buffers.c.n_other_session,
+            buffers.c.n_partial,
             fn.age_s(buffers.c.created_at).label("age_s"),
             fn.last_number(buffers.c.id).label("inserted"),
             fn.unix_now().label("now"),
@@ -65,12 +69,14 @@ class _Looker:
         oldest, newest = self._first(window.low + 1), self._last()
         sampled, batches = self._totals()
         uses, weights, staleness = self._distributions()
+        left = (about.n_expired, about.n_used_up, about.n_other_session, about.n_partial)
         return Stats(
             self._name,
             rows,
             window.max_capacity,
             inserted,
-            max(0, inserted - rows),
+            max(0, inserted - rows - sum(left)),
+            *left,
             sampled,
             batches,
             span_s,

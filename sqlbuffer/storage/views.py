@@ -134,6 +134,10 @@ VIEWS = {
             "newest_at": ("time", "latest `executed_at`"),
             "last_insert_at": ("time", "when the last row was written"),
             "created_at": ("time", "when the buffer was created"),
+            "expired": ("integer", "rows that left because they were too old"),
+            "used_up": ("integer", "rows that left after as many uses as they may have"),
+            "other_session": ("integer", "rows that left because they were of another session"),
+            "partial": ("integer", "rows that left because their group stayed incomplete"),
         },
     ),
     "v_priorities": View(

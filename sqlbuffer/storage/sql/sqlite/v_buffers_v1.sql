@@ -3,8 +3,10 @@ SELECT w.buffer, w.buffer_id, count(e.seq) AS rows, w.max_capacity AS capacity,
     CAST(count(e.seq) AS REAL) / w.max_capacity AS fill, w.evict_unit AS evict_by,
     strftime('%Y-%m-%dT%H:%M:%fZ', min(e.execute_time), 'unixepoch') AS oldest_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', max(e.execute_time), 'unixepoch') AS newest_at,
-    max(e.inserted_at) AS last_insert_at, b.created_at
+    max(e.inserted_at) AS last_insert_at, b.created_at,
+    b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session, b.n_partial AS partial
 FROM v_windows w
 JOIN buffers b ON b.id = w.buffer_id
 LEFT JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
-GROUP BY w.buffer, w.buffer_id, w.max_capacity, w.evict_unit, b.created_at
+GROUP BY w.buffer, w.buffer_id, w.max_capacity, w.evict_unit, b.created_at, b.n_expired, b.n_used_up, b.n_other_session,
+    b.n_partial
