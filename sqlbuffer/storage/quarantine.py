@@ -19,6 +19,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.query import Group, Leaf, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
+from sqlbuffer.storage.limits import is_in_quarantine
 from sqlbuffer.storage.models import buffers, experiences, quarantine
 from sqlbuffer.storage.types import SeqList
 
@@ -37,7 +38,7 @@ def put(connection: Connection, buffer_id: int, low: int, rows: Rows, reason: st
         reason: Why.
     """
     _forget(connection, buffer_id, low)
-    is_new = ~_own(buffer_id, quarantine.c.seq == experiences.c.seq).exists()
+    is_new = ~is_in_quarantine(experiences.c.buffer_id, experiences.c.seq)
     chosen = select(
         experiences.c.buffer_id, experiences.c.seq, literal(reason, Text()).label("reason")
     ).where(these(buffer_id, low, rows), is_new)
@@ -65,7 +66,10 @@ def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
     if isinstance(rows, (Leaf, Group)):
         return statements.in_window(buffer_id, low, rows)
     wanted = bindparam(None, rows, SeqList(), unique=True)
-    return fn.has_key(literal(buffer_id, Integer()), wanted) & (experiences.c.seq > low)
+    # PostgreSQL would read all rows above an indexed bound, and look for each in the list.
+    return fn.has_key(literal(buffer_id, Integer()), wanted) & (
+        fn.unindexed(experiences.c.seq) > low
+    )
 
 
 def _own(buffer_id: int, *conditions: Any) -> Any:

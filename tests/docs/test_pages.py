@@ -40,6 +40,7 @@ READ = {
     "docs/pacing.md",
     "docs/performance.md",
     "docs/prioritized.md",
+    "docs/quarantine.md",
     "docs/querying.md",
     "docs/quickstart.md",
     "docs/sampling.md",
@@ -156,6 +157,11 @@ def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
     page = read("docs/staleness.md")
     assert page.names["buffer"].clock == 5
     assert set(page.names["batch"].info["seq"].tolist()) <= set(range(101, 151))
+
+
+def test_quarantine_takes_rows_out_and_puts_them_back(read):
+    page = read("docs/quarantine.md")
+    assert page.names["buffer"].release([2]) == 1
 
 
 def test_loader(read):

@@ -35,8 +35,8 @@ ROWS_PER_TASK = 20
 MOST_ROWS_READ = 10_000
 MOST_STEPS = 200_000
 SCAN = re.compile(
-    r"Seq Scan on (experiences|episodes|priorities)|"
-    r"^\s*SCAN (experiences|earlier|episodes|ends|priorities|[ep]\b)",
+    r"Seq Scan on (experiences|episodes|priorities|quarantine)|"
+    r"^\s*SCAN (experiences|earlier|episodes|ends|priorities|quarantine|[epq]\b)",
     re.MULTILINE,
 )
 ONE_TASK = QueryBuilder().eq("exp_meta.task_id", "t2500").build()
@@ -83,6 +83,7 @@ def large_url(request, analyzed, tmp_path_factory):
     with ReplayBuffer(url, name="weighted") as weighted:
         weighted._store.seal(range(N_ROWS // weighted._store.info.block_size))
     fill_limited(url)
+    fill_barred(url)
     fill_arrays(url)
     if analyzed:
         run_outside_transaction(url, "ANALYZE")
@@ -103,6 +104,15 @@ def fill_limited(url):
         f"INSERT INTO uses (buffer_id, seq, n_uses) SELECT {number}, seq, 3 FROM experiences "
         f"WHERE buffer_id = {number} AND (seq - 1) / {ROWS_PER_TASK} % 2 = 1",
     )
+
+
+def fill_barred(url):
+    """Fill the buffer `barred` with 100,000 rows, a row of every fourth task in quarantine."""
+    limits = {"current_session_only": True, "max_staleness": 5, "keep_expired": True}
+    with fill(url, N_ROWS, name="barred", rows_per_task=ROWS_PER_TASK, **limits) as buffer:
+        buffer.start_session("now")
+        buffer.set_clock(9)
+        buffer.quarantine(range(1, N_ROWS, 4 * ROWS_PER_TASK))
 
 
 def fill_arrays(url):
@@ -346,6 +356,15 @@ OPERATIONS = {
         "limited",
         lambda b: drawn(8, b.sample_tasks(8, sampler=RandomTaskSample(seed=2))),
     ),
+    "random, barred": ("barred", lambda b: drawn(256, b.sample(256))),
+    "latest, barred": ("barred", lambda b: drawn(64, b.sample(64, sampler=LatestSampler()))),
+    "tasks, barred": (
+        "barred",
+        lambda b: drawn(8, b.sample_tasks(8, sampler=RandomTaskSample(seed=2))),
+    ),
+    "quarantine": ("barred", lambda b: b.quarantine(range(5, N_ROWS, 400))),
+    "quarantine a task": ("barred", lambda b: b.quarantine(ONE_TASK)),
+    "release": ("barred", lambda b: b.release(range(5, N_ROWS, 400))),
     "random, small": ("small", lambda b: b.sample(64)),
     "tasks, small": ("small", lambda b: b.sample_tasks(1)),
 }

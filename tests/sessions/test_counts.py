@@ -14,7 +14,7 @@ LIMITS = {"max_staleness": 1, "max_use": 1, "current_session_only": True, "max_c
 
 @pytest.fixture
 def buffer(buffer_url):
-    """A buffer of 17 rows ever, 2 now: 3 evicted, 1 deleted, 5 expired, 2 used up, 4 of another session."""
+    """A buffer of 2 rows; 3 were evicted, 1 deleted, 5 expired, 2 used up, 4 of another session."""
     with ReplayBuffer(buffer_url, **LIMITS) as buffer:
         buffer.start_session("now")
         buffer.store_batch(rows_of([1] * 2))
