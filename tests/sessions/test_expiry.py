@@ -119,6 +119,7 @@ def test_a_capacity_counts_from_the_newest_row_ever(buffer_url, monkeypatch):
         assert buffer.expire() == Removed(2, 0, 0)
         # The rows 1 and 2 have left, whatever leaves behind them.
         assert steps_in(buffer.get_all()) == [2, 3]
+        assert scalar(buffer_url, "SELECT low_seq FROM v_windows") == 2
 
 
 def test_another_process_counts_the_rows_anew(buffer, buffer_url):
