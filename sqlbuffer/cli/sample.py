@@ -58,8 +58,8 @@ def sample(
 ) -> None:
     """Draw rows, or whole tasks, uniformly at random and show them.
 
-    It only looks: rows that are used up or stale are there too, no rate limiter is asked, and
-    nothing counts as sampled.
+    It only looks: rows that are used up, stale or in quarantine are there too, no rate limiter is
+    asked, and nothing counts as sampled.
 
     Tables show payloads in short, and of tasks a line each. --json, --csv and --ndjson print every
     row in full.

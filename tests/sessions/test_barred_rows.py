@@ -15,6 +15,7 @@ from sqlbuffer import (
     mix,
 )
 from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.query import EVERYTHING
 from sqlbuffer.samplers import TaskSampler
 from tests.limits.rows import FIELDS, rows_of, steps_in, store_episodes
 from tests.sessions.bars import BARS, OLD
@@ -195,3 +196,28 @@ def test_passes_leave_barred_rows_out(buffer_url):
                 loader = buffer.loader(mode, 3, epochs=1, seed=1)
                 seqs = [seq for batch in loader for seq in batch.info["seq"].tolist()]
                 assert sorted((f"e{(seq - 1) // 4}", (seq - 1) % 4) for seq in seqs) == sorted(free)
+
+
+def steps_drawn(buffer):
+    """Return the steps of a few batches, drawn as one that learns where rows may be drawn from."""
+    sampler = RandomSampler(replace=True)
+    batches = [buffer.sample(64, sampler=sampler) for _ in range(4)]
+    return {step for batch in batches for step in steps_in(batch)}
+
+
+def test_what_is_known_of_barred_rows_ends_with_the_session_and_with_quarantine(buffer_url):
+    options = {"current_session_only": True, "keep_expired": True}
+    with ReplayBuffer(buffer_url, **options) as buffer:
+        rows = rows_of([1] * 3_000)
+        buffer.store_batch(rows[:2_900], session_id="a")
+        buffer.store_batch(rows[2_900:], session_id="b")
+        buffer.start_session("b")
+        assert min(steps_drawn(buffer)) >= 2_900
+        with buffer._store.population(EVERYTHING, sampled=True) as population:
+            assert population.low == 2_900
+        buffer.start_session("a")
+        assert max(steps_drawn(buffer)) < 2_900
+        buffer.quarantine(range(1, 2_801))
+        assert min(steps_drawn(buffer)) >= 2_800
+        buffer.release(range(1, 2_801))
+        assert min(steps_drawn(buffer)) < 2_800
