@@ -1,7 +1,7 @@
 """What a buffer restricts sampling to: enough rows, none used too often, none too old."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -100,6 +100,19 @@ class Restrictions:
         """
         end = now.high if settled is None else min(settled, now.high)
         self.floor.look(connection, self._info.id, now.low, end, self._limits(now), epoch)
+
+    def for_leases(self, connection: Connection, now: SampledWindow, epoch: int) -> Limits:
+        """Return what bars rows from being leased: uses are counted by the queue itself.
+
+        Raises:
+            InsufficientDataError: The buffer has too few rows.
+        """
+        self._check_size(connection, now, epoch)
+        return self.limits_of_leases(now)
+
+    def limits_of_leases(self, now: SampledWindow) -> Limits:
+        """Return the same without a look at how many rows there are."""
+        return replace(self._limits(now), max_use=None)
 
     def _limits(self, now: SampledWindow) -> Limits:
         return Limits(self._info.max_use, oldest_version(now.clock, self._info.max_staleness))

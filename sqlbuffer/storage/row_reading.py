@@ -129,7 +129,7 @@ class RowReading(Opened):
             for row in statements.fetch(connection, statements.rows(where)):
                 found[row[TASK_ID]].append(row)
         for rows in found.values():
-            rows.sort(key=_task_order)
+            rows.sort(key=task_order)
         return found
 
     def statement(self, node: Node) -> Select[Any]:
@@ -149,7 +149,7 @@ class RowReading(Opened):
             return "\n".join(str(row[-1]) for row in connection.execute(statement))
 
 
-def _task_order(row: Row) -> tuple[Any, ...]:
+def task_order(row: Row) -> tuple[Any, ...]:
     """Order by episode, step and time, then by insert; what is missing comes first."""
     seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
     return (
