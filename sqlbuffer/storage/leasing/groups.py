@@ -27,12 +27,28 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.storage import functions as fn
-from sqlbuffer.storage.leasing.rows import lowest, one_of
-from sqlbuffer.storage.leasing.wanted import GROUPS, ORDERS, Scope, Wanted
+from sqlbuffer.storage.leasing.rows import lowest
+from sqlbuffer.storage.leasing.wanted import (
+    COUNT,
+    GROUPS,
+    LOW,
+    ORDERS,
+    SEQS,
+    Scope,
+    Wanted,
+    allowed,
+    held,
+    in_seqs,
+    is_free,
+    matches,
+    remembered,
+)
+from sqlbuffer.storage.limits import Limits
 from sqlbuffer.storage.models import episodes
 from sqlbuffer.storage.models import queue_items as items
-from sqlbuffer.storage.types import IntegerList, KeyList
+from sqlbuffer.storage.types import KeyList, SeqList
 
+KEYS = "p_keys"
 Key = tuple[Any, int | None]  # a task or an episode, and the group's number
 
 # How many rows are looked at for the groups that come first; then as many more each time.
@@ -64,11 +80,12 @@ class Group(NamedTuple):
         return self.key, self.group_seq
 
 
-def groups(scope: Scope, wanted: Wanted, keys: Sequence[Any] | None = None) -> Select[Any]:
+@remembered
+def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     """Select the groups of a buffer in the columns of `Group`, of all tasks or episodes or of those
-    given.
+    that are named.
     """
-    parts = _parts(scope, wanted, keys).subquery("parts")
+    parts = _parts(limits, wanted, named=named).subquery("parts")
     own = parts.c
     is_open = (
         select(case((_states.c.status == "open", 1), else_=0))
@@ -79,17 +96,15 @@ def groups(scope: Scope, wanted: Wanted, keys: Sequence[Any] | None = None) -> S
     n_open = func.sum(case((episodes.c.status == "open", is_open), else_=0))
     n_clipped = func.sum(case((own.n < episodes.c.length, 1), else_=0))
     rollouts = func.sum(case((own.episode_id.is_(None), own.n), else_=1)) - n_open
-    if wanted.group_by == "episode_id":
-        is_whole = (n_open == 0) & (n_clipped == 0)
-    else:
+    is_whole: Any = (n_open == 0) & (n_clipped == 0)
+    if wanted.group_by == "task_id":
         # What was claimed once is closed: an episode that goes on is another group's.
-        is_whole = ((n_open == 0) | own.group_seq.is_not(None)) & (
-            rollouts >= wanted.min_group_size
-        )
-    late: ColumnElement[bool] = literal(False)
+        is_closed = (n_open == 0) | own.group_seq.is_not(None)
+        is_whole = is_closed & (rollouts >= wanted.min_group_size)
+    late: Any = literal(False)
     if wanted.group_timeout_s is not None:
         late = ~is_whole & (fn.age_s(func.max(own.newest)) > wanted.group_timeout_s)
-    may_go: Any = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
+    may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
     may_go = and_(func.sum(own.n_barred) == 0, func.max(own.matches) == 1, may_go)
     return (
         select(
@@ -103,29 +118,77 @@ def groups(scope: Scope, wanted: Wanted, keys: Sequence[Any] | None = None) -> S
     )  # fmt: skip
 
 
-def _parts(scope: Scope, wanted: Wanted, keys: Sequence[Any] | None) -> Select[Any]:
+def _parts(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     """Select what groups hold of each episode, and of rows without one."""
-    key = GROUPS[wanted.group_by or "task_id"]
-    held = case((items.c.leased_until.is_(None), 0), (fn.is_past(items.c.leased_until), 0), else_=1)
-    matches: Any = literal(1, BigInteger())
-    if scope.node != EVERYTHING:
-        matches = case((scope.matches, 1), else_=0)
+    key = _key(wanted)
+    match: Any = literal(1, BigInteger())
+    if wanted.node != EVERYTHING:
+        match = case((matches(wanted.node), 1), else_=0)
     found = select(
         key.label("key"), items.c.group_seq, items.c.episode_id,
         func.min(items.c.seq).label("first_seq"), func.count().label("n"),
-        func.sum(case((scope.allowed, 0), else_=1)).label("n_barred"),
-        func.sum(held).label("n_held"), func.max(items.c.inserted_at).label("newest"),
-        func.max(matches).label("matches"),
+        func.sum(case((allowed(limits), 0), else_=1)).label("n_barred"),
+        func.sum(case((is_free, 0), else_=1)).label("n_held"),
+        func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
     )  # fmt: skip
-    found = found.where(scope.held, key.is_not(None))
-    found = found.group_by(key, items.c.group_seq, items.c.episode_id)
-    return found if keys is None else found.where(_is_key(wanted, keys))
+    found = found.where(held, key.is_not(None), *([_is_named(wanted)] if named else []))
+    return found.group_by(key, items.c.group_seq, items.c.episode_id)
 
 
-def _is_key(wanted: Wanted, keys: Sequence[Any]) -> ColumnElement[bool]:
-    key = GROUPS[wanted.group_by or "task_id"]
-    type_ = KeyList() if wanted.group_by == "task_id" else IntegerList()
-    return fn.is_one_of(key, bindparam(None, list(keys), type_, unique=True))
+def _key(wanted: Wanted) -> ColumnElement[Any]:
+    return GROUPS[wanted.group_by or "task_id"]
+
+
+def _is_named(wanted: Wanted) -> ColumnElement[bool]:
+    if wanted.group_by == "task_id":
+        return fn.is_one_of(_key(wanted), bindparam(KEYS, type_=KeyList()))
+    return fn.is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
+
+
+_FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
+
+
+@remembered
+def _rows_of(wanted: Wanted) -> Select[Any]:
+    """Select the rows of groups that are named, locked in the order of their numbers."""
+    found = select(_key(wanted), items.c.group_seq, items.c.seq).where(held, _is_named(wanted))
+    return found.order_by(items.c.seq).with_for_update(skip_locked=True)
+
+
+@remembered
+def _first_groups(limits: Limits, wanted: Wanted) -> Select[Any]:
+    """Select the groups of the first rows in an order, and how many of them each has."""
+    key, order = _key(wanted), ORDERS[wanted.order]
+    place = func.row_number().over(order_by=order).label("place")
+    rows = select(key.label("key"), items.c.group_seq, place)
+    rows = rows.where(held, allowed(limits), key.is_not(None)).order_by(*order)
+    first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
+    found = select(first.key, first.group_seq, func.count())
+    return found.group_by(first.key, first.group_seq).order_by(func.min(first.place))
+
+
+@remembered
+def _first_rows_among(limits: Limits, wanted: Wanted) -> Select[Any]:
+    """Select those of some rows that are the first of their group."""
+    earlier: Any = items.alias("earlier")
+    key = _key(wanted)
+    has_earlier = (
+        select(1)
+        .where(
+            earlier.c.buffer_id == items.c.buffer_id,
+            earlier.c[key.key] == key,
+            earlier.c.seq > bindparam(LOW, type_=BigInteger()),
+            earlier.c.seq < items.c.seq,
+            earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
+            ~earlier.c.used_up,
+        )
+        .correlate(items)
+        .offset(0)
+        .exists()
+    )
+    return select(items.c.seq, key, items.c.group_seq).where(
+        held, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
+    )
 
 
 class GroupChoice:
@@ -167,21 +230,14 @@ class GroupChoice:
         leave it. New rows may have been committed between two statements, so what was locked is
         compared with what is there after.
         """
-        firsts = select(items.c.seq).where(
-            items.c.buffer_id == self._scope.buffer_id, one_of([g.first_seq for g in chosen])
-        )
-        won = set(self._connection.execute(firsts.with_for_update(skip_locked=True)).scalars())
+        firsts = self._scope.parameters(**{SEQS: [group.first_seq for group in chosen]})
+        won = set(self._connection.execute(_FIRSTS, firsts).scalars())
         names = [group.name for group in chosen if group.first_seq in won]
         if not names:
             return {}
         keys = list(dict.fromkeys(key for key, _ in names))
-        key = GROUPS[self._wanted.group_by or "task_id"]
-        found = self._connection.execute(
-            select(key, items.c.group_seq, items.c.seq)
-            .where(self._scope.held, _is_key(self._wanted, keys))
-            .order_by(items.c.seq)
-            .with_for_update(skip_locked=True)
-        )
+        parameters = self._scope.parameters(**{KEYS: keys})
+        found = self._connection.execute(_rows_of(self._wanted), parameters)
         locked: dict[Key, list[int]] = {name: [] for name in names}
         for own, group_seq, seq in found:
             if (own, group_seq) in locked:
@@ -196,7 +252,9 @@ class GroupChoice:
         }
 
     def _read(self, keys: Sequence[Any] | None = None) -> list[Group]:
-        found = self._connection.execute(groups(self._scope, self._wanted, keys))
+        named = {} if keys is None else {KEYS: keys}
+        statement = groups(self._scope.limits, self._wanted, named=keys is not None)
+        found = self._connection.execute(statement, self._scope.parameters(**named))
         return [_group(row) for row in found]
 
     def _candidates(self) -> Iterator[list[Group]]:
@@ -215,16 +273,10 @@ class GroupChoice:
     def _in_order(self) -> Iterator[list[Group]]:
         """Yield groups in the order of their first rows, of more and more rows."""
         seen: set[Key] = set()
-        limit, order = FIRST_ROWS, ORDERS[self._wanted.order]
-        key = GROUPS[self._wanted.group_by or "task_id"]
+        limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._wanted)
         while True:
-            place = func.row_number().over(order_by=order).label("place")
-            rows = select(key.label("key"), items.c.group_seq, place)
-            rows = rows.where(self._scope.held, self._scope.allowed, key.is_not(None))
-            first = rows.order_by(*order).limit(limit).subquery().c
-            statement = select(first.key, first.group_seq, func.count())
-            statement = statement.group_by(first.key, first.group_seq)
-            found = self._connection.execute(statement.order_by(func.min(first.place))).all()
+            parameters = self._scope.parameters(**{COUNT: limit})
+            found = self._connection.execute(statement, parameters).all()
             new = [(own, number) for own, number, _ in found if (own, number) not in seen]
             seen.update(new)
             if new:
@@ -265,27 +317,9 @@ class GroupChoice:
         return None
 
     def _first_rows(self, seqs: Sequence[int]) -> Iterator[tuple[int, Key]]:
-        earlier: Any = items.alias("earlier")
-        key = GROUPS[self._wanted.group_by or "task_id"]
-        before = earlier.c[key.key]
-        has_earlier = (
-            select(1)
-            .where(
-                earlier.c.buffer_id == self._scope.buffer_id,
-                before == key,
-                earlier.c.seq > self._scope.low,
-                earlier.c.seq < items.c.seq,
-                earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
-                ~earlier.c.used_up,
-            )
-            .correlate(items)
-            .offset(0)
-            .exists()
-        )
-        found = select(items.c.seq, key, items.c.group_seq).where(
-            self._scope.held, self._scope.allowed, key.is_not(None), one_of(seqs), ~has_earlier
-        )
-        for seq, own, group_seq in self._connection.execute(found):
+        statement = _first_rows_among(self._scope.limits, self._wanted)
+        parameters = self._scope.parameters(**{SEQS: seqs})
+        for seq, own, group_seq in self._connection.execute(statement, parameters):
             yield seq, (own, group_seq)
 
 

@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Select, case, delete, insert, null, select, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Integer,
+    bindparam,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import LeaseLostError
@@ -21,14 +33,24 @@ from sqlbuffer.storage.claims import Note, forget, note_rows
 from sqlbuffer.storage.errors import Deadlock, translated
 from sqlbuffer.storage.insertion import Row
 from sqlbuffer.storage.leasing.groups import Group, GroupChoice
-from sqlbuffer.storage.leasing.rows import choose_rows, one_of
-from sqlbuffer.storage.leasing.wanted import Scope, Wanted, is_free
-from sqlbuffer.storage.models import buffers, leases
+from sqlbuffer.storage.leasing.rows import choose_rows
+from sqlbuffer.storage.leasing.wanted import (
+    BUFFER,
+    COUNT,
+    SEQS,
+    Scope,
+    Wanted,
+    in_buffer,
+    in_seqs,
+    is_free,
+)
+from sqlbuffer.storage.models import KEY, buffers, leases
 from sqlbuffer.storage.models import queue_items as items
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.restrictions import SampledWindow
 from sqlbuffer.storage.row_reading import task_order
 from sqlbuffer.storage.transactions import answer
+from sqlbuffer.storage.types import KeyList
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.store import BufferStore
@@ -37,6 +59,62 @@ if TYPE_CHECKING:
 KEPT_S = 3_600.0
 SECONDS_BETWEEN_CLEANINGS = 60.0
 REMOVED_AT_ONCE = 10_000
+MOST_DONE = 1_000
+
+LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
+
+
+_OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
+_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
+_RUNS = ~fn.is_past(leases.c.leased_until)
+_UNTIL = fn.in_seconds(bindparam(SECONDS, type_=Double()))
+_OWN_ROWS = in_seqs & (items.c.lease_id == bindparam(LEASE, type_=KEY))
+# Of its rows, each of which takes the time for itself: so a lease does not outlive one of them.
+_UNTIL_OF_ROWS = (
+    select(func.coalesce(func.min(items.c.leased_until), _UNTIL)).where(_OWN_ROWS).scalar_subquery()
+)
+_FREE_AGAIN = {"lease_id": null(), "leased_until": null()}
+_USES = items.c.n_uses + 1
+
+_IS_CLAIMED = select(leases.c.acknowledged).where(_LEASE)
+_NEW_IN_GROUP = select(func.min(items.c.seq)).where(in_seqs, items.c.group_seq.is_(None))
+_TAKE_ROWS = (
+    update(items).where(in_seqs).values(lease_id=bindparam(LEASE, type_=KEY), leased_until=_UNTIL)
+)
+_TAKE_GROUPS = _TAKE_ROWS.values(
+    group_seq=func.coalesce(items.c.group_seq, bindparam(GROUP, type_=BigInteger()))
+)
+_ADD_LEASE = insert(leases).values(
+    buffer_id=bindparam(BUFFER, type_=Integer()),
+    id=bindparam(LEASE, type_=KEY),
+    n_rows=bindparam(COUNT, type_=BigInteger()),
+    leased_until=_UNTIL_OF_ROWS,
+)
+_MARK = update(leases).where(_LEASE, ~leases.c.acknowledged, _RUNS)
+_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0))
+_PROLONG = _MARK.values(leased_until=_UNTIL_OF_ROWS)
+_PROLONG_ROWS = update(items).where(_OWN_ROWS).values(leased_until=_UNTIL)
+_COUNT = update(items).where(_OWN_ROWS).values(n_uses=_USES, **_FREE_AGAIN)
+_COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
+_RELEASE = update(items).where(_OWN_ROWS).values(**_FREE_AGAIN)
+_FORGET = delete(leases).where(_LEASE)
+_FORGET_SOME = delete(leases).where(
+    _OF_BUFFER, fn.is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
+)
+_FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < fn.seconds_ago(KEPT_S))
+_UNHELD = (
+    select(items.c.seq)
+    .where(in_seqs, is_free)
+    .order_by(items.c.seq)
+    .with_for_update(skip_locked=True)
+)
+_USED_UP = (
+    select(items.c.seq)
+    .where(in_buffer, items.c.used_up)
+    .order_by(items.c.seq)
+    .limit(bindparam(COUNT, type_=BigInteger()))
+)
+_BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Integer()))
 
 
 @dataclass
@@ -111,16 +189,13 @@ class Claim:
         return held, late
 
     def _is_claimed(self, connection: Connection) -> bool:
-        return connection.execute(select(leases.c.id).where(self._own)).first() is not None
-
-    @property
-    def _own(self) -> Any:
-        return (leases.c.buffer_id == self._store.info.id) & (leases.c.id == self._lease_id)
+        values = {BUFFER: self._store.info.id, LEASE: self._lease_id}
+        return connection.execute(_IS_CLAIMED, values).first() is not None
 
     def _choose(self, connection: Connection, now: SampledWindow) -> list[Group]:
         store, wanted = self._store, self._wanted
         limits = store.restrictions.for_leases(connection, now, store.epoch)
-        self.scope = scope = Scope(store.info.id, now.low, now.high, limits, wanted.node)
+        self.scope = scope = Scope(store.info.id, now.low, now.high, limits)
         late: list[Group] = []
         if wanted.group_by is None:
             chosen = [[seq] for seq in choose_rows(connection, scope, wanted)]
@@ -131,24 +206,19 @@ class Claim:
         return late
 
     def _take(self, connection: Connection) -> None:
-        store, seqs = self._store, [seq for group in self._chosen for seq in group]
-        until = fn.in_seconds(self._wanted.lease_s)
-        values = {"lease_id": self._lease_id, "leased_until": until}
-        own = (items.c.buffer_id == store.info.id) & one_of(seqs)
-        if self._wanted.group_by is not None:
-            # A number that no other claim gives: that of a row that is in a group for the first
-            # time.
-            fresh = (
-                select(items.c.seq).where(own, items.c.group_seq.is_(None)).order_by(items.c.seq)
-            )
-            number = connection.execute(fresh.limit(1)).scalar_one_or_none()
-            values["group_seq"] = case(
-                (items.c.group_seq.is_(None), number), else_=items.c.group_seq
-            )
-        connection.execute(update(items).where(own).values(values))
-        row = {"buffer_id": store.info.id, "id": self._lease_id, "n_rows": len(seqs)}
-        connection.execute(insert(leases).values(**row, leased_until=until))
-        _clean(connection, store)
+        seqs = [seq for group in self._chosen for seq in group]
+        values = {
+            BUFFER: self._store.info.id, SEQS: seqs, LEASE: self._lease_id, COUNT: len(seqs),
+            SECONDS: self._wanted.lease_s,
+        }  # fmt: skip
+        if self._wanted.group_by is None:
+            connection.execute(_TAKE_ROWS, values)
+        else:
+            # A number that no other claim gives: of a row that is in a group for the first time.
+            new = connection.execute(_NEW_IN_GROUP, values).scalar_one()
+            connection.execute(_TAKE_GROUPS, {**values, GROUP: new})
+        connection.execute(_ADD_LEASE, values)
+        _clean(connection, self._store)
 
     def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> Held:
         seqs = [seq for group in self._chosen for seq in group]
@@ -162,15 +232,14 @@ class Claim:
 
 def _clean(connection: Connection, store: "BufferStore") -> None:
     """Delete the rows of leases that this process has ended, and sometimes of all long gone."""
-    ledger, own = store.ledger, leases.c.buffer_id == store.info.id
-    done = ledger.done[:1_000]
+    ledger, buffer = store.ledger, {BUFFER: store.info.id}
+    done = ledger.done[:MOST_DONE]
     if done:
-        connection.execute(delete(leases).where(own, leases.c.id.in_(done)))
+        connection.execute(_FORGET_SOME, {**buffer, LEASES: done})
         ledger.done = [lease_id for lease_id in ledger.done if lease_id not in done]
     if time.monotonic() - ledger.cleaned_at > SECONDS_BETWEEN_CLEANINGS:
         ledger.cleaned_at = time.monotonic()
-        old = leases.c.leased_until < fn.seconds_ago(KEPT_S)
-        connection.execute(delete(leases).where(own, old))
+        connection.execute(_FORGET_OLD, buffer)
 
 
 def renew(store: "BufferStore", held: Held, lease_s: float) -> None:
@@ -182,14 +251,10 @@ def renew(store: "BufferStore", held: Held, lease_s: float) -> None:
     deadline = time.monotonic() + lease_s
 
     def work(connection: Connection) -> None:
-        until = fn.in_seconds(lease_s)
-        own = _own(store, held)
-        alive = own & ~leases.c.acknowledged & ~fn.is_past(leases.c.leased_until)
-        if not connection.execute(update(leases).where(alive).values(leased_until=until)).rowcount:
+        values = {**_values(store, held), SECONDS: lease_s}
+        connection.execute(_PROLONG_ROWS, values)  # first, as at an acknowledgement
+        if not connection.execute(_PROLONG, values).rowcount:
             raise _lost(store, held, "renewed")
-        mine = _mine(store, held)
-        n = connection.execute(update(items).where(mine).values(leased_until=until)).rowcount
-        _check_rows(connection, store, held, n, "renewed")
 
     store.write(work)
     held.deadline = deadline
@@ -205,22 +270,16 @@ def acknowledge(store: "BufferStore", held: Held) -> None:
     """
     max_use = store.info.max_use
 
-    def work(connection: Connection) -> bool:
-        own = _own(store, held)
-        alive = own & ~leases.c.acknowledged & ~fn.is_past(leases.c.leased_until)
-        if not connection.execute(update(leases).where(alive).values(acknowledged=True)).rowcount:
-            found = connection.execute(select(leases.c.acknowledged).where(own)).scalar()
-            if not found:
-                raise _lost(store, held, "acknowledged")
-            return True  # by an attempt whose connection was lost
-        n_uses = items.c.n_uses + 1
-        values = {"n_uses": n_uses, "lease_id": null(), "leased_until": null()}
-        if max_use is not None:
-            values["used_up"] = n_uses >= max_use
-        n = connection.execute(update(items).where(_mine(store, held)).values(values)).rowcount
-        _check_rows(connection, store, held, n, "acknowledged")
+    def work(connection: Connection) -> None:
+        values = {**_values(store, held), COUNT: max_use}
+        # The rows first: once they are locked nobody takes them, so those that are missing while
+        # the lease still runs were deleted.
+        connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
+        if not connection.execute(_ACKNOWLEDGE, values).rowcount:
+            if connection.execute(_IS_CLAIMED, values).scalar():
+                return  # by an attempt whose connection was lost
+            raise _lost(store, held, "acknowledged")
         _evict(connection, store, held.seqs)
-        return False
 
     store.write(work)
     store.ledger.done.append(held.lease_id)
@@ -233,9 +292,9 @@ def give_back(store: "BufferStore", held: Held) -> None:
     """Have others claim the rows of a batch at once; what is lost already stays as it is."""
 
     def work(connection: Connection) -> None:
-        values = {"lease_id": null(), "leased_until": null()}
-        connection.execute(update(items).where(_mine(store, held)).values(values))
-        connection.execute(delete(leases).where(_own(store, held)))
+        values = _values(store, held)
+        connection.execute(_RELEASE, values)
+        connection.execute(_FORGET, values)
         _evict(connection, store, held.seqs)
 
     store.write(work)
@@ -244,13 +303,8 @@ def give_back(store: "BufferStore", held: Held) -> None:
         forget(store, held.number)
 
 
-def _own(store: "BufferStore", held: Held) -> Any:
-    return (leases.c.buffer_id == store.info.id) & (leases.c.id == held.lease_id)
-
-
-def _mine(store: "BufferStore", held: Held) -> Any:
-    own = (items.c.buffer_id == store.info.id) & one_of(held.seqs)
-    return own & (items.c.lease_id == held.lease_id)
+def _values(store: "BufferStore", held: Held) -> dict[str, Any]:
+    return {BUFFER: store.info.id, LEASE: held.lease_id, SEQS: held.seqs}
 
 
 def _lost(store: "BufferStore", held: Held, what: str) -> LeaseLostError:
@@ -261,27 +315,12 @@ def _lost(store: "BufferStore", held: Held, what: str) -> LeaseLostError:
     )
 
 
-def _check_rows(
-    connection: Connection, store: "BufferStore", held: Held, n_rows: int, what: str
-) -> None:
-    """Raise where rows of the lease are missing because it ran out in this very moment; those that
-    are missing while it runs were deleted.
-    """
-    if n_rows == len(held.seqs):
-        return
-    runs = select(leases.c.id).where(_own(store, held), ~fn.is_past(leases.c.leased_until))
-    if connection.execute(runs).first() is None:
-        raise _lost(store, held, what)
-
-
 def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int]) -> None:
     """Delete rows that left the window while they were held."""
     low = store.lower_end(connection)
     gone = [seq for seq in seqs if seq <= low]
     if gone:
-        free = (items.c.buffer_id == store.info.id) & one_of(gone) & is_free()
-        locked = select(items.c.seq).where(free).order_by(items.c.seq)
-        found = connection.execute(locked.with_for_update(skip_locked=True)).scalars()
+        found = connection.execute(_UNHELD, {BUFFER: store.info.id, SEQS: gone}).scalars()
         store.dialect.remove(connection, store.info.id, list(found))
 
 
@@ -292,30 +331,30 @@ def retire(store: "BufferStore") -> None:
     queue on the row of the buffer, which counts what has left. What it finds locked, whoever holds
     the lock looks for once more.
     """
-    while store.write(lambda connection: _retire(connection, store), "relaxed"):
-        pass
+    while store.survive(lambda: _is_any_used_up(store)):
+        if not store.write(lambda connection: _retire(connection, store), "relaxed"):
+            return
+
+
+def _is_any_used_up(store: "BufferStore") -> bool:
+    values = {BUFFER: store.info.id, COUNT: 1}
+    with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        return connection.execute(_USED_UP, values).first() is not None
 
 
 def _retire(connection: Connection, store: "BufferStore") -> bool:
-    """Take some out; return whether there may be more."""
-    used_up = select(items.c.seq).where(items.c.buffer_id == store.info.id, items.c.used_up)
-    used_up = used_up.order_by(items.c.seq).limit(REMOVED_AT_ONCE)
-    if connection.execute(used_up.limit(1)).first() is None:
+    """Take some out; return whether nobody else is at it."""
+    values = {BUFFER: store.info.id, COUNT: REMOVED_AT_ONCE}
+    alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
+    if connection.execute(alone, values).first() is None:
         return False
-    own = _buffer_row(store).with_for_update(key_share=True, skip_locked=True)
-    if connection.execute(own).first() is None:
-        return False
-    found = connection.execute(used_up.with_for_update(skip_locked=True)).scalars()
+    found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
     seqs = list(found)
     if store.info.keep_expired:
-        connection.execute(delete(items).where(items.c.buffer_id == store.info.id, one_of(seqs)))
+        connection.execute(delete(items).where(in_seqs), {**values, SEQS: seqs})
     else:
         store.remove_counted(connection, seqs, "n_used_up")
-    return bool(seqs)
-
-
-def _buffer_row(store: "BufferStore") -> Select[Any]:
-    return select(buffers.c.id).where(buffers.c.id == store.info.id)
+    return bool(seqs)  # others may hold what is left: they delete it
 
 
 def drop(store: "BufferStore", wanted: Wanted, late: Sequence[Group]) -> None:
@@ -323,7 +362,7 @@ def drop(store: "BufferStore", wanted: Wanted, late: Sequence[Group]) -> None:
 
     def work(connection: Connection) -> None:
         # First, as whoever deletes rows does.
-        connection.execute(_buffer_row(store).with_for_update(key_share=True))
+        connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: store.info.id})
         scope = Scope(store.info.id, store.lower_end(connection), None)
         locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
         store.remove_counted(

@@ -3,18 +3,19 @@
 import random
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Select, case, func, literal, select
+from sqlalchemy import BigInteger, Select, bindparam, case, func, literal, select
 
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
-from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.leasing.groups import groups
 from sqlbuffer.storage.leasing.held import Claim, Held
-from sqlbuffer.storage.leasing.wanted import Scope, Wanted
-from sqlbuffer.storage.limits import Limits
+from sqlbuffer.storage.leasing.wanted import COUNT, Scope, Wanted, claimable, is_free, remembered
+from sqlbuffer.storage.leasing.wanted import held as held_by_buffer
+from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.models import queue_items as items
 from sqlbuffer.storage.restrictions import SampledWindow
 
@@ -123,7 +124,7 @@ class Look:
         store = self._store
         with translated(store.url), store.dialect.at_once(store.engine) as connection:
             while True:
-                row = connection.execute(self._statement()).one_or_none()
+                row = connection.execute(*self._statement()).one_or_none()
                 now = store.window_answered([] if row is None else [row[1:]])
                 self._low = now.low
                 if self._limits == (limits := store.restrictions.limits_of_leases(now)):
@@ -131,24 +132,34 @@ class Look:
                 # The first look, or the clock has moved: what was counted was barred by others.
                 self._limits = limits
 
-    def _statement(self) -> Select[Any]:
+    def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:
         info = self._store.info
-        scope = Scope(info.id, self._low, None, self._limits or Limits(), self._wanted.node)
-        window = statements.sampled_window(info.id, info.evict_by)
-        enough = literal(False) if self._limits is None else self._enough(scope)
-        return select(enough, *window.subquery("w").c)
+        scope = Scope(info.id, self._low, None, self._limits or NO_LIMITS)
+        statement = _look(info.id, info.evict_by, self._limits, self._wanted)
+        return statement, scope.parameters(**{COUNT: self._wanted.n})
 
-    def _enough(self, scope: Scope) -> Any:
-        wanted = self._wanted
-        if wanted.group_by is None:
-            some = select(literal(1)).select_from(items).where(scope.claimable).limit(wanted.n)
-            count = select(func.count()).select_from(some.subquery()).scalar_subquery()
-            return count >= wanted.n
-        found = groups(scope, wanted).subquery("g").c
-        own = func.sum(found.claimable)
-        is_late = case((found.n_held == 0, found.late), else_=0)
-        droppable = func.sum(is_late) > 0 if wanted.drops else literal(False)
-        return select(func.coalesce((own >= wanted.n) | droppable, False)).scalar_subquery()
+
+@remembered
+def _look(buffer_id: int, evict_by: str, limits: Limits | None, wanted: Wanted) -> Select[Any]:
+    """Select whether there may be enough under these limits, and the window; where no limits are
+    given, the window alone.
+    """
+    window = statements.sampled_window(buffer_id, evict_by).subquery("w").c
+    enough = literal(False) if limits is None else _is_enough(limits, wanted)
+    return select(enough, *window)
+
+
+def _is_enough(limits: Limits, wanted: Wanted) -> Any:
+    if wanted.group_by is None:
+        count = bindparam(COUNT, type_=BigInteger())
+        some = select(literal(1)).select_from(items).where(claimable(limits, wanted.node))
+        found = select(func.count()).select_from(some.limit(count).subquery())
+        return found.scalar_subquery() >= count
+    own = groups(limits, wanted, named=False).subquery("g").c
+    is_late = case((own.n_held == 0, own.late), else_=0)
+    droppable = func.sum(is_late) > 0 if wanted.drops else literal(False)
+    is_enough = (func.sum(own.claimable) >= wanted.n) | droppable
+    return select(func.coalesce(is_enough, False)).scalar_subquery()
 
 
 def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
@@ -157,18 +168,20 @@ def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
         window = statements.sampled_window(store.info.id, store.info.evict_by)
         now = SampledWindow(*connection.execute(window).one())
         limits = store.restrictions.limits_of_leases(now)
-        scope = Scope(store.info.id, now.low, None, limits, wanted.node)
+        scope = Scope(store.info.id, now.low, None, limits)
         if wanted.group_by is None:
-            held = case((items.c.leased_until.is_(None), 0), (fn.is_past(items.c.leased_until), 0))
             counts = select(
-                func.count(), func.sum(case((scope.claimable, 1), else_=0)),
-                func.sum(case((held == 0, 0), else_=1)),
-            ).where(scope.held)  # fmt: skip
-            rows, free, leased = (int(n or 0) for n in connection.execute(counts).one())
+                func.count(),
+                func.sum(case((claimable(limits, wanted.node), 1), else_=0)),
+                func.sum(case((is_free, 0), else_=1)),
+            ).where(held_by_buffer)
+            row = connection.execute(counts, scope.parameters()).one()
+            rows, free, leased = (int(n or 0) for n in row)
             found = f"{free} rows may be claimed, {leased} are leased by others"
             found += f", and {rows - free - leased} are barred or do not match"
         else:
-            found = _of_groups([*connection.execute(groups(scope, wanted))], wanted)
+            every = groups(limits, wanted, named=False)
+            found = _of_groups([*connection.execute(every, scope.parameters())], wanted)
     asked = "rows" if wanted.group_by is None else f"groups by {wanted.group_by}"
     return (
         f"buffer {store.info.name!r}: asked for {wanted.n} {asked}, and within {timeout_s:g} s "

@@ -1,18 +1,23 @@
 """What a consumer asks for, and which rows of the queue it may have."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, ParamSpec, TypeVar
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import BigInteger, Integer, and_, bindparam, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.query import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage import functions as fn
-from sqlbuffer.storage import statements
+from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.models import queue_items as items
+from sqlbuffer.storage.types import SeqList
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Order = Literal["random", "fifo", "freshest", "stalest"]
 GroupBy = Literal["task_id", "episode_id"]
@@ -26,6 +31,21 @@ GROUPS: dict[str, ColumnElement[Any]] = {
     "task_id": items.c.task_id,
     "episode_id": items.c.episode_id,
 }
+# Names of parameters: other ones than those of columns, which an update takes for itself.
+BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_count"
+LARGEST = 2**63 - 1
+
+in_buffer: Any = items.c.buffer_id == bindparam(BUFFER, type_=Integer())
+in_seqs: Any = in_buffer & fn.is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
+# Rows of the queue that the buffer holds.
+held: Any = (
+    in_buffer
+    & (items.c.seq > bindparam(LOW, type_=BigInteger()))
+    & (items.c.seq <= bindparam(HIGH, type_=BigInteger()))
+    & ~items.c.used_up
+)
+# What a consumer that died held is free when its lease has run out.
+is_free: Any = or_(items.c.leased_until.is_(None), fn.is_past(items.c.leased_until))
 
 
 @dataclass(frozen=True)
@@ -62,43 +82,49 @@ class Scope:
         low: Rows up to it have left.
         high: The newest row; None: whatever there is.
         limits: What bars rows.
-        node: Which rows are asked for.
     """
 
     buffer_id: int
     low: int
     high: int | None = None
     limits: Limits = NO_LIMITS
-    node: Node = EVERYTHING
 
-    @cached_property
-    def held(self) -> ColumnElement[bool]:
-        """The expression for a row of the queue that the buffer holds."""
-        found = (items.c.buffer_id == self.buffer_id) & (items.c.seq > self.low)
-        found = found & ~items.c.used_up
-        return found if self.high is None else found & (items.c.seq <= self.high)
-
-    @cached_property
-    def allowed(self) -> ColumnElement[bool]:
-        """The expression for one that nobody holds and no limit bars."""
-        return and_(is_free(), self.limits.hold(items)) if self.limits else is_free()
-
-    @cached_property
-    def matches(self) -> ColumnElement[bool]:
-        """The expression for one that matches what is asked for."""
-        row = statements.matching(self.buffer_id, self.node) & (experiences.c.seq == items.c.seq)
-        # PostgreSQL would make a join of it, over all rows of the buffer.
-        return select(1).where(row).correlate(items).offset(0).exists()
-
-    @property
-    def claimable(self) -> ColumnElement[bool]:
-        """The expression for a row that may be claimed by itself."""
-        found = self.held & self.allowed
-        return found if self.node == EVERYTHING else found & self.matches
+    def parameters(self, **more: Any) -> Mapping[str, Any]:
+        """Return the values for the parameters of statements, and others."""
+        high = LARGEST if self.high is None else self.high
+        return {BUFFER: self.buffer_id, LOW: self.low, HIGH: high, **more}
 
 
-def is_free() -> ColumnElement[bool]:
-    """Return the expression for a row of the queue that nobody holds: what a consumer that died
-    held is free when its lease has run out.
+def remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """Have a function that makes a statement keep it: to make one takes longer than to run it.
+
+    Not where there is a condition: one on 1 would be taken for one on True.
     """
-    return or_(items.c.leased_until.is_(None), fn.is_past(items.c.leased_until))
+    kept: Any = lru_cache(maxsize=64)(make)
+
+    def statement(*args: P.args, **kwargs: P.kwargs) -> T:
+        nodes = [value.node if isinstance(value, Wanted) else value for value in args]
+        has_condition = any(isinstance(n, (Group, Leaf)) and n != EVERYTHING for n in nodes)
+        found: T = (make if has_condition else kept)(*args, **kwargs)
+        return found
+
+    return statement
+
+
+def allowed(limits: Limits) -> ColumnElement[bool]:
+    """Return the expression for a row that nobody holds and no limit bars."""
+    return and_(is_free, limits.hold(items)) if limits else is_free
+
+
+def matches(node: Node) -> ColumnElement[bool]:
+    """Return the expression for a row that matches a condition."""
+    row = (experiences.c.buffer_id == items.c.buffer_id) & (experiences.c.seq == items.c.seq)
+    found = select(1).where(row, compile_condition(node))
+    # PostgreSQL would make a join of it, over all rows of the buffer.
+    return found.correlate(items).offset(0).exists()
+
+
+def claimable(limits: Limits, node: Node) -> ColumnElement[bool]:
+    """Return the expression for a row that may be claimed by itself."""
+    found: ColumnElement[bool] = held & allowed(limits)
+    return found if node == EVERYTHING else found & matches(node)
