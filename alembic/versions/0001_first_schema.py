@@ -747,12 +747,18 @@ def create_late_tables() -> None:
 
 def create_queue_indexes() -> None:
     table, name = "queue_items", "ix_queue_items_buffer_id"
-    op.create_index(f"{name}_task_id_seq", table, ["buffer_id", "task_id", "seq"])
-    op.create_index(f"{name}_freshness_seq", table, ["buffer_id", "freshness", "seq"])
+    op.create_index(f"{name}_task_id", table, ["buffer_id", "task_id"])
     op.create_index(
-        f"{name}_episode_id_seq",
+        "ix_queue_items_freshness",
         table,
-        ["buffer_id", "episode_id", "seq"],
+        ["buffer_id", "freshness", "seq"],
+        sqlite_where=sa.text("used_up = 0"),
+        postgresql_where=sa.text("NOT used_up"),
+    )
+    op.create_index(
+        f"{name}_episode_id",
+        table,
+        ["buffer_id", "episode_id"],
         **where_not_null("episode_id"),
     )
     op.create_index(

@@ -573,13 +573,21 @@ queue_items = Table(
     ),
 )
 
-Index(None, queue_items.c.buffer_id, queue_items.c.task_id, queue_items.c.seq)
-Index(None, queue_items.c.buffer_id, queue_items.c.freshness, queue_items.c.seq)
+Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
+# Only for those who ask for what is not used up: without statistics PostgreSQL takes this index for
+# the primary key where it can.
 Index(
-    "ix_queue_items_buffer_id_episode_id_seq",
+    "ix_queue_items_freshness",
+    queue_items.c.buffer_id,
+    queue_items.c.freshness,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 0"),
+    postgresql_where=text("NOT used_up"),
+)
+Index(
+    "ix_queue_items_buffer_id_episode_id",
     queue_items.c.buffer_id,
     queue_items.c.episode_id,
-    queue_items.c.seq,
     sqlite_where=queue_items.c.episode_id.is_not(None),
     postgresql_where=queue_items.c.episode_id.is_not(None),
 )

@@ -12,11 +12,13 @@ import numpy as np
 from sqlalchemy import (
     BigInteger,
     Connection,
+    Integer,
     Select,
     Text,
     and_,
     bindparam,
     case,
+    cast,
     column,
     func,
     literal,
@@ -38,6 +40,8 @@ from sqlbuffer.storage.leasing.wanted import (
     Wanted,
     allowed,
     held,
+    held_by_key,
+    held_unindexed,
     in_seqs,
     is_free,
     matches,
@@ -85,6 +89,25 @@ def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     """Select the groups of a buffer in the columns of `Group`, of all tasks or episodes or of those
     that are named.
     """
+    own = _summed(limits, wanted, named=named).subquery("groups").c
+    is_whole: Any = (own.n_open == 0) & (own.n_clipped == 0)
+    if wanted.group_by == "task_id":
+        # What was claimed once is closed: an episode that goes on is another group's.
+        is_closed = (own.n_open == 0) | own.group_seq.is_not(None)
+        is_whole = is_closed & (own.size >= wanted.min_group_size)
+    late: Any = literal(False)
+    if wanted.group_timeout_s is not None:
+        late = ~is_whole & (fn.age_s(own.newest) > wanted.group_timeout_s)
+    may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
+    may_go = and_(own.n_barred == 0, own.matches == 1, may_go)
+    return select(
+        own.key, own.group_seq, own.first_seq, own.n_rows, own.size, own.n_held,
+        case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
+    )  # fmt: skip
+
+
+def _summed(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
+    """Select what there is of each group."""
     parts = _parts(limits, wanted, named=named).subquery("parts")
     own = parts.c
     is_open = (
@@ -94,28 +117,17 @@ def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
         .scalar_subquery()
     )
     n_open = func.sum(case((episodes.c.status == "open", is_open), else_=0))
-    n_clipped = func.sum(case((own.n < episodes.c.length, 1), else_=0))
-    rollouts = func.sum(case((own.episode_id.is_(None), own.n), else_=1)) - n_open
-    is_whole: Any = (n_open == 0) & (n_clipped == 0)
-    if wanted.group_by == "task_id":
-        # What was claimed once is closed: an episode that goes on is another group's.
-        is_closed = (n_open == 0) | own.group_seq.is_not(None)
-        is_whole = is_closed & (rollouts >= wanted.min_group_size)
-    late: Any = literal(False)
-    if wanted.group_timeout_s is not None:
-        late = ~is_whole & (fn.age_s(func.max(own.newest)) > wanted.group_timeout_s)
-    may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
-    may_go = and_(func.sum(own.n_barred) == 0, func.max(own.matches) == 1, may_go)
-    return (
-        select(
-            own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
-            func.sum(own.n).label("n_rows"), rollouts.label("size"),
-            func.sum(own.n_held).label("n_held"), case((may_go, 1), else_=0).label("claimable"),
-            case((late, 1), else_=0).label("late"),
-        )
-        .select_from(parts.outerjoin(episodes, episodes.c.id == own.episode_id))
-        .group_by(own.key, own.group_seq)
+    rollouts = func.sum(case((own.episode_id.is_(None), own.n), else_=1))
+    found = select(
+        own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
+        func.sum(own.n).label("n_rows"), (rollouts - n_open).label("size"),
+        n_open.label("n_open"), func.sum(own.n_held).label("n_held"),
+        func.sum(own.n_barred).label("n_barred"), func.max(own.newest).label("newest"),
+        func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
+        func.max(own.matches).label("matches"),
     )  # fmt: skip
+    found = found.select_from(parts.outerjoin(episodes, episodes.c.id == own.episode_id))
+    return found.group_by(own.key, own.group_seq)
 
 
 def _parts(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
@@ -131,7 +143,8 @@ def _parts(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
         func.sum(case((is_free, 0), else_=1)).label("n_held"),
         func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
     )  # fmt: skip
-    found = found.where(held, key.is_not(None), *([_is_named(wanted)] if named else []))
+    found = found.where(*((held_by_key, _is_named(wanted)) if named else (held,)))
+    found = found.where(key.is_not(None))
     return found.group_by(key, items.c.group_seq, items.c.episode_id)
 
 
@@ -151,8 +164,10 @@ _FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
 @remembered
 def _rows_of(wanted: Wanted) -> Select[Any]:
     """Select the rows of groups that are named, locked in the order of their numbers."""
-    found = select(_key(wanted), items.c.group_seq, items.c.seq).where(held, _is_named(wanted))
-    return found.order_by(items.c.seq).with_for_update(skip_locked=True)
+    found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
+        held_by_key, _is_named(wanted)
+    )
+    return found.order_by(fn.unindexed(items.c.seq)).with_for_update(skip_locked=True)
 
 
 @remembered
@@ -161,7 +176,8 @@ def _first_groups(limits: Limits, wanted: Wanted) -> Select[Any]:
     key, order = _key(wanted), ORDERS[wanted.order]
     place = func.row_number().over(order_by=order).label("place")
     rows = select(key.label("key"), items.c.group_seq, place)
-    rows = rows.where(held, allowed(limits), key.is_not(None)).order_by(*order)
+    within = held if wanted.order == "fifo" else held_unindexed
+    rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
     found = select(first.key, first.group_seq, func.count())
     return found.group_by(first.key, first.group_seq).order_by(func.min(first.place))
@@ -177,17 +193,17 @@ def _first_rows_among(limits: Limits, wanted: Wanted) -> Select[Any]:
         .where(
             earlier.c.buffer_id == items.c.buffer_id,
             earlier.c[key.key] == key,
-            earlier.c.seq > bindparam(LOW, type_=BigInteger()),
-            earlier.c.seq < items.c.seq,
+            fn.unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
+            fn.unindexed(earlier.c.seq) < items.c.seq,
             earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
-            ~earlier.c.used_up,
+            cast(earlier.c.used_up, Integer) == 0,
         )
         .correlate(items)
         .offset(0)
         .exists()
     )
     return select(items.c.seq, key, items.c.group_seq).where(
-        held, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
+        held_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
     )
 
 

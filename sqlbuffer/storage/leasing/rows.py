@@ -16,6 +16,9 @@ from sqlbuffer.storage.leasing.wanted import (
     Scope,
     Wanted,
     claimable,
+    held,
+    held_by_key,
+    held_unindexed,
     in_buffer,
     in_seqs,
     remembered,
@@ -78,13 +81,14 @@ def _probed(connection: Connection, scope: Scope, wanted: Wanted) -> list[int] |
 def _first_rows(limits: Limits, node: Node, order: Order) -> Select[Any]:
     by = (func.random(),) if order == "random" else ORDERS[order]
     count = bindparam(COUNT, type_=BigInteger())
-    found = select(items.c.seq).where(claimable(limits, node)).order_by(*by).limit(count)
+    within = held if order in ("random", "fifo") else held_unindexed
+    found = select(items.c.seq).where(claimable(limits, node, within)).order_by(*by).limit(count)
     return found.with_for_update(skip_locked=True)
 
 
 @remembered
 def _among(limits: Limits, node: Node) -> Select[Any]:
-    found = select(items.c.seq).where(claimable(limits, node), in_seqs)
+    found = select(items.c.seq).where(claimable(limits, node, held_by_key), in_seqs)
     return found.with_for_update(skip_locked=True)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from sqlalchemy import BigInteger, Integer, and_, bindparam, or_, select
+from sqlalchemy import BigInteger, Integer, and_, bindparam, cast, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import EVERYTHING, Group, Leaf, Node
@@ -37,13 +37,23 @@ LARGEST = 2**63 - 1
 
 in_buffer: Any = items.c.buffer_id == bindparam(BUFFER, type_=Integer())
 in_seqs: Any = in_buffer & fn.is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
-# Rows of the queue that the buffer holds.
-held: Any = (
-    in_buffer
-    & (items.c.seq > bindparam(LOW, type_=BigInteger()))
-    & (items.c.seq <= bindparam(HIGH, type_=BigInteger()))
-    & ~items.c.used_up
-)
+
+
+def _bounds(seq: Any) -> Any:
+    low, high = (bindparam(name, type_=BigInteger()) for name in (LOW, HIGH))
+    return (seq > low) & (seq <= high)
+
+
+def _held(seq: Any) -> Any:
+    return in_buffer & _bounds(seq) & ~items.c.used_up
+
+
+# Rows of the queue that the buffer holds. Where another index than that of their numbers is to
+# find them, neither planner must be lured by the bounds.
+held = _held(items.c.seq)
+held_unindexed = _held(fn.unindexed(items.c.seq))
+# Likewise by key: in words that lead to the index of freshness no more.
+held_by_key = in_buffer & _bounds(fn.unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
 # What a consumer that died held is free when its lease has run out.
 is_free: Any = or_(items.c.leased_until.is_(None), fn.is_past(items.c.leased_until))
 
@@ -124,7 +134,13 @@ def matches(node: Node) -> ColumnElement[bool]:
     return found.correlate(items).offset(0).exists()
 
 
-def claimable(limits: Limits, node: Node) -> ColumnElement[bool]:
-    """Return the expression for a row that may be claimed by itself."""
-    found: ColumnElement[bool] = held & allowed(limits)
+def claimable(limits: Limits, node: Node, within: Any = held) -> ColumnElement[bool]:
+    """Return the expression for a row that may be claimed by itself.
+
+    Args:
+        limits: What bars rows.
+        node: Which rows are asked for.
+        within: `held` or `held_unindexed`.
+    """
+    found: ColumnElement[bool] = within & allowed(limits)
     return found if node == EVERYTHING else found & matches(node)
