@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sqlbuffer.env_fields import fields_from_env
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.flow import RateLimiter, RatioWindow
+    from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.front.prioritising import PriorityUpdate
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mixture import Mixture, mix
@@ -32,6 +33,7 @@ _HOME = {
     "Batch": "batches",
     "EpisodeWriter": "episode_writer",
     "FieldSpec": "specs",
+    "LeasedBatch": "front.leasing",
     "Loader": "loading.loader",
     **dict.fromkeys(("RateLimiter", "RatioWindow"), "flow"),
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
@@ -74,6 +76,7 @@ __all__ = [
     "FieldSpec",
     "FifoSampler",
     "LatestSampler",
+    "LeasedBatch",
     "Loader",
     "Mixture",
     "PrioritizedSampler",

@@ -2,8 +2,8 @@
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,10 @@ from sqlbuffer.arguments import SAME, Condition, Rows, Same
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import StoreResult
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.flow import FlowState, Policy
+from sqlbuffer.front.leasing import Lease as SyncLease
+from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
 from sqlbuffer.front.prioritising import EPS, PriorityUpdate
 from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
@@ -63,6 +66,80 @@ class EpisodeWriter:
 
     async def __aexit__(self, *exception: Any) -> None:
         await asyncio.to_thread(self.sync.__exit__, *exception)
+
+
+class LeasedBatch:
+    """`sqlbuffer.LeasedBatch` for asyncio: what talks to the database is awaited.
+
+    Args:
+        batch: The batch.
+
+    Example:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await ReplayBuffer.open("sqlite://", leases=True) as buffer:
+        ...         await buffer.add(state=1, actions=[0])
+        ...         async with buffer.lease(1) as batch:
+        ...             await batch.renew()
+        ...             return [row.exp_data.state for row in batch]
+        >>> asyncio.run(main())
+        [1]
+    """
+
+    def __init__(self, batch: SyncBatch) -> None:
+        self.sync = batch
+
+    async def renew(self, lease_s: float | None = None) -> None:
+        """Have the lease run out so many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
+        await asyncio.to_thread(self.sync.renew, lease_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["sync"], name)
+
+    def __iter__(self) -> Iterator[DataRow]:
+        return iter(self.sync)
+
+    def __len__(self) -> int:
+        return len(self.sync)
+
+
+class Lease:
+    """What `ReplayBuffer.lease` returns: `async with buffer.lease(n) as batch`.
+
+    A cancelled wait is ended, and a batch that it gets in that moment is given back.
+
+    Args:
+        lease: The lease that does the work.
+
+    Example:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await ReplayBuffer.open("sqlite://", leases=True) as buffer:
+        ...         await buffer.add(state=1, actions=[0])
+        ...         async with buffer.lease(1) as batch:
+        ...             return len(batch)
+        >>> asyncio.run(main())
+        1
+    """
+
+    def __init__(self, lease: SyncLease) -> None:
+        self.sync = lease
+
+    async def __aenter__(self) -> LeasedBatch:
+        entering = asyncio.ensure_future(asyncio.to_thread(self.sync.__enter__))
+        try:
+            return LeasedBatch(await asyncio.shield(entering))
+        except asyncio.CancelledError:
+            self.sync.cancel()
+            with suppress(SQLBufferError):
+                await entering
+                await asyncio.to_thread(
+                    self.sync.__exit__, asyncio.CancelledError, asyncio.CancelledError(), None
+                )
+            raise
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await asyncio.shield(asyncio.to_thread(self.sync.__exit__, *exception))
 
 
 class ReplayBuffer:
@@ -311,6 +388,10 @@ class ReplayBuffer:
     ) -> None:
         """Change the stored limits; see `sqlbuffer.ReplayBuffer.resize`."""
         await asyncio.to_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
+
+    def lease(self, n: int, **options: Any) -> Lease:
+        """Claim rows for the time of an `async with` block; see `sqlbuffer.ReplayBuffer.lease`."""
+        return Lease(self.sync.lease(n, **options))
 
     async def flow(self) -> FlowState:
         """Return how collectors and learners keep pace; see `sqlbuffer.ReplayBuffer.flow`."""

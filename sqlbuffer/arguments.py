@@ -192,6 +192,12 @@ def check_limits(limits: Limits) -> None:
             raise BufferConfigError(f"{name} is True or False, got {getattr(limits, name)!r}")
     if limits.keep_samples_s is not None:
         check_seconds("keep_samples_s", limits.keep_samples_s)
+    _check_unit(limits)
+    if limits.open_timeout_s is not None:
+        check_seconds("open_timeout_s", limits.open_timeout_s)
+
+
+def _check_unit(limits: Limits) -> None:
     evict_by = limits.evict_by
     if evict_by not in (None, *EVICT_UNITS):
         raise BufferConfigError(f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}")
@@ -199,8 +205,10 @@ def check_limits(limits: Limits) -> None:
         raise BufferConfigError(
             f"a buffer with max_episodes evicts by episode; leave out evict_by={evict_by!r}"
         )
-    if limits.open_timeout_s is not None:
-        check_seconds("open_timeout_s", limits.open_timeout_s)
+    if limits.leases and (evict_by not in (None, "row") or limits.max_episodes is not None):
+        raise BufferConfigError(
+            "a buffer with leases=True evicts by row; leave out evict_by and max_episodes"
+        )
 
 
 def check_fits(max_capacity: int | None, min_size: int) -> None:

@@ -23,6 +23,7 @@ from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.flow import Policy, check_policy
 from sqlbuffer.front.clock import Clocked
+from sqlbuffer.front.leasing import Leasing
 from sqlbuffer.front.monitoring import Monitoring
 from sqlbuffer.front.prioritising import Prioritising
 from sqlbuffer.front.quarantining import Quarantining
@@ -50,7 +51,7 @@ __all__ = ["ReplayBuffer", "StoreResult"]
 
 
 class ReplayBuffer(
-    Writing, Prioritising, Sampling, Clocked, Sessions, Quarantining, Reading, Monitoring
+    Writing, Prioritising, Sampling, Leasing, Clocked, Sessions, Quarantining, Reading, Monitoring
 ):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 

@@ -81,5 +81,11 @@ class FlowControlError(SQLBufferError, TimeoutError):
     """
 
 
+class LeaseLostError(SQLBufferError):
+    """A lease ran out before it was renewed or acknowledged: its rows are others' to claim, and
+    this use of them is not counted. Lease for longer, or renew sooner.
+    """
+
+
 class MissingExtraError(SQLBufferError, ImportError):
     """An optional library is not installed: the message names the extra."""

@@ -24,6 +24,7 @@ SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OBJECTS = {
     "sqlite": (
         "trg_experiences_insert_v1",
+        "trg_experiences_insert_queued_v1",
         "trg_experiences_insert_by_task_v1",
         "trg_experiences_insert_by_episode_v1",
         "trg_experiences_delete_v1",
@@ -45,6 +46,8 @@ OBJECTS = {
         "v_waiting_v1",
         "v_samples_v1",
         "v_quarantine_v1",
+        "v_leases_v1",
+        "v_queue_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -52,6 +55,7 @@ OBJECTS = {
         "sqlbuffer_evict_tasks_v1",
         "episode_states_v1",
         "sqlbuffer_evict_episodes_v1",
+        "sqlbuffer_evictable_v1",
         "sqlbuffer_sweep_v1",
         "sqlbuffer_seal_v1",
         "sqlbuffer_update_priorities_v1",
@@ -84,6 +88,8 @@ OBJECTS = {
         "v_waiting_v1",
         "v_samples_v1",
         "v_quarantine_v1",
+        "v_leases_v1",
+        "v_queue_v1",
     ),
 }
 TABLES = (
@@ -100,6 +106,7 @@ TABLES = (
     "flow_waits",
     "flow_history",
     "queue_items",
+    "leases",
     "labels",
     "label_history",
     "quarantine",
@@ -121,6 +128,9 @@ def upgrade() -> None:
         # Arrays do not compress; EXTERNAL also lets a part of them be read.
         op.execute("ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL")
         op.execute("ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL")
+        # A claim and its acknowledgement find room for the row's new versions beside it.
+        op.execute("ALTER TABLE queue_items SET (fillfactor = 50)")
+        op.execute("ALTER TABLE leases SET (fillfactor = 50)")
         # Where no writer may VACUUM; see storage/vacuum.py.
         op.execute(
             "ALTER TABLE experiences SET (autovacuum_vacuum_scale_factor = 0.05, "
@@ -656,16 +666,51 @@ def create_late_tables() -> None:
         sa.Column("model_version", sa.BigInteger(), comment="version of the model that acted"),
         sa.Column("session_id", sa.Integer(), comment="key of its session"),
         sa.Column(
+            "freshness",
+            sa.BigInteger(),
+            nullable=False,
+            comment="model_version, or the least number where there is none",
+        ),
+        sa.Column(
             "n_uses",
             sa.Integer(),
             nullable=False,
             server_default=sa.text("0"),
             comment="acknowledged uses",
         ),
+        sa.Column(
+            "used_up",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="used as often as it may be: the row leaves",
+        ),
         sa.Column("lease_id", KEY, comment="the lease that holds it"),
-        sa.Column("leased_until", TIME, comment="when the lease runs out"),
+        sa.Column("leased_until", TIME, comment="when the lease runs out; null: nobody holds it"),
+        sa.Column(
+            "group_seq",
+            sa.BigInteger(),
+            comment="number of the group that it was first claimed in; null: it was not",
+        ),
         time("inserted_at", "when the row was written"),
         sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_queue_items"),
+    )
+    create_queue_indexes()
+    op.create_table(
+        "leases",
+        keys()[0],
+        sa.Column("id", KEY, nullable=False, comment="the lease"),
+        sa.Column("n_rows", sa.BigInteger(), nullable=False, comment="rows claimed"),
+        time("claimed_at", "when it was claimed"),
+        sa.Column("leased_until", TIME, nullable=False, comment="when it runs out"),
+        sa.Column(
+            "acknowledged",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="its uses were counted",
+        ),
+        sa.PrimaryKeyConstraint("buffer_id", "id", name="pk_leases"),
     )
     op.create_table(
         "labels",
@@ -699,6 +744,31 @@ def create_late_tables() -> None:
         sa.Column("reason", sa.Text(), comment="why it is not sampled"),
         time("quarantined_at", "since when"),
         sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_quarantine"),
+    )
+
+
+def create_queue_indexes() -> None:
+    table, name = "queue_items", "ix_queue_items_buffer_id"
+    op.create_index(f"{name}_task_id", table, ["buffer_id", "task_id"])
+    op.create_index(
+        "ix_queue_items_freshness",
+        table,
+        ["buffer_id", "freshness", "seq"],
+        sqlite_where=sa.text("used_up = 0"),
+        postgresql_where=sa.text("NOT used_up"),
+    )
+    op.create_index(
+        f"{name}_episode_id",
+        table,
+        ["buffer_id", "episode_id"],
+        **where_not_null("episode_id"),
+    )
+    op.create_index(
+        "ix_queue_items_used_up",
+        table,
+        ["buffer_id", "seq"],
+        sqlite_where=sa.text("used_up = 1"),
+        postgresql_where=sa.text("used_up"),
     )
 
 

@@ -93,7 +93,8 @@ class Limits:
             **given,
             "evict_unit": unit,
             "has_priorities": has_priorities,
-            "has_uses": self.max_use is not None,
+            # Where rows are leased, the queue counts their uses.
+            "has_uses": self.max_use is not None and not has_queue,
             "has_queue": has_queue,
             "block_size": block_size(self.max_capacity),
         }

@@ -274,6 +274,18 @@ def noted(store: "BufferStore", found: Found[Any], note: Note) -> int | None:
     return number
 
 
+def note_rows(
+    connection: Connection,
+    store: "BufferStore",
+    seqs: Sequence[int],
+    clock: int | None,
+    note: Note,
+) -> int:
+    """Note a batch of rows in the transaction that hands it out, and return its number."""
+    found: Found[Any] = Found([], [(seq,) for seq in seqs], clock, 0)
+    return _note(connection, store, found, _Kept([], list(found.units), None), note)
+
+
 def forget(store: "BufferStore", number: int) -> None:
     """Delete the note of a batch that was not handed out."""
     own = (samples.c.buffer_id == store.info.id) & (samples.c.id == number)

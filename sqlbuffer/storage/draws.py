@@ -74,6 +74,7 @@ def sample_batch(
             node, lambda found: _found(found, draw(found, n, is_first)), reader.columns
         )
 
+    store.check_sampled()
     if sampler.reads_priorities:
         store.seal_due()
     with store.pacer.sampling(n) as drawn:
@@ -118,6 +119,7 @@ def sample_rows(
     def found(n: int, _is_first: bool) -> Found[SampledRows]:
         return store.draw(node, lambda population: _found_rows(population, draw(population, n)))
 
+    store.check_sampled()
     if sampler.reads_priorities:
         store.seal_due()
     with store.pacer.sampling(n) as drawn:
@@ -148,6 +150,7 @@ def sample_tasks(
         units = [[row[0] for row in rows] for rows in drawn.tasks]
         return Found(drawn.tasks, units, drawn.clock, drawn.window_low)
 
+    store.check_sampled()
     number = None
     with store.pacer.sampling(n) as drawn:
         if not needs_writes(store):

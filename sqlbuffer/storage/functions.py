@@ -113,6 +113,45 @@ def _sqlite_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
     return f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', (-{seconds}) || ' seconds')"
 
 
+class is_past(FunctionElement[bool]):
+    """Whether a TIME column is not later than now, by the database's clock at this statement."""
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(is_past, "postgresql")
+def _pg_is_past(element: is_past, compiler: Any, **kw: Any) -> str:
+    (column,) = _processed(element, compiler, kw)
+    return f"{column} <= clock_timestamp()"
+
+
+@compiles(is_past, "sqlite")
+def _sqlite_is_past(element: is_past, compiler: Any, **kw: Any) -> str:
+    (column,) = _processed(element, compiler, kw)
+    return f"{column} <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+
+
+class in_seconds(FunctionElement[Any]):
+    """So many seconds from now, as the TIME columns hold it, by the clock at this statement."""
+
+    inherit_cache = True
+    type = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
+
+
+@compiles(in_seconds, "postgresql")
+def _pg_in_seconds(element: in_seconds, compiler: Any, **kw: Any) -> str:
+    (seconds,) = _processed(element, compiler, kw)
+    return f"clock_timestamp() + make_interval(secs => {seconds})"
+
+
+@compiles(in_seconds, "sqlite")
+def _sqlite_in_seconds(element: in_seconds, compiler: Any, **kw: Any) -> str:
+    (seconds,) = _processed(element, compiler, kw)
+    return f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', {seconds} || ' seconds')"
+
+
 class explain(Executable, ClauseElement):
     """The plan of a statement, a line a row."""
 
@@ -156,6 +195,18 @@ def _sqlite_is_one_of(element: is_one_of, compiler: Any, **kw: Any) -> str:
     column, values = element.clauses
     listed = f"SELECT value FROM json_each({compiler.process(values, **kw)})"
     return f"{compiler.process(column, **kw)} IN ({listed})"
+
+
+class is_number_of(is_one_of):
+    """The same for a column of numbers and a `SeqList`."""
+
+    inherit_cache = True
+
+
+@compiles(is_number_of, "postgresql")
+def _pg_is_number_of(element: is_number_of, compiler: Any, **kw: Any) -> str:
+    column, values = _processed(element, compiler, kw)
+    return f"{column} = ANY (CAST({values} AS bigint[]))"
 
 
 class has_key(FunctionElement[bool]):

@@ -73,8 +73,12 @@ class Pacer:
         self._told_at, self._tidied_at = now, now - TIDY_S
 
     @contextmanager
-    def sampling(self, n: int) -> Iterator[Callable[[int], None]]:
+    def sampling(self, n: int, wait_s: float | None = None) -> Iterator[Callable[[int], None]]:
         """Wait until n rows may be sampled, and count them before they are handed out.
+
+        Args:
+            n: How many.
+            wait_s: How long to wait at most; None: what the opener chose.
 
         Yields:
             A function that takes how many rows were drawn; without a call none were.
@@ -83,7 +87,7 @@ class Pacer:
             FlowControlError: They may not in time.
         """
         self._see_fork()
-        limited = n > 0 and self._wait("sample", n) is not None
+        limited = n > 0 and self._wait("sample", n, wait_s) is not None
         drawn = 0
 
         def note(n_rows: int) -> None:
@@ -202,13 +206,16 @@ class Pacer:
         if self._pid != os.getpid():
             self._begin()
 
-    def _wait(self, role: Role, n: int, *, partly: bool = False) -> int | None:
+    def _wait(
+        self, role: Role, n: int, wait_s: float | None = None, *, partly: bool = False
+    ) -> int | None:
         """Return how many rows may pass, after a wait where it takes one; None: nothing limits
         them.
         """
         if self._policy is None:
             return None
-        deadline = time.monotonic() + self._store.options.wait_s
+        wait_s = self._store.options.wait_s if wait_s is None else wait_s
+        deadline = time.monotonic() + wait_s
         mark = _Mark(self, role, n)
         pause_s = FIRST_PAUSE_S
         try:
@@ -222,7 +229,7 @@ class Pacer:
                 self._check_possible(reading, role, 1 if partly else n)
                 now = time.monotonic()
                 if now >= deadline:
-                    raise FlowControlError(self._complaint(reading, role, n))
+                    raise FlowControlError(self._complaint(reading, role, n, wait_s))
                 mark.beat()
                 time.sleep(min(pause_s, deadline - now))
                 pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
@@ -296,7 +303,7 @@ class Pacer:
         if refusal is not None:
             raise FlowControlError(f"buffer {self._store.info.name!r}: {refusal}")
 
-    def _complaint(self, reading: Reading, role: Role, n: int) -> str:
+    def _complaint(self, reading: Reading, role: Role, n: int, wait_s: float) -> str:
         behind, remedy = (
             ("collectors are", "add collectors")
             if role == "sample"
@@ -305,7 +312,6 @@ class Pacer:
         if n > 1:
             remedy += f", {'sample' if role == 'sample' else 'store'} fewer rows at once"
         done, waited = ("sampled", "sample") if role == "sample" else ("inserted", "store")
-        wait_s = self._store.options.wait_s
         when = f"within {wait_s:g} s" if wait_s else "now"
         counts = f"{reading.inserted:,} rows inserted and {reading.sampled:,} sampled"
         if isinstance(reading.policy, RatioWindow):

@@ -17,7 +17,7 @@ from sqlbuffer.storage.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.priority_blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.records import Record
-from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
+from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.vacuum import cleaner_for
 
 _NULL = b"\xff\xff\xff\xff"
@@ -76,6 +76,8 @@ _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 _NEXT_ID = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_xact_id()::text::bigint END"
 _OLDEST_RUNNING = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 SETTLING_PAUSE_S = 0.001
+# Without statistics the planner takes a queue for a few rows, and would sort all of them.
+_IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", "seqscan", "sort"))
 _TRAILER = struct.pack(">h", -1)
 _PLAIN_IDS = re.compile("[0-9A-Za-z_/-]+(,[0-9A-Za-z_/-]+)*")
 _ROW_HEAD = struct.Struct(">hii")
@@ -156,17 +158,35 @@ class PostgreSQL:
         self._mutex = ForkLock()
 
     @contextmanager
-    def writing(self, engine: Engine, durability: str | None = None) -> Iterator[Connection]:
+    def writing(
+        self, engine: Engine, durability: str | None = None, query: str | None = None
+    ) -> Iterator[Connection]:
         """A transaction that writes: committed at the end of the block, rolled back on an
         exception.
         """
-        options = {BEGIN: Begin(writes=True, durability=durability)}
+        options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
         with (
             engine.connect().execution_options(**options) as connection,
             connection.begin(),
             invalidated_when_lost(connection),
         ):
             yield connection
+
+    @contextmanager
+    def claiming(self, engine: Engine, durability: str | None, query: str) -> Iterator[Connection]:
+        """A transaction that claims rows of a queue; see `Begin.query`."""
+        with self.writing(engine, durability, f"{_IN_ORDER}; {query}") as connection:
+            yield connection
+
+    @contextmanager
+    def at_once(self, engine: Engine) -> Iterator[Connection]:
+        """A connection whose statements are each its own transaction: they only read."""
+        with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
+            driver: Any = connection.connection.driver_connection
+            if not driver.autocommit:  # an engine of the user's
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+            with invalidated_when_lost(connection):
+                yield connection
 
     @contextmanager
     def hurried(self, engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:

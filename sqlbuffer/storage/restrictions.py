@@ -1,7 +1,7 @@
 """What a buffer restricts sampling to: enough rows, and of them those that its limits leave."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -117,6 +117,19 @@ class Restrictions:
             now.session if self._info.current_session_only else None,
             bool(now.has_quarantine),
         )
+
+    def for_leases(self, connection: Connection, now: SampledWindow, epoch: int) -> Limits:
+        """Return what bars rows from being leased: uses are counted by the queue itself.
+
+        Raises:
+            InsufficientDataError: The buffer has too few rows.
+        """
+        self._check_size(connection, now, epoch)
+        return self.limits_of_leases(now)
+
+    def limits_of_leases(self, now: SampledWindow) -> Limits:
+        """Return the same without a look at how many rows there are."""
+        return replace(self.limits(now), max_use=None)
 
     def _check_size(self, connection: Connection, now: SampledWindow, epoch: int) -> None:
         """Raise where there are too few rows; they are counted once, until some are deleted."""

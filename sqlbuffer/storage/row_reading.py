@@ -138,7 +138,7 @@ class RowReading(Opened):
         if limits:
             found = {task_id: _free(rows) for task_id, rows in found.items()}
         for rows in found.values():
-            rows.sort(key=_task_order)
+            rows.sort(key=task_order)
         return found
 
     def statement(self, node: Node) -> Select[Any]:
@@ -163,7 +163,7 @@ def _free(rows: list[Row]) -> list[Row]:
     return [] if any(row[-1] for row in rows) else [row[:-1] for row in rows]
 
 
-def _task_order(row: Row) -> tuple[Any, ...]:
+def task_order(row: Row) -> tuple[Any, ...]:
     """Order by episode, step and time, then by insert; what is missing comes first."""
     seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
     return (

@@ -71,6 +71,13 @@ _RAISE = (
 # A claim of 256 random rows writes a page for each: 1 MB a batch. Checkpoints after every fourth
 # batch took more than half of the commits' time; pages that come again are now written once.
 _CLAIMS_PRAGMA = "PRAGMA wal_autocheckpoint = 8000"
+# What was held when it left the window. Not with each row: it is looked for from the first one on.
+_EVICT_UNHELD = (
+    "DELETE FROM experiences WHERE buffer_id = :id "
+    "AND seq <= (SELECT low_seq FROM v_windows WHERE buffer_id = :id) "
+    "AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
+    "AND q.seq = experiences.seq AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+)
 _EPISODE, _SESSION = Record._fields.index("episode_key"), Record._fields.index("session_key")
 
 
@@ -85,16 +92,30 @@ class SQLite:
     """The operations that PostgreSQL does otherwise; `postgresql.PostgreSQL` has the same ones."""
 
     @contextmanager
-    def writing(self, engine: Engine, durability: str | None = None) -> Iterator[Connection]:
+    def writing(
+        self, engine: Engine, durability: str | None = None, query: str | None = None
+    ) -> Iterator[Connection]:
         """A transaction that writes, alone: committed at the end of the block, rolled back on an
         exception.
         """
-        options = {BEGIN: Begin(writes=True, durability=durability)}
+        options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
         with (
             writer_lock(lock_path(engine.url), BUSY_TIMEOUT_S),
             engine.connect().execution_options(**options) as connection,
             connection.begin(),
         ):
+            yield connection
+
+    @contextmanager
+    def claiming(self, engine: Engine, durability: str | None, query: str) -> Iterator[Connection]:
+        """A transaction that claims rows of a queue; see `Begin.query`."""
+        with self.writing(engine, durability, query) as connection:
+            yield connection
+
+    @contextmanager
+    def at_once(self, engine: Engine) -> Iterator[Connection]:
+        """A connection whose statements are each its own transaction: they only read."""
+        with engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -263,12 +284,16 @@ class SQLite:
         trigger.
         """
         state = text(
-            "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes "
+            "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes, has_queue "
             "FROM buffers WHERE id = :id"
         )
         rows = select(experiences.c.seq).where(experiences.c.buffer_id == buffer_id)
         while True:
-            unit, rows_over, episodes_over = connection.execute(state, {"id": buffer_id}).one()
+            unit, rows_over, episodes_over, has_queue = connection.execute(
+                state, {"id": buffer_id}
+            ).one()
+            if has_queue:
+                connection.exec_driver_sql(_EVICT_UNHELD, {"id": buffer_id})
             victims = None
             if unit == "task" and (rows_over or 0) > 0:
                 victims = self._oldest_task(connection, buffer_id, rows)

@@ -31,6 +31,7 @@ from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.expiry import Expiry
 from sqlbuffer.storage.insertion import Insertion, Outcome, Row
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.lease_keeping import LeaseKeeping, Ledger, unheld
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
@@ -70,7 +71,7 @@ class DrawnTasks:
     window_low: int
 
 
-class BufferStore(RowReading, PriorityKeeping):
+class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
     """Reads and writes one buffer.
 
     Args:
@@ -101,6 +102,7 @@ class BufferStore(RowReading, PriorityKeeping):
         self._upkeep = Upkeep()
         self.restrictions = Restrictions(info)
         self.housekeeping = Housekeeping()
+        self.ledger = Ledger()
         self._updates = count(1)
         self.pacer = Pacer(self)
         self.expiry = Expiry(self)
@@ -283,7 +285,10 @@ class BufferStore(RowReading, PriorityKeeping):
                 self._dialect.evict(connection, self.info.id)
             else:
                 low = self._window(connection).low
-                self._remove(connection, experiences.c.seq <= low)
+                left = experiences.c.seq <= low
+                if self.info.leases:
+                    left = left & unheld(self.info.id)
+                self._remove(connection, left)
 
     def lock(self, connection: Connection) -> None:
         """Hold the row of the buffer until the transaction ends."""
@@ -302,6 +307,15 @@ class BufferStore(RowReading, PriorityKeeping):
             .values(deletions=buffers.c.deletions + 1, low_seq=low_seq)
         )
         return window
+
+    def remove_counted(self, connection: Connection, seqs: Sequence[int], cause: str) -> None:
+        """Delete rows by key, and count them in the buffer's column for why they leave."""
+        if not seqs:
+            return
+        self.note_deletion(connection)
+        n_removed = self._dialect.remove(connection, self.info.id, seqs)
+        counted = {cause: buffers.c[cause] + n_removed}
+        connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(counted))
 
     def _remove(
         self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq
@@ -341,14 +355,16 @@ class BufferStore(RowReading, PriorityKeeping):
         return DrawnTasks(tasks, population.clock, population.window_low)
 
     @survives
-    def write(self, work: Callable[[Connection], T]) -> T:
+    def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
         """Return what is done in one transaction; anew after a lost connection, also where it was
         committed.
+
+        Args:
+            work: What is done.
+            durability: Another one than the opener chose.
         """
-        with (
-            translated(self.url),
-            self._dialect.writing(self.engine, self.options.durability) as connection,
-        ):
+        durability = durability or self.options.durability
+        with translated(self.url), self._dialect.writing(self.engine, durability) as connection:
             return work(connection)
 
     def _skip_barred(self, population: Population) -> None:

@@ -84,6 +84,8 @@ def _begin_sqlite(connection: Connection) -> None:
             connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
             connection.info["synchronous"] = level
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if begin.query is not None:
+            connection.info[_ANSWER] = connection.exec_driver_sql(begin.query).all()
 
 
 def _begin_postgresql(connection: Connection) -> None:

@@ -216,6 +216,30 @@ VIEWS = {
             "quarantined_at": ("time", "since when"),
         },
     ),
+    "v_leases": View(
+        "One row a batch that is leased, until it is acknowledged or given back.",
+        {
+            "buffer": _BUFFER,
+            "lease_id": ("text", "the lease"),
+            "rows": ("integer", "rows claimed"),
+            "claimed_at": ("time", "when it was claimed"),
+            "leased_until": ("time", "when it runs out, by the database's clock"),
+            "alive": ("boolean", "it has not run out; else its rows are free again"),
+        },
+    ),
+    "v_queue": View(
+        "One row a task of a buffer that leases: what there is to claim.",
+        {
+            "buffer": _BUFFER,
+            "task_id": ("text", "the task"),
+            "rows": ("integer", "rows in the queue"),
+            "free": ("integer", "of them, those that nobody holds"),
+            "leased": ("integer", "and those that are out"),
+            "uses": ("integer", "acknowledged uses of these rows"),
+            "first_at": ("time", "when the oldest of them was written"),
+            "last_at": ("time", "when the newest was"),
+        },
+    ),
     "v_windows": View(
         "One row a buffer: which rows of `experiences` it is, those with `low_seq < seq`. For "
         "queries on the tables; the other views apply it.",

@@ -4,7 +4,7 @@
 --   GRANT sqlbuffer_writer TO alice;
 --
 -- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
--- priorities, set the clock, start sessions, quarantine rows, let expired ones leave, and sample where that is a write
+-- priorities, set the clock, lease, start sessions, quarantine rows, let expired ones leave, and sample where that is a write
 -- (max_use, track_samples).
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
@@ -29,8 +29,8 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_quarantine, v_flow, v_waiting, v_windows, new_experiences,
-    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, label_history, quarantine, payload_parts,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_quarantine, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
+    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, leases, labels, label_history, quarantine, payload_parts,
     flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
@@ -46,7 +46,7 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, samples, flow, queue_items, labels,
+        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, samples, flow, queue_items, leases, labels,
             label_history, quarantine, payload_parts
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
@@ -55,11 +55,13 @@ $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
-    has_quarantine) ON buffers TO sqlbuffer_learner;
+    n_partial, has_quarantine) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON quarantine TO sqlbuffer_learner;
 GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
+GRANT UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE ON queue_items TO sqlbuffer_learner;
+GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1 TO sqlbuffer_learner;

@@ -13,6 +13,12 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', written.buffer_id USING ERRCODE = 'foreign_key_violation';
         END IF;
+        IF b.has_queue THEN
+            INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
+            SELECT n.buffer_id, n.seq, n.task_id, n.episode_id, n.model_version, n.session_id,
+                coalesce(n.model_version, -9223372036854775808)
+            FROM new_rows n WHERE n.buffer_id = written.buffer_id;
+        END IF;
         IF b.evict_unit = 'task' THEN
             -- One writer at a time: which task is oldest depends on all of them.
             PERFORM 1 FROM buffers WHERE id = written.buffer_id FOR NO KEY UPDATE;
@@ -37,10 +43,15 @@ BEGIN
             PERFORM sqlbuffer_evict_episodes_v1(written.buffer_id);
         ELSIF b.evict_unit = 'row' AND b.max_capacity IS NOT NULL THEN
             bound := written.high - b.max_capacity;
-            PERFORM sqlbuffer_remove_v1(written.buffer_id, ARRAY(
-                SELECT e.seq FROM experiences e
-                WHERE e.buffer_id = written.buffer_id AND e.seq <= bound AND e.seq > bound - 8 * written.n - 1024
-                ORDER BY e.seq LIMIT 2 * written.n + 16 FOR UPDATE SKIP LOCKED));
+            IF b.has_queue THEN
+                PERFORM sqlbuffer_remove_v1(written.buffer_id, sqlbuffer_evictable_v1(
+                    written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n + 16));
+            ELSE
+                PERFORM sqlbuffer_remove_v1(written.buffer_id, ARRAY(
+                    SELECT e.seq FROM experiences e
+                    WHERE e.buffer_id = written.buffer_id AND e.seq <= bound AND e.seq > bound - 8 * written.n - 1024
+                    ORDER BY e.seq LIMIT 2 * written.n + 16 FOR UPDATE SKIP LOCKED));
+            END IF;
             IF written.n >= 64 THEN
                 -- Whoever cleans up goes by the count of dead rows, which would come a second late.
                 PERFORM pg_stat_force_next_flush();

@@ -13,6 +13,10 @@ BEGIN
     -- Not in the head of the function: there it takes a superuser.
     PERFORM set_config('sqlbuffer.internal', 'on', true);
     SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
+    IF b.has_queue THEN
+        -- First, and in one order, as claims lock them.
+        PERFORM 1 FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) ORDER BY seq FOR UPDATE;
+    END IF;
     IF b.evict_unit = 'task' THEN
         PERFORM 1 FROM buffers WHERE id = p_buffer_id FOR NO KEY UPDATE;
         WITH gone AS (

@@ -5,10 +5,18 @@ DECLARE
     w record;
     n_removed bigint := 0;
 BEGIN
-    FOR w IN SELECT buffer_id, low_seq FROM v_windows WHERE evict_unit = 'row' AND low_seq > 0 ORDER BY buffer_id LOOP
-        n_removed := n_removed + sqlbuffer_remove_v1(w.buffer_id, ARRAY(
-            SELECT e.seq FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq <= w.low_seq
-            ORDER BY e.seq LIMIT 10000 FOR UPDATE SKIP LOCKED));
+    FOR w IN
+        SELECT v.buffer_id, v.low_seq, b.has_queue FROM v_windows v JOIN buffers b ON b.id = v.buffer_id
+        WHERE v.evict_unit = 'row' AND v.low_seq > 0 ORDER BY v.buffer_id
+    LOOP
+        IF w.has_queue THEN
+            n_removed := n_removed
+                + sqlbuffer_remove_v1(w.buffer_id, sqlbuffer_evictable_v1(w.buffer_id, -1, w.low_seq, 10000));
+        ELSE
+            n_removed := n_removed + sqlbuffer_remove_v1(w.buffer_id, ARRAY(
+                SELECT e.seq FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq <= w.low_seq
+                ORDER BY e.seq LIMIT 10000 FOR UPDATE SKIP LOCKED));
+        END IF;
     END LOOP;
     RETURN n_removed;
 END

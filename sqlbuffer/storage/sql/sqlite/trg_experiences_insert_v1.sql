@@ -6,5 +6,5 @@ BEGIN
     UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq;
     DELETE FROM experiences
     WHERE buffer_id = NEW.buffer_id
-      AND seq <= NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row');
+      AND seq <= NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue);
 END

@@ -1,0 +1,313 @@
+"""The call that hands rows out for a while."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from sqlbuffer.arguments import MAX_LIMIT, MAX_SECONDS, Condition, check_seconds
+from sqlbuffer.batches import Batch
+from sqlbuffer.errors import BufferConfigError, SQLBufferError
+from sqlbuffer.front.parts import Parts
+from sqlbuffer.rows import DataRow
+from sqlbuffer.storage.columns import decode_columns
+from sqlbuffer.storage.leasing import held as leases
+from sqlbuffer.storage.leasing.held import Held
+from sqlbuffer.storage.leasing.waiting import claimed
+from sqlbuffer.storage.leasing.wanted import GROUPS, ORDERS, Wanted
+from sqlbuffer.storage.statements import COLUMNS, ROW_COLUMNS
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.records import Decoder
+    from sqlbuffer.storage.store import BufferStore
+
+logger = logging.getLogger("sqlbuffer")
+
+TIMEOUT_S, LEASE_S = 30.0, 300.0
+_PLACES = {column.key: i for i, column in enumerate(ROW_COLUMNS)}
+_ARRAY_PLACES = [_PLACES[column.key] for column in COLUMNS]
+
+
+class LeasedBatch(Sequence[DataRow]):
+    """A batch that nobody else gets while it is leased; see `ReplayBuffer.lease`.
+
+    It holds its rows in memory: they stay readable whatever becomes of the buffer.
+
+    Attributes:
+        rows: The rows: of groups, one group after the other.
+        groups: The rows of each group, in the order of (episode, step, execute_time); empty where
+            rows are leased by themselves.
+        seqs: Their numbers, array of int64 of shape (n,).
+        lease_id: The lease, as in `v_leases`.
+        batch_id: The number that the batch is noted under (`track_samples`); None: it is not.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", leases=True, max_use=1)
+        >>> for step in range(3):
+        ...     _ = buffer.add(state=step, actions=[0], step=step)
+        >>> with buffer.lease(2, order="fifo") as batch:
+        ...     [row.exp_data.state for row in batch]
+        [0, 1]
+        >>> len(buffer)
+        1
+    """
+
+    def __init__(
+        self, store: "BufferStore", decoder: "Decoder", held: Held, lease_s: float, grouped: bool
+    ) -> None:
+        self._store, self._held, self._lease_s = store, held, lease_s
+        found = [decoder.rows(group) for group in held.groups]
+        self.rows: list[DataRow] = [row for group in found for row in group]
+        self.groups: list[list[DataRow]] = found if grouped else []
+        self.seqs = np.array(held.seqs, np.int64)
+        self.lease_id, self.batch_id = held.lease_id, held.number
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the lease runs out; 0 where it has."""
+        return max(0.0, self._held.deadline - time.monotonic())
+
+    def renew(self, lease_s: float | None = None) -> None:
+        """Have the lease run out so many seconds from now.
+
+        Args:
+            lease_s: How many; as many as it was taken for by default.
+
+        Raises:
+            LeaseLostError: It has run out.
+        """
+        lease_s = self._lease_s if lease_s is None else _checked_seconds("lease_s", lease_s)
+        leases.renew(self._store, self._held, lease_s)
+
+    def arrays(self, fields: Sequence[str] | None = None) -> Batch:
+        """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
+
+        Args:
+            fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
+                default.
+
+        Raises:
+            FieldError: An unknown field.
+        """
+        stored = [row for group in self._held.groups for row in group]
+        columns = [tuple(row[place] for place in _ARRAY_PLACES) for row in stored]
+        return decode_columns(self._store.layout, columns, fields)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[DataRow]:
+        return iter(self.rows)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a leased batch belongs to the process that leased it; send batch.rows or "
+            "batch.arrays() instead"
+        )
+
+    def __repr__(self) -> str:
+        groups = f"{len(self.groups)} groups, " if self.groups else ""
+        return f"LeasedBatch({groups}{len(self.rows)} rows, lease_id={self.lease_id!r})"
+
+
+class Lease:
+    """What `ReplayBuffer.lease` returns: claims at the beginning of a `with` block, and
+    acknowledges or gives back at its end.
+
+    Args:
+        store: The buffer.
+        decoder: Makes rows.
+        wanted: What is asked for.
+        timeout_s: How long to wait for it.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", leases=True)
+        >>> _ = buffer.add(state=1, actions=[0])
+        >>> lease = buffer.lease(1, timeout_s=0)
+        >>> with lease as batch:
+        ...     len(batch)
+        1
+    """
+
+    def __init__(
+        self, store: "BufferStore", decoder: "Decoder", wanted: Wanted, timeout_s: float
+    ) -> None:
+        self._store, self._decoder, self._wanted = store, decoder, wanted
+        self._timeout_s = timeout_s
+        self._cancelled = threading.Event()
+        self._held: Held | None = None
+        self._pid = 0
+
+    def __enter__(self) -> LeasedBatch:
+        if self._held is not None:
+            raise RuntimeError("the lease is taken already; call lease() for each with block")
+        held = claimed(self._store, self._wanted, self._timeout_s, self._cancelled)
+        self._held, self._pid = held, os.getpid()
+        try:
+            return LeasedBatch(
+                self._store, self._decoder, held, self._wanted.lease_s,
+                self._wanted.group_by is not None,
+            )  # fmt: skip
+        except BaseException:
+            self._give_back()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._held is None or self._pid != os.getpid():
+            return  # a forked child: the batch is its parent's
+        if kind is None:
+            held, self._held = self._held, None
+            leases.acknowledge(self._store, held)
+        else:
+            self._give_back()
+
+    def cancel(self) -> None:
+        """Have a call that waits for the lease in another thread raise InsufficientDataError."""
+        self._cancelled.set()
+
+    def _give_back(self) -> None:
+        """Give the rows back; where that fails they are free when the lease runs out."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        try:
+            leases.give_back(self._store, held)
+        except SQLBufferError as error:
+            logger.warning("%s; its rows are free again when the lease runs out", error)
+
+
+class Leasing(Parts):
+    """The call of `ReplayBuffer` that hands rows out for a while."""
+
+    def lease(
+        self,
+        n: int,
+        *,
+        group_by: str | None = None,
+        min_group_size: int | None = None,
+        group_timeout_s: float | None = None,
+        on_partial: str = "use",
+        order: str = "random",
+        timeout_s: float = TIMEOUT_S,
+        lease_s: float = LEASE_S,
+        condition: Condition = None,
+    ) -> Lease:
+        """Claim rows, or whole groups of them, for the time of a `with` block.
+
+        Nobody else gets them meanwhile. Leaving the block acknowledges: a use of each row is
+        counted, and those that were used `max_use` times leave the buffer. An exception gives them
+        back at once, and a process that is lost when the lease runs out; such a use is not counted.
+
+        Args:
+            n: How many rows, or groups: all of them or none.
+            group_by: `task_id`: whole tasks, such as the rollouts of one GRPO prompt. `episode_id`:
+                whole episodes that have ended.
+            min_group_size: How many rollouts a task is whole with, 1 by default: its ended
+                episodes, and its rows without one. None of its episodes is open.
+            group_timeout_s: How many seconds after its newest row a group that is not whole is
+                waited for; for ever by default.
+            on_partial: What becomes of it then: `use` hands it out as it is, `drop` deletes it.
+            order: `random` (uniform over rows, or over groups), `fifo`, `freshest` or `stalest` (by
+                `model_version`, then by age; rows without one are the oldest).
+            timeout_s: How long to wait for so many at most; 0 raises at once.
+            lease_s: After how many seconds the lease runs out; `batch.renew()` begins anew.
+            condition: Which rows; of groups, those with a row that matches.
+
+        Returns:
+            A context manager that yields a `LeasedBatch`.
+
+        Raises:
+            BufferConfigError: The buffer was made without `leases=True`, or a malformed argument.
+            InsufficientDataError: At the beginning of the block: there were too few in time.
+            FlowControlError: Likewise: the rate limiter did not let them out in time.
+            LeaseLostError: At its end: the lease has run out, and nothing was counted.
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+        if not self._store.info.leases:
+            raise BufferConfigError(
+                f"buffer {self.name!r} was made without leases; make one with "
+                f"ReplayBuffer(..., leases=True)"
+            )
+        _check_one_of("order", order, ("random", *ORDERS))
+        _check_one_of("on_partial", on_partial, ("use", "drop"))
+        _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
+        wanted = Wanted(
+            _checked_count("n", n),
+            _checked_seconds("lease_s", lease_s),
+            order,  # type: ignore[arg-type]
+            self._node(condition),
+            group_by,  # type: ignore[arg-type]
+            1 if min_group_size is None else _checked_count("min_group_size", min_group_size),
+            None
+            if group_timeout_s is None
+            else _checked_seconds("group_timeout_s", group_timeout_s),
+            on_partial == "drop",
+        )
+        return Lease(self._store, self._decoder, wanted, _checked_timeout(timeout_s))
+
+
+def _check_groups(
+    group_by: Any, min_group_size: Any, group_timeout_s: Any, on_partial: str
+) -> None:
+    if group_by is None:
+        for name, value in (
+            ("min_group_size", min_group_size),
+            ("group_timeout_s", group_timeout_s),
+        ):
+            if value is not None:
+                raise BufferConfigError(f"{name} goes with group_by")
+    else:
+        _check_one_of("group_by", group_by, tuple(GROUPS))
+    if group_by == "episode_id" and min_group_size not in (None, 1):
+        raise BufferConfigError(
+            "min_group_size goes with group_by='task_id': an episode is one rollout"
+        )
+    if on_partial == "drop" and group_timeout_s is None:
+        raise BufferConfigError("on_partial='drop' goes with group_by and group_timeout_s")
+
+
+def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise BufferConfigError(f"{name} is one of {', '.join(known)}, got {value!r}")
+
+
+def _checked_count(name: str, value: Any) -> int:
+    if (
+        isinstance(value, (bool, np.bool_))
+        or not isinstance(value, (int, np.integer))
+        or not 1 <= value <= MAX_LIMIT
+    ):
+        raise BufferConfigError(f"{name} is an integer from 1 on, got {value!r}")
+    return int(value)
+
+
+def _checked_seconds(name: str, value: Any) -> float:
+    check_seconds(name, value)
+    return float(value)
+
+
+def _checked_timeout(value: Any) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value <= MAX_SECONDS
+    ):
+        raise BufferConfigError(
+            f"timeout_s is a number of seconds, 0 (raise at once) to {MAX_SECONDS:g}, got {value!r}"
+        )
+    return float(value)

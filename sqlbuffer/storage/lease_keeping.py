@@ -1,0 +1,86 @@
+"""What leases ask of a buffer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, select
+
+from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage.engine import server_epoch
+from sqlbuffer.storage.models import experiences, queue_items
+from sqlbuffer.storage.opened import Opened
+from sqlbuffer.storage.restrictions import SampledWindow
+from sqlbuffer.storage.retrying import retried
+
+T = TypeVar("T")
+
+
+@dataclass
+class Ledger:
+    """What one process remembers of leases between calls: those that it has ended, whose rows it
+    can delete.
+    """
+
+    done: list[str] = field(default_factory=list)
+    cleaned_at: float = 0.0
+
+
+class LeaseKeeping(Opened):
+    """The part of a buffer's store that leases use."""
+
+    ledger: Ledger
+
+    @property
+    def epoch(self) -> int:
+        """That of the server; see `begin_epoch`."""
+        return server_epoch(self.engine)
+
+    @contextmanager
+    def claiming(self) -> Iterator[Connection]:
+        """A transaction that claims rows, begun with a look at the window."""
+        durability = self.options.durability
+        with self._dialect.claiming(self.engine, durability, self._sampled_window) as connection:
+            yield connection
+
+    def window_answered(self, found: Sequence[Any]) -> SampledWindow:
+        """Return the window that a select of it found.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        if not found:
+            raise self._dropped()
+        return SampledWindow(*found[0])
+
+    def lower_end(self, connection: Connection) -> int:
+        """Return the number up to which rows have left."""
+        return self._window(connection).low
+
+    def survive(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns, called anew after a lost connection."""
+        return retried(work, self.options.retry_s, self.forget_connections)
+
+    def check_sampled(self) -> None:
+        """Raise where rows are handed out by leases alone.
+
+        Raises:
+            BufferConfigError: Their uses are limited, and counted as leases are acknowledged.
+        """
+        if self.info.leases and self.info.max_use is not None:
+            raise BufferConfigError(
+                f"buffer {self.info.name!r} hands out its rows by lease(), which counts their uses "
+                f"(leases=True with max_use={self.info.max_use}); use buffer.lease(n), or a buffer "
+                f"without max_use"
+            )
+
+
+def unheld(buffer_id: int) -> Any:
+    """Return the expression for a row of `experiences` that nobody holds."""
+    own = queue_items.c
+    held = select(1).where(
+        own.buffer_id == buffer_id, own.seq == experiences.c.seq, ~fn.is_past(own.leased_until)
+    )
+    return ~held.correlate(experiences).offset(0).exists()

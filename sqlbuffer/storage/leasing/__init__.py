@@ -1,0 +1,1 @@
+"""Rows that are handed out for a while: claimed, acknowledged or given back."""

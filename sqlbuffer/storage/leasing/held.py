@@ -1,0 +1,372 @@
+"""Batches that are out: claimed in one transaction, and acknowledged, renewed or given back by the
+lease's id.
+
+Who comes too late is told by the row of the lease, by the database's clock: a lease that has run
+out is lost, whether somebody else has claimed its rows since or not.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Integer,
+    bindparam,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from sqlbuffer.errors import LeaseLostError
+from sqlbuffer.ids import uuid7
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage.claims import Note, forget, note_rows
+from sqlbuffer.storage.errors import Deadlock, translated
+from sqlbuffer.storage.insertion import Row
+from sqlbuffer.storage.leasing.groups import Group, GroupChoice
+from sqlbuffer.storage.leasing.rows import choose_rows
+from sqlbuffer.storage.leasing.wanted import (
+    BUFFER,
+    COUNT,
+    SEQS,
+    Scope,
+    Wanted,
+    in_buffer,
+    in_seqs,
+    is_free,
+)
+from sqlbuffer.storage.models import KEY, buffers, leases
+from sqlbuffer.storage.models import queue_items as items
+from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.restrictions import SampledWindow
+from sqlbuffer.storage.row_reading import task_order
+from sqlbuffer.storage.transactions import answer
+from sqlbuffer.storage.types import KeyList
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.store import BufferStore
+
+# How long the rows of leases that nobody ended are kept.
+KEPT_S = 3_600.0
+SECONDS_BETWEEN_CLEANINGS = 60.0
+REMOVED_AT_ONCE = 10_000
+MOST_DONE = 1_000
+
+LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
+
+
+_OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
+_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
+_RUNS = ~fn.is_past(leases.c.leased_until)
+_UNTIL = fn.in_seconds(bindparam(SECONDS, type_=Double()))
+_OWN_ROWS = in_seqs & (items.c.lease_id == bindparam(LEASE, type_=KEY))
+# Of its rows, each of which takes the time for itself: so a lease does not outlive one of them.
+_UNTIL_OF_ROWS = (
+    select(func.coalesce(func.min(items.c.leased_until), _UNTIL)).where(_OWN_ROWS).scalar_subquery()
+)
+_FREE_AGAIN = {"lease_id": null(), "leased_until": null()}
+_USES = items.c.n_uses + 1
+
+_IS_CLAIMED = select(leases.c.acknowledged).where(_LEASE)
+_NEW_IN_GROUP = select(func.min(items.c.seq)).where(in_seqs, items.c.group_seq.is_(None))
+_TAKE_ROWS = (
+    update(items).where(in_seqs).values(lease_id=bindparam(LEASE, type_=KEY), leased_until=_UNTIL)
+)
+_TAKE_GROUPS = _TAKE_ROWS.values(
+    group_seq=func.coalesce(items.c.group_seq, bindparam(GROUP, type_=BigInteger()))
+)
+_ADD_LEASE = insert(leases).values(
+    buffer_id=bindparam(BUFFER, type_=Integer()),
+    id=bindparam(LEASE, type_=KEY),
+    n_rows=bindparam(COUNT, type_=BigInteger()),
+    leased_until=_UNTIL_OF_ROWS,
+)
+_MARK = update(leases).where(_LEASE, ~leases.c.acknowledged, _RUNS)
+_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0))
+_PROLONG = _MARK.values(leased_until=_UNTIL_OF_ROWS)
+_PROLONG_ROWS = update(items).where(_OWN_ROWS).values(leased_until=_UNTIL)
+_COUNT = update(items).where(_OWN_ROWS).values(n_uses=_USES, **_FREE_AGAIN)
+_COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
+_RELEASE = update(items).where(_OWN_ROWS).values(**_FREE_AGAIN)
+_FORGET = delete(leases).where(_LEASE)
+_FORGET_SOME = delete(leases).where(
+    _OF_BUFFER, fn.is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
+)
+_FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < fn.seconds_ago(KEPT_S))
+_UNHELD = (
+    select(items.c.seq)
+    .where(in_seqs, is_free)
+    .order_by(items.c.seq)
+    .with_for_update(skip_locked=True)
+)
+_USED_UP = (
+    select(items.c.seq)
+    .where(in_buffer, items.c.used_up)
+    .order_by(items.c.seq)
+    .limit(bindparam(COUNT, type_=BigInteger()))
+)
+_BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Integer()))
+
+
+@dataclass
+class Held:
+    """A batch that is out.
+
+    Attributes:
+        lease_id: Its lease.
+        groups: The rows of each group, in their order; each row by itself without groups.
+        deadline: When the lease runs out at the earliest, by this process's monotonic clock.
+        number: The number that the batch is noted under.
+    """
+
+    lease_id: str
+    groups: list[list[Row]]
+    deadline: float
+    number: int | None = None
+
+    @property
+    def seqs(self) -> list[int]:
+        """The numbers of its rows."""
+        return [row[0] for group in self.groups for row in group]
+
+
+class Claim:
+    """One call's claim, which may take several attempts.
+
+    Args:
+        store: The buffer.
+        wanted: What is asked for.
+
+    Attributes:
+        scope: The queue at the last attempt.
+    """
+
+    def __init__(self, store: "BufferStore", wanted: Wanted) -> None:
+        self._store, self._wanted, self._lease_id = store, wanted, uuid7()
+        self._chosen: list[list[int]] = []
+        self.scope: Scope | None = None
+
+    def attempt(self) -> Held | None:
+        """Return the batch, or None where there is too little.
+
+        Raises:
+            InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
+        """
+        held, late = self._store.survive(self._attempt)
+        if late:
+            drop(self._store, self._wanted, late)
+        return held
+
+    def _attempt(self) -> tuple[Held | None, list[Group]]:
+        store = self._store
+        deadline = time.monotonic() + self._wanted.lease_s
+        try:
+            with translated(store.url), store.claiming() as connection:
+                now = store.window_answered(answer(connection))
+                if self._chosen and self._is_claimed(connection):
+                    # A connection was lost behind its commit.
+                    return self._held(connection, now, deadline), []
+                late = self._choose(connection, now)
+                if not self._chosen:
+                    return None, late
+                self._take(connection)
+                held = self._held(connection, now, deadline)
+                if store.info.track_samples:
+                    note = Note(f"lease ({self._wanted.order})")
+                    held.number = note_rows(connection, store, held.seqs, now.clock, note)
+        except IntegrityError as error:
+            # An attempt of ours whose server process ended only now: look again.
+            raise Deadlock(f"{error.orig}; try again") from error
+        return held, late
+
+    def _is_claimed(self, connection: Connection) -> bool:
+        values = {BUFFER: self._store.info.id, LEASE: self._lease_id}
+        return connection.execute(_IS_CLAIMED, values).first() is not None
+
+    def _choose(self, connection: Connection, now: SampledWindow) -> list[Group]:
+        store, wanted = self._store, self._wanted
+        limits = store.restrictions.for_leases(connection, now, store.epoch)
+        self.scope = scope = Scope(store.info.id, now.low, now.high, limits)
+        late: list[Group] = []
+        if wanted.group_by is None:
+            chosen = [[seq] for seq in choose_rows(connection, scope, wanted)]
+        else:
+            choice = GroupChoice(connection, scope, wanted)
+            chosen, late = choice.choose(), choice.late
+        self._chosen = chosen if len(chosen) == wanted.n else []
+        return late
+
+    def _take(self, connection: Connection) -> None:
+        seqs = [seq for group in self._chosen for seq in group]
+        values = {
+            BUFFER: self._store.info.id, SEQS: seqs, LEASE: self._lease_id, COUNT: len(seqs),
+            SECONDS: self._wanted.lease_s,
+        }  # fmt: skip
+        if self._wanted.group_by is None:
+            connection.execute(_TAKE_ROWS, values)
+        else:
+            # A number that no other claim gives: of a row that is in a group for the first time.
+            new = connection.execute(_NEW_IN_GROUP, values).scalar_one()
+            connection.execute(_TAKE_GROUPS, {**values, GROUP: new})
+        connection.execute(_ADD_LEASE, values)
+        _clean(connection, self._store)
+
+    def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> Held:
+        seqs = [seq for group in self._chosen for seq in group]
+        reading = Population(connection, self._store.info.id, 0, now.high, EVERYTHING)
+        found = {row[0]: row for row in reading.rows(seqs)}
+        groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
+        for group in groups:
+            group.sort(key=task_order)
+        return Held(self._lease_id, groups, deadline)
+
+
+def _clean(connection: Connection, store: "BufferStore") -> None:
+    """Delete the rows of leases that this process has ended, and sometimes of all long gone."""
+    ledger, buffer = store.ledger, {BUFFER: store.info.id}
+    done = ledger.done[:MOST_DONE]
+    if done:
+        connection.execute(_FORGET_SOME, {**buffer, LEASES: done})
+        ledger.done = [lease_id for lease_id in ledger.done if lease_id not in done]
+    if time.monotonic() - ledger.cleaned_at > SECONDS_BETWEEN_CLEANINGS:
+        ledger.cleaned_at = time.monotonic()
+        connection.execute(_FORGET_OLD, buffer)
+
+
+def renew(store: "BufferStore", held: Held, lease_s: float) -> None:
+    """Have a lease run out so many seconds from now.
+
+    Raises:
+        LeaseLostError: It has run out.
+    """
+    deadline = time.monotonic() + lease_s
+
+    def work(connection: Connection) -> None:
+        values = {**_values(store, held), SECONDS: lease_s}
+        connection.execute(_PROLONG_ROWS, values)  # first, as at an acknowledgement
+        if not connection.execute(_PROLONG, values).rowcount:
+            raise _lost(store, held, "renewed")
+
+    store.write(work)
+    held.deadline = deadline
+
+
+def acknowledge(store: "BufferStore", held: Held) -> None:
+    """Count a use of each row of a batch, and retire those that were used as often as they may be.
+
+    Rows that were deleted meanwhile are not counted.
+
+    Raises:
+        LeaseLostError: The lease has run out; nothing is counted.
+    """
+    max_use = store.info.max_use
+
+    def work(connection: Connection) -> None:
+        values = {**_values(store, held), COUNT: max_use}
+        # The rows first: once they are locked nobody takes them, so those that are missing while
+        # the lease still runs were deleted.
+        connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
+        if not connection.execute(_ACKNOWLEDGE, values).rowcount:
+            if connection.execute(_IS_CLAIMED, values).scalar():
+                return  # by an attempt whose connection was lost
+            raise _lost(store, held, "acknowledged")
+        _evict(connection, store, held.seqs)
+
+    store.write(work)
+    store.ledger.done.append(held.lease_id)
+    store.dialect.wrote(store.engine, len(held.seqs))
+    if max_use is not None:
+        retire(store)
+
+
+def give_back(store: "BufferStore", held: Held) -> None:
+    """Have others claim the rows of a batch at once; what is lost already stays as it is."""
+
+    def work(connection: Connection) -> None:
+        values = _values(store, held)
+        connection.execute(_RELEASE, values)
+        connection.execute(_FORGET, values)
+        _evict(connection, store, held.seqs)
+
+    store.write(work)
+    store.pacer.give_back(len(held.seqs))
+    if held.number is not None:
+        forget(store, held.number)
+
+
+def _values(store: "BufferStore", held: Held) -> dict[str, Any]:
+    return {BUFFER: store.info.id, LEASE: held.lease_id, SEQS: held.seqs}
+
+
+def _lost(store: "BufferStore", held: Held, what: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"buffer {store.info.name!r}: lease {held.lease_id} ran out before it was {what}: its "
+        f"{len(held.seqs)} rows are others' to claim, and this use is not counted; lease for "
+        f"longer (lease_s), or call batch.renew() in time"
+    )
+
+
+def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int]) -> None:
+    """Delete rows that left the window while they were held."""
+    low = store.lower_end(connection)
+    gone = [seq for seq in seqs if seq <= low]
+    if gone:
+        found = connection.execute(_UNHELD, {BUFFER: store.info.id, SEQS: gone}).scalars()
+        store.dialect.remove(connection, store.info.id, list(found))
+
+
+def retire(store: "BufferStore") -> None:
+    """Take rows out that were used as often as they may be.
+
+    In a transaction of its own, which one process at a time does for all: acknowledgements would
+    queue on the row of the buffer, which counts what has left. What it finds locked, whoever holds
+    the lock looks for once more.
+    """
+    while store.survive(lambda: _is_any_used_up(store)):
+        if not store.write(lambda connection: _retire(connection, store), "relaxed"):
+            return
+
+
+def _is_any_used_up(store: "BufferStore") -> bool:
+    values = {BUFFER: store.info.id, COUNT: 1}
+    with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        return connection.execute(_USED_UP, values).first() is not None
+
+
+def _retire(connection: Connection, store: "BufferStore") -> bool:
+    """Take some out; return whether nobody else is at it."""
+    values = {BUFFER: store.info.id, COUNT: REMOVED_AT_ONCE}
+    alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
+    if connection.execute(alone, values).first() is None:
+        return False
+    found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
+    seqs = list(found)
+    if store.info.keep_expired:
+        connection.execute(delete(items).where(in_seqs), {**values, SEQS: seqs})
+    else:
+        store.remove_counted(connection, seqs, "n_used_up")
+    return bool(seqs)  # others may hold what is left: they delete it
+
+
+def drop(store: "BufferStore", wanted: Wanted, late: Sequence[Group]) -> None:
+    """Delete groups that have not become whole in time."""
+
+    def work(connection: Connection) -> None:
+        # First, as whoever deletes rows does.
+        connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: store.info.id})
+        scope = Scope(store.info.id, store.lower_end(connection), None)
+        locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
+        store.remove_counted(
+            connection, sorted(seq for seqs in locked.values() for seq in seqs), "n_partial"
+        )
+
+    store.write(work)

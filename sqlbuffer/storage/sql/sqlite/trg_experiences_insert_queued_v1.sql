@@ -1,0 +1,21 @@
+-- Where rows are handed out by leases: each has a row in the queue, and what has left the window of its buffer is deleted
+-- unless somebody holds it. Only the last numbers are looked at: what was held when it left goes when it is given back, or
+-- with the next batch.
+CREATE TRIGGER trg_experiences_insert_queued_v1 AFTER INSERT ON experiences
+WHEN (SELECT has_queue FROM buffers WHERE id = NEW.buffer_id)
+BEGIN
+    INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
+    VALUES (
+        NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id,
+        coalesce(NEW.model_version, -9223372036854775808)
+    );
+    DELETE FROM experiences
+    WHERE buffer_id = NEW.buffer_id
+      AND seq <= NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id)
+      AND seq > NEW.seq - 64 - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id)
+      AND NOT EXISTS (
+          SELECT 1 FROM queue_items q
+          WHERE q.buffer_id = NEW.buffer_id AND q.seq = experiences.seq
+            AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+      );
+END
