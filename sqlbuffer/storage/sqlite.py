@@ -2,10 +2,10 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
 
+if TYPE_CHECKING:
+    from sqlbuffer.storage.payload_parts import Piece
+
 _COLUMNS = (
     "buffer_id",
     "seq",
@@ -31,6 +34,9 @@ _COLUMNS = (
 _INSERT = (
     f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
+_INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
+_PART = "SELECT substr(bytes, ?, ?) FROM payload_parts WHERE buffer_id = ? AND seq = ? AND part = ?"
+_ARRAYS = "SELECT substr(arrays, ?, ?) FROM experiences WHERE buffer_id = ? AND seq = ?"
 # With a null among its arguments max() is null.
 _DRAW = (
     "UPDATE buffers SET next_seq = next_seq + :n, "
@@ -218,6 +224,37 @@ class SQLite:
         connection.exec_driver_sql(_INSERT, parameters)
         self.evict(connection, buffer_id)
 
+    def keep_parts(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+        """Note that the buffer has rows with parts; return which of the rows it holds."""
+        connection.exec_driver_sql(
+            "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
+        )
+        found = connection.exec_driver_sql(
+            "SELECT seq FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM "
+            "json_each(?))",
+            (buffer_id, json.dumps(list(seqs))),
+        )
+        return set(found.scalars())
+
+    def insert_parts(
+        self, connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+    ) -> None:
+        """Write parts (seq, number, bytes) one after the other."""
+        driver: Any = connection.connection.driver_connection
+        driver.executemany(_INSERT_PART, ((buffer_id, *part) for part in parts))
+
+    def pieces(
+        self, connection: Connection, buffer_id: int, pieces: Sequence["Piece"]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (index, bytes) of those pieces that are there: all of parts, or all of `arrays`."""
+        driver: Any = connection.connection.driver_connection
+        for n, (seq, part, start, size) in enumerate(pieces):
+            key = (seq,) if part is None else (seq, part)
+            statement = _ARRAYS if part is None else _PART
+            for (raw,) in driver.execute(statement, (start + 1, size, buffer_id, *key)):
+                if raw is not None:
+                    yield n, raw
+
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
         """Delete rows by key, with what the narrow tables hold of them (a trigger); return how
         many.
@@ -393,7 +430,7 @@ class SQLite:
         )
         return np.fromiter(found.scalars(), np.float64)
 
-    def wrote(self, engine: Engine, n_rows: int) -> None:
+    def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
         """Look after what eviction leaves behind: nothing, the file uses its pages again."""
 
     def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:

@@ -36,6 +36,7 @@ from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
 from sqlbuffer.storage.opened import DEFAULT_OPTIONS, Options, Window, repeats, survives
 from sqlbuffer.storage.pacing import Pacer
+from sqlbuffer.storage.payload_parts import Payloads, prepared
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.priority_upkeep import Upkeep
@@ -176,12 +177,7 @@ class BufferStore(RowReading, PriorityKeeping):
             EpisodeExistsError: `whole` is open, or was aborted.
             FlowControlError: The rate limiter did not let it in in time.
         """
-        if self.layout.compression is not None:
-            stored = self.layout.compress([record.arrays for record in records])
-            records = [
-                record._replace(arrays=arrays)
-                for record, arrays in zip(records, stored, strict=True)
-            ]
+        records = prepared(records, self.layout)
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)
@@ -199,9 +195,11 @@ class BufferStore(RowReading, PriorityKeeping):
             end_episodes if endings else None,
             metas,
             whole,
+            self.whole_rows,
         )
         outcome = self._insert(insertion)
-        self._dialect.wrote(self.engine, len(outcome.numbers))
+        n_bytes = sum(r.payload_bytes for r in records if r.payload_bytes)
+        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes)
         written = Written(list(outcome.numbers), [], [], outcome.seqs)
         fresh = set(outcome.numbers)
         for record in records:
@@ -296,7 +294,7 @@ class BufferStore(RowReading, PriorityKeeping):
         self,
         node: Node,
         choose: Callable[[Population], T],
-        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        columns: Reading | Sequence[Any] | None = None,
     ) -> T:
         """Return what is chosen of the rows that match and may be sampled.
 
@@ -309,14 +307,19 @@ class BufferStore(RowReading, PriorityKeeping):
         return found
 
     @survives
-    def draw_tasks(self, node: Node, choose: Callable[[Population], Sequence[str]]) -> DrawnTasks:
+    def draw_tasks(
+        self,
+        node: Node,
+        choose: Callable[[Population], Sequence[str]],
+        payloads: Payloads | None = None,
+    ) -> DrawnTasks:
         """Return the rows of the tasks that are chosen, each task's in its order.
 
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
         with self.population(node, sampled=True) as population:
-            found = self._tasks(population.connection, choose(population))
+            found = self._tasks(population.connection, choose(population), payloads)
         oldest = population.limits.oldest_version
         tasks = [rows for rows in found.values() if rows and not _has_stale(rows, oldest)]
         return DrawnTasks(tasks, population.clock, population.window_low)
