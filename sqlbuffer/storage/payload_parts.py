@@ -6,7 +6,7 @@ that a place in them tells its part, and neither side ever holds one large value
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +25,8 @@ from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.sizes import shown_size
 
 PART_BYTES = 2**20
-# So much comes in one answer of the database, from so many places at most.
-GROUP_BYTES, GROUP_PIECES = 4 * 2**20, 1_000
+# From so many places is read at once; the bytes come one piece after the other.
+GROUP_PIECES = 1_000
 # Arrays as near to each other as this are read at once: TOAST has chunks of 2 kB.
 NEAR_BYTES = 4_096
 # JSONB holds no more in one value; and no row of either database more than this.
@@ -290,16 +290,8 @@ _Target = tuple[int, Piece, int, memoryview]
 def _groups(targets: Iterable[_Target]) -> Iterator[list[_Target]]:
     """Yield targets in groups that are read at once: of parts, or of `arrays`."""
     for _, kind in groupby(targets, lambda target: target[1].part is None):
-        group: list[_Target] = []
-        size = 0
-        for target in kind:
-            n = min(target[1].size, PART_BYTES)
-            if group and (size + n > GROUP_BYTES or len(group) == GROUP_PIECES):
-                yield group
-                group, size = [], 0
-            group.append(target)
-            size += n
-        yield group
+        while group := list(islice(kind, GROUP_PIECES)):
+            yield group
 
 
 def _whole(row: Row) -> Plan:

@@ -78,12 +78,14 @@ _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 _COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
 _PART_HEAD = struct.Struct(">hiiiqiii")
 # Each is looked up alone, by the primary key, whatever the server knows of the table.
+# COPY sends them while the client copies what came before: half the time of a select for each few.
 _PIECES = (
-    "SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
+    "COPY (SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
     "FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::integer[]) "
     "WITH ORDINALITY AS w(seq, part, start, size, n) CROSS JOIN LATERAL ({} OFFSET 0) AS p "
-    "WHERE p.bytes IS NOT NULL"
+    "WHERE p.bytes IS NOT NULL) TO STDOUT (FORMAT BINARY)"
 )
+_PIECE_HEAD = struct.Struct(">hiii")
 _PARTS = _PIECES.format(
     "SELECT bytes FROM payload_parts WHERE buffer_id = %s AND seq = w.seq AND part = w.part"
 )
@@ -291,12 +293,13 @@ class PostgreSQL:
         """Yield (index, bytes) of those pieces that are there: all of parts, or all of `arrays`."""
         seqs, parts, starts, sizes = zip(*pieces, strict=True)
         statement = _ARRAYS if parts[0] is None else _PARTS
-        found = psycopg.Cursor(_driver(connection)).execute(
-            statement,
-            (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id),
-            binary=True,
-        )
-        yield from found
+        values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
+        with _driver(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
+            for n, row in enumerate(copy):
+                found = memoryview(row)[len(_HEADER) if n == 0 else 0 :]
+                if len(found) >= _PIECE_HEAD.size:
+                    _, _, index, _ = _PIECE_HEAD.unpack_from(found)
+                    yield index, found[_PIECE_HEAD.size :]
 
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
         """Delete rows by key, with what the narrow tables hold of them; return how many."""
