@@ -16,7 +16,7 @@ from sqlbuffer.specs import check_casting
 from sqlbuffer.storage.columns import encode_columns
 from sqlbuffer.storage.episodes import Beginning, Ending, encode_meta, pack_final
 from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.payload_parts import check_row_sizes
+from sqlbuffer.storage.payload_parts import check_row_sizes, row_limit
 from sqlbuffer.storage.priority_values import check_kept
 from sqlbuffer.storage.records import Record, encode_key, encode_rows, encode_step
 
@@ -230,7 +230,7 @@ class Writing(Parts):
         layouts = (self._store.layout, self._store.observation_layout)
         info = self._store.info
         return EpisodeWriter(
-            layouts, self._queue, beginning, casting, info.priorities, info.max_row_bytes
+            layouts, self._queue, beginning, casting, info.priorities, row_limit(info)
         )
 
     def record(
@@ -342,7 +342,7 @@ class Writing(Parts):
     ) -> StoreResult:
         if not records:
             return StoreResult(0, 0, 0)
-        check_row_sizes(records, self._store.info.max_row_bytes)
+        check_row_sizes(records, row_limit(self._store.info))
         written = self._store.insert(
             records, ignore=ignore, endings=endings, metas=metas, whole=whole
         )

@@ -7,6 +7,7 @@ that a place in them tells its part, and neither side ever holds one large value
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.packing import Layout
 from sqlbuffer.partial import MISSING, PAYLOADS, PLAIN, Wanted, pruned, references
 from sqlbuffer.storage import statements
+from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record
@@ -29,7 +31,7 @@ PART_BYTES = 2**20
 GROUP_PIECES = 1_000
 # Arrays as near to each other as this are read at once: TOAST has chunks of 2 kB.
 NEAR_BYTES = 4_096
-# JSONB holds no more in one value; and no row of either database more than this.
+# JSONB holds no more in one value; and neither database more than about this in one column.
 MAX_JSON_BYTES, MAX_INLINE_BYTES = 2**28 - 1, 900_000_000
 
 Row = tuple[Any, ...]
@@ -115,11 +117,11 @@ def _check_row_size(record: Record, limit: int, where: str) -> None:
             f"buffer takes {limit:,} (max_row_bytes); store it in several rows, or make a buffer "
             f"with a larger max_row_bytes"
         )
-    if record.fields is not None and n_arrays > MAX_INLINE_BYTES:
-        raise FieldError(
-            f"{where}the typed fields have {n_arrays:,} bytes, and a row takes "
-            f"{MAX_INLINE_BYTES:,}; store it in several rows, or as arrays in `state`"
-        )
+
+
+def row_limit(info: BufferInfo) -> int:
+    """Return how many bytes the payload of a row of a buffer may have."""
+    return min(info.max_row_bytes, MAX_INLINE_BYTES) if info.fields.specs else info.max_row_bytes
 
 
 def prepared(records: Sequence[Record], layout: Layout) -> list[Record]:
@@ -247,12 +249,10 @@ class Payloads:
         )
         for group in _groups(targets):
             pieces = [piece for _, piece, _, _ in group]
-            for n, raw in self._dialect.pieces(connection, self._buffer_id, pieces):
+            found = self._dialect.pieces(connection, self._buffer_id, pieces)
+            for n, chunks in groupby(found, itemgetter(0)):
                 i, piece, skipped, target = group[n]
-                own = self._expanded(piece, raw)[skipped : skipped + len(target)]
-                if len(own) == len(target):
-                    target[:] = own
-                    missing[i] -= len(own)
+                missing[i] -= self._fill(target, piece, skipped, (raw for _, raw in chunks))
         return [
             None
             if n_missing
@@ -262,10 +262,16 @@ class Payloads:
             for plan, content, n_missing in zip(plans, contents, missing, strict=True)
         ]
 
-    def _expanded(self, piece: Piece, raw: Any) -> Any:
-        if self._layout.compression is None:
-            return raw
-        return self._layout.expand([bytes(raw)], [piece.seq])[0]
+    def _fill(self, target: memoryview, piece: Piece, skipped: int, chunks: Iterable[Any]) -> int:
+        """Put a piece where it belongs, and return how many bytes of it there were."""
+        if self._layout.compression is not None:
+            (raw,) = self._layout.expand([b"".join(chunks)], [piece.seq])
+            chunks = [memoryview(raw or b"")[skipped : skipped + len(target)]]
+        n = 0
+        for chunk in chunks:
+            target[n : n + len(chunk)] = chunk
+            n += len(chunk)
+        return n
 
     def _targets(self, i: int, plan: Plan, content: memoryview) -> Iterator["_Target"]:
         """Yield the pieces of a row, and where in its content each belongs."""

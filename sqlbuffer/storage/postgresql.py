@@ -290,7 +290,9 @@ class PostgreSQL:
     def pieces(
         self, connection: Connection, buffer_id: int, pieces: Sequence["Piece"]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (index, bytes) of those pieces that are there: all of parts, or all of `arrays`."""
+        """Yield (index, bytes) of those pieces that are there, once or more for each. They are all
+        of parts, or all of `arrays`.
+        """
         seqs, parts, starts, sizes = zip(*pieces, strict=True)
         statement = _ARRAYS if parts[0] is None else _PARTS
         values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
