@@ -2,7 +2,7 @@
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,6 @@ from sqlbuffer.stats import Removed, Stats
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL
-
-_ROWS_A_HOP = 200
 
 
 class EpisodeWriter:
@@ -289,6 +287,7 @@ class ReplayBuffer:
         condition: Condition = None,
         converter: AnyConverter | None = None,
         strict: bool = False,
+        fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> Any:
         """Draw a batch; see `sqlbuffer.ReplayBuffer.sample`."""
@@ -299,6 +298,7 @@ class ReplayBuffer:
             condition=condition,
             converter=converter,
             strict=strict,
+            fields=fields,
             query_condition=query_condition,
         )
 
@@ -310,6 +310,7 @@ class ReplayBuffer:
         condition: Condition = None,
         converter: AnyConverter | None = None,
         strict: bool = False,
+        fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> builtins.list[Any]:
         """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_tasks`."""
@@ -320,6 +321,7 @@ class ReplayBuffer:
             condition=condition,
             converter=converter,
             strict=strict,
+            fields=fields,
             query_condition=query_condition,
         )
 
@@ -340,14 +342,16 @@ class ReplayBuffer:
         return await asyncio.to_thread(self.sync.size, condition, query_condition=query_condition)
 
     async def get_all(
-        self, condition: Condition = None, *, query_condition: Condition = None
+        self,
+        condition: Condition = None,
+        *,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
     ) -> AsyncIterator[DataRow]:
         """Stream the rows that match; see `sqlbuffer.ReplayBuffer.get_all`."""
-        rows = await asyncio.to_thread(
-            self.sync.get_all, condition, query_condition=query_condition
-        )
-        while chunk := await asyncio.to_thread(lambda: builtins.list(islice(rows, _ROWS_A_HOP))):
-            for row in chunk:
+        pages = await asyncio.to_thread(self.sync._pages, condition, query_condition, fields)
+        while page := await asyncio.to_thread(lambda: builtins.list(next(pages, ()))):
+            for row in page:
                 yield row
 
     async def get_paginated(
@@ -356,22 +360,30 @@ class ReplayBuffer:
         page_size: int,
         condition: Condition = None,
         *,
+        fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> builtins.list[DataRow]:
         """Return one page of the rows that match; see `sqlbuffer.ReplayBuffer.get_paginated`."""
         return await asyncio.to_thread(
-            self.sync.get_paginated, page, page_size, condition, query_condition=query_condition
+            self.sync.get_paginated,
+            page,
+            page_size,
+            condition,
+            fields=fields,
+            query_condition=query_condition,
         )
 
-    async def get_by_task_id(self, task_id: str) -> builtins.list[DataRow]:
+    async def get_by_task_id(
+        self, task_id: str, *, fields: Sequence[str] | None = None
+    ) -> builtins.list[DataRow]:
         """Return all rows of a task; see `sqlbuffer.ReplayBuffer.get_by_task_id`."""
-        return await asyncio.to_thread(self.sync.get_by_task_id, task_id)
+        return await asyncio.to_thread(self.sync.get_by_task_id, task_id, fields=fields)
 
     async def get_batch_by_task_ids(
-        self, task_ids: Iterable[str]
+        self, task_ids: Iterable[str], *, fields: Sequence[str] | None = None
     ) -> dict[str, builtins.list[DataRow]]:
         """Return the rows of tasks; see `sqlbuffer.ReplayBuffer.get_batch_by_task_ids`."""
-        return await asyncio.to_thread(self.sync.get_batch_by_task_ids, task_ids)
+        return await asyncio.to_thread(self.sync.get_batch_by_task_ids, task_ids, fields=fields)
 
     async def delete(
         self, condition: Condition = None, *, query_condition: Condition = None

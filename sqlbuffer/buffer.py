@@ -31,6 +31,7 @@ from sqlbuffer.front.reading import Reading
 from sqlbuffer.front.sampling import Sampling
 from sqlbuffer.front.sessions import Sessions
 from sqlbuffer.front.writing import MADE_TIME, StoreResult, Writing
+from sqlbuffer.partial import Wanted
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.specs import Fields, FieldSpec
 from sqlbuffer.storage import catalog
@@ -343,8 +344,11 @@ class ReplayBuffer(
         self._flush_s = state["flush_s"]
         self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)
 
-    def _make_decoder(self) -> Decoder:
+    def _make_decoder(self, wanted: Wanted | None = None) -> Decoder:
         state, action = map(_rebuild, self._types)
+        if wanted is not None:  # a type takes a whole value
+            state = state if wanted.is_whole("state") else None
+            action = action if wanted.is_whole("actions") else None
         return Decoder(state, action, self._store.layout)
 
     def _write(

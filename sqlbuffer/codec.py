@@ -25,7 +25,7 @@ import re
 import struct
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
@@ -38,6 +38,10 @@ from sqlbuffer.errors import FieldError
 
 MAX_DEPTH = 100  # levels of JSON; orjson writes up to 254
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# Arrays from this size on are aligned, copied piece by piece, and views of what was read.
+LARGE_BYTES = 2**16
+ALIGNMENT = 64
+_CHUNK_BYTES = 2**20
 # JSONB prints whole floats from here on as integers.
 WHOLE_FLOAT_LIMIT = 1e16
 
@@ -56,7 +60,8 @@ _HOSTILE_KEY = re.compile('[\x00-\x1f"\\\\\ud800-\udfff]')
 _KEY_ESCAPE = re.compile('[\x00-\x1f"\\\\%\ud800-\udfff]')
 _KEY_UNESCAPE = re.compile("%([0-9a-f]{4})")
 
-Blob = bytes | bytearray
+# A memoryview belongs to the one row that is made of it, and large arrays are views of it.
+Blob = bytes | bytearray | memoryview
 
 
 class _Untaggable(Exception):
@@ -70,7 +75,7 @@ class Encoder:
 
     __slots__ = ("blob",)
 
-    def __init__(self, blob: bytes = b"") -> None:
+    def __init__(self, blob: bytes | bytearray = b"") -> None:
         self.blob = bytearray(blob)
 
     def json(self, value: Any, path: str) -> str | None:
@@ -134,7 +139,7 @@ class Encoder:
         if isinstance(value, np.ndarray):
             return self._tag_array(value, path)
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return {"$bytes": self._append(bytes(value))}
+            return {"$bytes": self._append(value if isinstance(value, bytearray) else bytes(value))}
         if isinstance(value, BaseModel):
             return self._tag(_fields_of_model(value, path), path, depth + 1)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -214,12 +219,43 @@ class Encoder:
             raise _Untaggable(
                 f"{path}: cannot store dtype {dtype}; cast the array to a numpy dtype"
             )
-        return {"$array": [spec, list(array.shape), *self._append(array.tobytes())]}
+        return {"$array": [spec, list(array.shape), *self._append_array(array)]}
 
-    def _append(self, data: bytes) -> list[int]:
+    def _append_array(self, array: np.ndarray[Any, Any]) -> list[int]:
+        if array.nbytes < LARGE_BYTES:
+            return self._append(array.tobytes())
+        self.blob += bytes(-len(self.blob) % ALIGNMENT)
+        offset = len(self.blob)
+        for chunk in _chunks(np.asarray(array)):
+            self.blob += chunk
+        return [offset, len(self.blob) - offset]
+
+    def _append(self, data: bytes | bytearray) -> list[int]:
         offset = len(self.blob)
         self.blob += data
         return [offset, len(data)]
+
+
+def _chunks(array: np.ndarray[Any, Any]) -> Iterator[memoryview]:
+    """Yield the bytes of an array in C order: all at once where they lie so, or in pieces, since a
+    copy of the whole would be one more in memory.
+    """
+    if array.flags.c_contiguous:
+        yield array.reshape(-1).view(np.uint8).data
+        return
+    for (piece,) in _pieces(array):
+        yield piece.view(np.uint8).data
+
+
+def _pieces(*arrays: np.ndarray[Any, Any]) -> Iterator[tuple[np.ndarray[Any, Any], ...]]:
+    """Yield the items of arrays of one dtype and shape, in C order, some at a time."""
+    flags: Any = [["readonly", "contig"]] * len(arrays)
+    size = max(1, _CHUNK_BYTES // arrays[0].itemsize)
+    found: Any = np.nditer(
+        list(arrays), ["external_loop", "buffered"], flags, order="C", buffersize=size
+    )
+    for pieces in found:
+        yield pieces if isinstance(pieces, tuple) else (pieces,)
 
 
 def dumps(tree: Any) -> str:
@@ -227,12 +263,20 @@ def dumps(tree: Any) -> str:
     return orjson.dumps(tree, option=_DUMP_OPTIONS).decode()
 
 
-def decode(text: str | None, blob: bytes | None) -> Any:
+def decode(text: str | None, blob: Blob | None) -> Any:
     """Return the value that `Encoder.json` made `text` and `blob` from."""
     if text is None:
         return None
     tree = orjson.loads(text)
     return untag(tree, blob or b"") if '"$' in text else tree
+
+
+def tag_of(tree: Any) -> str | None:
+    """Return the tag of a tagged tree's node; None for what stands for itself."""
+    if not isinstance(tree, dict) or len(tree) != 1:
+        return None
+    (key,) = tree
+    return key if key in _UNTAG else None
 
 
 def untag(tree: Any, blob: Blob) -> Any:
@@ -368,9 +412,17 @@ def _arrays_equal(left: Any, right: Any, strict: bool) -> bool:
         return False
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
-    if strict or left.tobytes() == right.tobytes():
-        return bool(left.tobytes() == right.tobytes())
+    same = _same_bytes(left, right)
+    if strict or same:
+        return same
     return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"))
+
+
+def _same_bytes(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
+    if left.nbytes < LARGE_BYTES:
+        return bool(left.tobytes() == right.tobytes())
+    pieces = _pieces(np.asarray(left), np.asarray(right))
+    return all(ours.tobytes() == theirs.tobytes() for ours, theirs in pieces)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -503,11 +555,15 @@ def _dtype_from_spec(spec: Any) -> np.dtype[Any]:
 
 def _untag_array(content: Any, blob: Blob) -> np.ndarray[Any, Any]:
     spec, shape, offset, nbytes = content
-    raw = bytearray(memoryview(blob)[offset : offset + nbytes])  # a copy of its own: writable
     dtype = _dtype_from_spec(spec)
     if not nbytes:
         return np.zeros(shape, dtype)
-    return np.frombuffer(raw, dtype).reshape(shape)
+    own = memoryview(blob)[offset : offset + nbytes]
+    if isinstance(blob, memoryview) and nbytes >= LARGE_BYTES:
+        view: np.ndarray[Any, Any] = np.frombuffer(own, dtype).reshape(shape)
+        if view.flags.aligned and view.flags.writeable:
+            return view
+    return np.frombuffer(bytearray(own), dtype).reshape(shape)  # a copy of its own: writable
 
 
 def _untag_scalar(content: Any, blob: Blob) -> Any:

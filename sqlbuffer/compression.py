@@ -13,6 +13,8 @@ NAMES = ("zstd",)
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _LEVEL = 3
 
+Bytes = bytes | bytearray
+
 
 def check_compression(name: str | None) -> None:
     """Raise unless it is None or a compression that can be used here.
@@ -31,14 +33,14 @@ def check_compression(name: str | None) -> None:
     _zstandard()
 
 
-def compress(rows: Sequence[bytes | None]) -> list[bytes | None]:
+def compress(rows: Sequence[Bytes | None]) -> list[Bytes | None]:
     """Return each row compressed, or as it is where it would not shrink; None stays."""
     # Of this call's own: contexts are not to be used by two threads at once.
     compressor = _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True)
     return [row and _shorter(row, compressor.compress(row)) for row in rows]
 
 
-def expand(rows: Sequence[bytes | None], seqs: Sequence[Any] | None = None) -> list[bytes | None]:
+def expand(rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None) -> list[Bytes | None]:
     """Return rows as they were before `compress`.
 
     Args:
@@ -50,7 +52,7 @@ def expand(rows: Sequence[bytes | None], seqs: Sequence[Any] | None = None) -> l
     """
     zstandard = _zstandard()
     decompressor = zstandard.ZstdDecompressor()
-    found: list[bytes | None] = []
+    found: list[Bytes | None] = []
     for i, row in enumerate(rows):
         if row is None or row[:4] != _MAGIC:
             found.append(row)
@@ -73,7 +75,7 @@ def shown_row(i: int, seqs: Sequence[Any] | None) -> str:
     return f"row {i} of these" if seqs is None else f"the row with seq {seqs[i]}"
 
 
-def _shorter(row: bytes, frame: bytes) -> bytes:
+def _shorter(row: Bytes, frame: bytes) -> Bytes:
     return frame if len(frame) < len(row) or row[:4] == _MAGIC else row
 
 

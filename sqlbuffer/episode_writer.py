@@ -7,6 +7,7 @@ from typing import Any
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.packing import Layout
 from sqlbuffer.storage.episodes import Beginning, Ending, pack_final
+from sqlbuffer.storage.payload_parts import check_row_sizes
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.step_encoder import StepEncoder
 from sqlbuffer.storage.write_queue import WriteQueue
@@ -46,9 +47,11 @@ class EpisodeWriter:
         beginning: Beginning,
         casting: str,
         has_priorities: bool = False,
+        max_row_bytes: int = 2**28,
     ) -> None:
         fields, self._observation = layouts
         self._encoder = StepEncoder(fields, beginning, casting, has_priorities)
+        self._max_row_bytes = max_row_bytes
         self._queue, self._casting, self._meta = queue, casting, beginning.meta
         self.episode_id, self.task_id = beginning.key, beginning.task_id
         self.agent_id = beginning.agent_id
@@ -75,7 +78,7 @@ class EpisodeWriter:
                 is not added.
         """
         self._check_open()
-        record = self._encoder.record(self.length, step)
+        record = self._record(step)
         self._release()
         self._queue.add(record, self._meta_with(record))
         self._count(record)
@@ -83,7 +86,7 @@ class EpisodeWriter:
     def hold(self, **step: Any) -> None:
         """Add a step as `append` does, and keep it here until the next call: `cut` may be that."""
         self._check_open()
-        record = self._encoder.record(self.length, step)
+        record = self._record(step)
         self._release()
         self._held = record
         self._count(record)
@@ -151,6 +154,11 @@ class EpisodeWriter:
             self._meta_with(self._held),
         )
         self.is_open, self._held = False, None
+
+    def _record(self, step: dict[str, Any]) -> Record:
+        record = self._encoder.record(self.length, step)
+        check_row_sizes([record], self._max_row_bytes, f"step {self.length}: ")
+        return record
 
     def _release(self) -> None:
         if self._held is not None:

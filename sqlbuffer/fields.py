@@ -90,7 +90,7 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
     if root is None:
         usable = [own for own, is_usable in declared.items() if is_usable]
         raise ConditionError(f"unknown field {name!r}{_nearest(name, [*FIELDS, *usable])}")
-    path = _parse_path(name, root.end())
+    path = parse_path(name, root.end())
     if len(path) > MAX_PATH_SEGMENTS:
         raise ConditionError(
             f"the path in field {name[:100]!r}... has more than {MAX_PATH_SEGMENTS} segments"
@@ -109,7 +109,12 @@ def _declared_field(name: str, is_usable: bool) -> Field:
     return Field(name, "fields", "json", (name,))
 
 
-def _parse_path(name: str, start: int) -> tuple[Segment, ...]:
+def parse_path(name: str, start: int) -> tuple[Segment, ...]:
+    """Return the keys and indexes that a name has from a place on.
+
+    Raises:
+        ConditionError: A malformed path.
+    """
     path: list[Segment] = []
     while start < len(name):
         match = _SEGMENT.match(name, start)

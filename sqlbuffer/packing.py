@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.compression import check_compression, compress, expand, shown_row
+from sqlbuffer.compression import Bytes, check_compression, compress, expand, shown_row
 from sqlbuffer.errors import FieldError
 from sqlbuffer.specs import VARIABLE, FieldSpec
 
@@ -73,19 +73,19 @@ class Layout:
         tails = ([values[i].tobytes() for values in variable] for i in range(n_rows))
         return [b"".join([row, *tail]) for row, tail in zip(rows, tails, strict=True)]
 
-    def compress(self, rows: Sequence[bytes | None]) -> list[bytes | None]:
+    def compress(self, rows: Sequence[Bytes | None]) -> list[Bytes | None]:
         """Return whole rows, with what follows their own bytes, as they are stored."""
         return list(rows) if self.compression is None else compress(rows)
 
     def expand(
-        self, rows: Sequence[bytes | None], seqs: Sequence[Any] | None = None
-    ) -> Sequence[bytes | None]:
+        self, rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None
+    ) -> Sequence[Bytes | None]:
         """Return stored rows as `pack` made them and what was put behind."""
         return rows if self.compression is None else expand(rows, seqs)
 
     def unpack(
         self,
-        rows: Sequence[bytes | None],
+        rows: Sequence[Bytes | None],
         fields: Sequence[str] | None = None,
         *,
         seqs: Sequence[Any] | None = None,
@@ -133,7 +133,7 @@ class Layout:
             starts = ends
         return found
 
-    def length_bytes(self, row: bytes) -> int:
+    def length_bytes(self, row: Bytes) -> int:
         """Return how many bytes of a row are its fields'; what the JSON refers to follows."""
         if not self._variable or len(row) < self.size_bytes:
             return self.size_bytes
@@ -155,7 +155,7 @@ class Layout:
 
 
 def _check_sizes(
-    rows: Sequence[bytes | None], sizes: Sequence[int], seqs: Sequence[Any] | None
+    rows: Sequence[Bytes | None], sizes: Sequence[int], seqs: Sequence[Any] | None
 ) -> None:
     for i, (row, size) in enumerate(zip(rows, sizes, strict=True)):
         if row is None or len(row) < size:

@@ -1,9 +1,13 @@
 """What the calls of a buffer share."""
 
+from collections.abc import Sequence
+
 from sqlbuffer.arguments import Condition, Rows, checked_numbers, is_condition, one_condition
 from sqlbuffer.errors import ConditionError
+from sqlbuffer.partial import Wanted
 from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.specs import FieldSpec
+from sqlbuffer.storage.payload_parts import Payloads
 from sqlbuffer.storage.records import Decoder
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.write_queue import WriteQueue
@@ -15,6 +19,16 @@ class Parts:
     _store: BufferStore
     _decoder: Decoder
     _queue: WriteQueue
+
+    def _make_decoder(self, wanted: Wanted | None = None) -> Decoder:
+        raise NotImplementedError
+
+    def _partly(self, fields: Sequence[str] | None) -> tuple[Payloads, Decoder]:
+        """Return what reads rows with these fields, and what makes rows of it."""
+        if fields is None:
+            return self._store.whole_rows, self._decoder
+        wanted = Wanted.parse(fields)
+        return self._store.payloads(wanted), self._make_decoder(wanted)
 
     @property
     def name(self) -> str:

@@ -1,6 +1,7 @@
 """The calls that read rows as they are."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from sqlbuffer.arguments import MAX_LIMIT, Condition
@@ -30,17 +31,38 @@ class Reading(Parts):
         return self.get_all()
 
     def get_all(
-        self, condition: Condition = None, *, query_condition: Condition = None
+        self,
+        condition: Condition = None,
+        *,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
     ) -> Iterator[DataRow]:
         """Stream the rows that match and are there now, in insert order.
 
         Rows come in pages and no transaction stays open between them, so any number may be read in
         little memory. Rows evicted before their page is read are left out.
+
+        Args:
+            condition: Which rows.
+            fields: Which fields of each row are read and come back, by dotted names such as
+                `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
+                is left out. See `docs/fragments.md`.
+            query_condition: Other name of `condition`.
+
+        Raises:
+            FieldError: An unknown field.
         """
+        return chain.from_iterable(self._pages(condition, query_condition, fields))
+
+    def _pages(
+        self, condition: Condition, query_condition: Condition, fields: Sequence[str] | None
+    ) -> Iterator[Iterator[DataRow]]:
+        """Return all rows in pages that fit into memory."""
         node = self._node(condition, query_condition)
-        pages = self._store.pages(node)
+        payloads, decoder = self._partly(fields)
+        pages = self._store.pages(node, payloads)
         # One by one: a page of compressed rows may be many times as large expanded.
-        return (row for page in pages for row in map(self._decoder.row, page))
+        return (map(decoder.row, page) for page in pages)
 
     def get_paginated(
         self,
@@ -48,6 +70,7 @@ class Reading(Parts):
         page_size: int,
         condition: Condition = None,
         *,
+        fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> list[DataRow]:
         """Return one page of the rows that match, in insert order.
@@ -56,9 +79,11 @@ class Reading(Parts):
             page: From 1; a page past the end is empty.
             page_size: Rows a page.
             condition: Which rows.
+            fields: Which fields; see `get_all`.
             query_condition: Other name of `condition`.
 
         Raises:
+            FieldError: An unknown field.
             ValueError: A page or page size below 1.
         """
         if page < 1:
@@ -67,21 +92,25 @@ class Reading(Parts):
             raise ValueError("Page size must be greater than 0")
         node = self._node(condition, query_condition)
         offset = min((page - 1) * page_size, MAX_LIMIT)
-        return self._decoder.rows(self._store.page(node, offset, min(page_size, MAX_LIMIT)))
+        payloads, decoder = self._partly(fields)
+        return decoder.rows(self._store.page(node, offset, min(page_size, MAX_LIMIT), payloads))
 
-    def get_by_task_id(self, task_id: str) -> list[DataRow]:
+    def get_by_task_id(self, task_id: str, *, fields: Sequence[str] | None = None) -> list[DataRow]:
         """Return all rows of a task in the order of (episode, step, execute_time); none for an
-        unknown task.
+        unknown task. Of each those `fields`, all by default; see `get_all`.
         """
-        return self.get_batch_by_task_ids([task_id])[task_id]
+        return self.get_batch_by_task_ids([task_id], fields=fields)[task_id]
 
-    def get_batch_by_task_ids(self, task_ids: Iterable[str]) -> dict[str, list[DataRow]]:
+    def get_batch_by_task_ids(
+        self, task_ids: Iterable[str], *, fields: Sequence[str] | None = None
+    ) -> dict[str, list[DataRow]]:
         """Return `{task_id: rows}` in the order of the ids, each task's rows in the order of
-        (episode, step, execute_time).
+        (episode, step, execute_time). Of each row those `fields`, all by default; see `get_all`.
         """
         wanted = list(task_ids)
-        found = self._store.tasks([str(task_id) for task_id in wanted])
-        return {task_id: self._decoder.rows(found[str(task_id)]) for task_id in wanted}
+        payloads, decoder = self._partly(fields)
+        found = self._store.tasks([str(task_id) for task_id in wanted], payloads)
+        return {task_id: decoder.rows(found[str(task_id)]) for task_id in wanted}
 
     def decode(self, arrays: bytes) -> dict[str, Any]:
         """Return the typed fields of one row, `{name: array of its shape}`, from its column

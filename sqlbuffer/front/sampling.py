@@ -210,6 +210,7 @@ class Sampling(Parts):
         condition: Condition = None,
         converter: AnyConverter | None = None,
         strict: bool = False,
+        fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> Any:
         """Draw a batch.
@@ -221,6 +222,9 @@ class Sampling(Parts):
             condition: Which rows may be drawn, or with a task sampler which tasks.
             converter: Called once, on the whole batch.
             strict: Raise when fewer match.
+            fields: Which fields of each row are read and come back, by dotted names such as
+                `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
+                is left out. See `docs/fragments.md`.
             query_condition: Other name of `condition`.
 
         Returns:
@@ -230,6 +234,7 @@ class Sampling(Parts):
 
         Raises:
             ConditionError: A malformed condition.
+            FieldError: An unknown field.
             InsufficientDataError: Fewer match and `strict` is set.
             ValueError: A negative batch size.
         """
@@ -237,9 +242,9 @@ class Sampling(Parts):
         sampler = RandomSampler() if sampler is None else sampler
         check_batch_size(batch_size)
         if isinstance(sampler, TaskSampler):
-            batch: Any = self._sample_tasks(sampler, batch_size, node, strict)
+            batch: Any = self._sample_tasks(sampler, batch_size, node, strict, fields)
         elif isinstance(sampler, Sampler):
-            batch = self._sample_rows(sampler, batch_size, node, strict)
+            batch = self._sample_rows(sampler, batch_size, node, strict, fields)
             if batch and not (strict and len(batch) < batch_size):
                 sampler.handed_out()
         else:
@@ -255,6 +260,7 @@ class Sampling(Parts):
         condition: Condition = None,
         converter: AnyConverter | None = None,
         strict: bool = False,
+        fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> list[Any]:
         """Draw whole tasks: `RandomTaskSample()` by default. The converter is called once a task.
@@ -265,6 +271,7 @@ class Sampling(Parts):
             condition: A task can be drawn if one of its rows matches; all its rows come back.
             converter: Called once for each task.
             strict: Raise when fewer match.
+            fields: Which fields of each row; see `sample`.
             query_condition: Other name of `condition`.
 
         Returns:
@@ -274,6 +281,7 @@ class Sampling(Parts):
 
         Raises:
             ConditionError: A malformed condition.
+            FieldError: An unknown field.
             InsufficientDataError: Fewer match and `strict` is set.
             ValueError: A negative n.
         """
@@ -284,7 +292,7 @@ class Sampling(Parts):
             )
         node = self._node(condition, query_condition)
         check_batch_size(n)
-        tasks = self._sample_tasks(sampler, n, node, strict)
+        tasks = self._sample_tasks(sampler, n, node, strict, fields)
         check_sufficient(len(tasks), n, strict, self._barred(sampler))
         return RowList((_convert(converter, task) for task in tasks), batch_id=tasks.batch_id)
 
@@ -313,22 +321,36 @@ class Sampling(Parts):
         quarantine = self._store.restrictions.has_quarantine
         return barred_rows(self._store.info, by_priority=by_priority, quarantine=quarantine)
 
-    def _sample_rows(self, sampler: Sampler, batch_size: int, node: Node, strict: bool) -> RowList:
+    def _sample_rows(
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        node: Node,
+        strict: bool,
+        fields: Sequence[str] | None,
+    ) -> RowList:
+        payloads, decoder = self._partly(fields)
         if batch_size == 0 and not sampler.reads_priorities:
             return RowList()
         n = min(int(batch_size), MAX_LIMIT)
-        drawn = sample_rows(self._store, node, sampler, n, n if strict else 0)
-        rows = self._decoder.rows(drawn.rows)
+        drawn = sample_rows(self._store, node, sampler, n, n if strict else 0, payloads)
+        rows = decoder.rows(drawn.rows)
         return RowList(rows, drawn.columns, drawn.batch_id)
 
     def _sample_tasks(
-        self, sampler: TaskSampler, batch_size: int, node: Any, strict: bool
+        self,
+        sampler: TaskSampler,
+        batch_size: int,
+        node: Any,
+        strict: bool,
+        fields: Sequence[str] | None,
     ) -> RowList:
+        payloads, decoder = self._partly(fields)
         if batch_size == 0:
             return RowList()
         n = min(int(batch_size), MAX_LIMIT)
-        drawn, number = sample_tasks(self._store, node, sampler, n, n if strict else 0)
-        return RowList((self._decoder.rows(rows) for rows in drawn if rows), batch_id=number)
+        drawn, number = sample_tasks(self._store, node, sampler, n, n if strict else 0, payloads)
+        return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
 
 def _checked(sampler: Any) -> Sampler:

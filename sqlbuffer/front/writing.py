@@ -16,6 +16,7 @@ from sqlbuffer.specs import check_casting
 from sqlbuffer.storage.columns import encode_columns
 from sqlbuffer.storage.episodes import Beginning, Ending, encode_meta, pack_final
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.payload_parts import check_row_sizes, row_limit
 from sqlbuffer.storage.priority_values import check_kept
 from sqlbuffer.storage.records import Record, encode_key, encode_rows, encode_step
 
@@ -238,7 +239,10 @@ class Writing(Parts):
         if episode_id is not None:
             self._store.begin_episode(beginning)
         layouts = (self._store.layout, self._store.observation_layout)
-        return EpisodeWriter(layouts, self._queue, beginning, casting, self._store.info.priorities)
+        info = self._store.info
+        return EpisodeWriter(
+            layouts, self._queue, beginning, casting, info.priorities, row_limit(info)
+        )
 
     def record(
         self,
@@ -357,6 +361,7 @@ class Writing(Parts):
     ) -> StoreResult:
         if not records:
             return StoreResult(0, 0, 0)
+        check_row_sizes(records, row_limit(self._store.info))
         written = self._store.insert(
             records, ignore=ignore, endings=endings, metas=metas, whole=whole
         )

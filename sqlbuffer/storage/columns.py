@@ -74,7 +74,7 @@ def encode_columns(
         Record(
             id_, task, None, agent, None, step, t, now, episode, session, state, actions, messages,
             extra, field_values, reward, None, None, terminated, truncated, version, blob or None,
-            priority,
+            None, priority,
         )
         for id_, task, agent, step, t, (state, actions, messages, extra), field_values, reward,
             terminated, truncated, version, session, blob, priority in rows
@@ -93,7 +93,7 @@ def _comparable(layout: Layout, values: Mapping[str, Any], n_rows: int) -> Seque
 
 def _payloads(
     columns: Mapping[str, Any], tags: Sequence[dict[str, Any] | None], packed: list[bytes]
-) -> tuple[list[Payload], list[bytes]]:
+) -> tuple[list[Payload], Sequence[bytes | bytearray]]:
     """Return the JSON of each row, and its bytes with those of arrays inside the JSON behind."""
     n_rows = len(packed)
     given = [columns.get(name) for name in _PAYLOADS]
@@ -101,7 +101,7 @@ def _payloads(
         return [(None, None, None, None)] * n_rows, packed
     values = [[None] * n_rows if column is None else list(column) for column in given]
     texts: list[Payload] = []
-    blobs = []
+    blobs: list[bytes | bytearray] = []
     for i, (blob, tag, *row) in enumerate(zip(packed, tags, *values, strict=True)):
         encoder = Encoder(blob)
         state, actions, messages, extra = row
@@ -116,7 +116,7 @@ def _payloads(
             )
         except FieldError as error:
             raise FieldError(f"row {i}: {error}") from None
-        blobs.append(bytes(encoder.blob))
+        blobs.append(encoder.blob)
     return texts, blobs
 
 

@@ -21,6 +21,7 @@ from sqlbuffer.storage.claims import (
 )
 from sqlbuffer.storage.insertion import Row
 from sqlbuffer.storage.parts import one_of, part_of, stacked
+from sqlbuffer.storage.payload_parts import Payloads
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.readers.base import Reader
 from sqlbuffer.storage.store import BufferStore
@@ -108,23 +109,32 @@ def _finished(batch: Batch, sampler: "Sampler", store: BufferStore) -> Batch:
 
 
 def sample_rows(
-    store: BufferStore, node: Node, sampler: "Sampler", n: int, least: int = 0
+    store: BufferStore,
+    node: Node,
+    sampler: "Sampler",
+    n: int,
+    least: int = 0,
+    payloads: Payloads | None = None,
 ) -> SampledRows:
     """Return up to n rows that a sampler draws; fewer than `least` are not counted as used."""
+
+    reading = (payloads or store.whole_rows).reading
 
     def draw(population: Population, n: int) -> SampledRows:
         rows = population.rows(sampler.choose(population, n)) if n else []
         return SampledRows(rows, sampler.columns(population, [row[0] for row in rows]))
 
     def found(n: int, _is_first: bool) -> Found[SampledRows]:
-        return store.draw(node, lambda population: _found_rows(population, draw(population, n)))
+        return store.draw(
+            node, lambda population: _found_rows(population, draw(population, n)), reading
+        )
 
     store.check_sampled()
     if sampler.reads_priorities:
         store.seal_due()
     with store.pacer.sampling(n) as drawn:
         if n == 0 or not needs_writes(store):
-            rows = store.draw(node, lambda population: draw(population, n))
+            rows = store.draw(node, lambda population: draw(population, n), reading)
         else:
             note, adds_up = _note_of(sampler), _adds_up(sampler)
             rows, number = claimed(store, found, n, ROWS, note, least=least, adds_up=adds_up)
@@ -136,7 +146,12 @@ def sample_rows(
 
 
 def sample_tasks(
-    store: BufferStore, node: Node, sampler: "TaskSampler", n: int, least: int = 0
+    store: BufferStore,
+    node: Node,
+    sampler: "TaskSampler",
+    n: int,
+    least: int = 0,
+    payloads: Payloads | None = None,
 ) -> tuple[list[list[Row]], int | None]:
     """Return up to n tasks that a sampler draws, each with all its rows, and the number that they
     are noted under; fewer than `least` are not counted as used.
@@ -146,7 +161,7 @@ def sample_tasks(
         return sampler.choose_tasks(population, n)
 
     def found(_n: int, _is_first: bool) -> Found[list[list[Row]]]:
-        drawn = store.draw_tasks(node, choose)
+        drawn = store.draw_tasks(node, choose, payloads)
         units = [[row[0] for row in rows] for rows in drawn.tasks]
         return Found(drawn.tasks, units, drawn.clock, drawn.window_low)
 
@@ -154,7 +169,7 @@ def sample_tasks(
     number = None
     with store.pacer.sampling(n) as drawn:
         if not needs_writes(store):
-            tasks = store.draw_tasks(node, choose).tasks
+            tasks = store.draw_tasks(node, choose, payloads).tasks
         else:
             tasks, number = claimed(store, found, n, TASKS, _note_of(sampler), least=least)
         drawn(sum(map(len, tasks)))

@@ -145,7 +145,8 @@ def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) ->
         name: [value] if layout.specs[name].is_variable else value[None]
         for name, value in values.items()
     }
-    return layout.compress(layout.pack(columns, 1))[0]
+    (stored,) = layout.compress(layout.pack(columns, 1))
+    return None if stored is None else bytes(stored)
 
 
 def begin(connection: Connection, buffer_id: int, beginning: Beginning) -> bool:

@@ -31,6 +31,6 @@ class Follower:
         On PostgreSQL a row is settled when every transaction that wrote before it has ended.
         """
         end = self._store.settled()
-        rows = self._store.after(EVERYTHING, self._seen, end, limit)
-        self._seen = rows[-1][0] if len(rows) == limit else max(self._seen, end)
+        rows, is_last = self._store.after(EVERYTHING, self._seen, end, limit)
+        self._seen = max(self._seen, end) if is_last else rows[-1][0]
         return rows

@@ -15,9 +15,11 @@ from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
 from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.models import episodes, experiences, tasks
+from sqlbuffer.storage.payload_parts import Payloads, without_parts
 from sqlbuffer.storage.records import Record
 
 Row = tuple[Any, ...]  # the columns of statements.ROW_COLUMNS
+ID = 1 + Record._fields.index("id")
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Insertion:
         then: Called in the transaction with the numbers of all ids that the buffer then holds.
         metas: JSON of what the user says of episodes that may begin with the batch.
         whole: The episode that the batch is, under an id of the user's: stored whole or not at all.
+        payloads: Writes and reads what rows have elsewhere.
     """
 
     def __init__(
@@ -66,10 +69,11 @@ class Insertion:
         then: Callable[[Connection, Mapping[str, int]], None] | None = None,
         metas: Mapping[EpisodeKey, str] | None = None,
         whole: EpisodeKey | None = None,
+        payloads: Payloads | None = None,
     ) -> None:
         self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
         self._records, self._then, self._metas = records, then, metas or {}
-        self._whole = whole
+        self._whole, self._payloads = whole, payloads
         self._lost: list[Outcome] = []
 
     def run(self, engine: Engine, durability: str | None) -> Outcome:
@@ -180,11 +184,13 @@ class Insertion:
                     connection,
                     self._buffer_id,
                     seqs,
-                    new,
+                    without_parts(new),
                     keys.episode_ids(connection, self._buffer_id, new, self._metas),
                     keys.session_ids(connection, self._buffer_id, new),
                     drawn.priority,
                 )
+                if self._payloads is not None:
+                    self._payloads.insert(connection, zip(seqs, new, strict=True))
                 return
             except UniqueViolation as error:
                 if self._lost:
@@ -205,4 +211,6 @@ class Insertion:
         if not ids:
             return {}
         where = (experiences.c.buffer_id == self._buffer_id) & keys.one_of(experiences.c.id, ids)
-        return {row.id: tuple(row) for row in connection.execute(statements.rows(where))}
+        found = statements.fetch(connection, statements.rows(where))
+        rows = found if self._payloads is None else self._payloads.held(connection, found)
+        return {row[ID]: row for row in rows}

@@ -12,6 +12,8 @@ from sqlalchemy.engine import URL
 from sqlbuffer.errors import (
     BufferNotFoundError,
 )
+from sqlbuffer.packing import Layout
+from sqlbuffer.partial import Wanted
 from sqlbuffer.query import Node
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.catalog import BufferInfo
@@ -24,6 +26,7 @@ from sqlbuffer.storage.engine import (
 )
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.pacing import WAIT_S
+from sqlbuffer.storage.payload_parts import Payloads
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.priority_population import Priorities
 from sqlbuffer.storage.priority_upkeep import Upkeep
@@ -105,12 +108,14 @@ class Opened:
         info: The buffer.
         options: What the opener chose.
         restrictions: What it restricts sampling to.
+        layout: How the bytes of its rows are laid out.
     """
 
     url: URL
     info: BufferInfo
     options: Options
     restrictions: Restrictions
+    layout: Layout
     _engine: Engine | None
     _made_engine: bool
     _dialect: Dialect
@@ -173,7 +178,7 @@ class Opened:
     def population(
         self,
         node: Node,
-        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        columns: Reading | Sequence[Any] | None = None,
         *,
         sampled: bool = False,
     ) -> Iterator[Population]:
@@ -181,9 +186,10 @@ class Opened:
 
         Args:
             node: Which rows.
-            columns: What is read of them.
+            columns: What is read of them; whole rows by default.
             sampled: Only those that may be sampled.
         """
+        columns = self.whole_rows.reading if columns is None else columns
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with (
             translated(self.url),
@@ -204,6 +210,15 @@ class Opened:
                     population, self.info, self.options.alpha, self._upkeep
                 )
             yield population
+
+    @cached_property
+    def whole_rows(self) -> Payloads:
+        """What reads whole rows."""
+        return self.payloads()
+
+    def payloads(self, wanted: Wanted | None = None) -> Payloads:
+        """Return what reads rows, whole or in part."""
+        return Payloads(self._dialect, self.info.id, self.layout, wanted)
 
     @cached_property
     def _sampled_window(self) -> str:

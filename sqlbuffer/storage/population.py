@@ -281,7 +281,9 @@ class Population:
         """
         chosen = self.numbers(seqs)
         hits = self.probe(chosen)
-        return [self._payloads[seq] for seq in chosen if seq in hits]
+        found = [self._payloads[seq] for seq in chosen if seq in hits]
+        complete = self.reading.complete
+        return found if complete is None else list(complete(self.connection, found))
 
     def numbers(self, chosen: Sequence[int] | Select[Any]) -> list[int]:
         """Return what a sampler chose as a list."""

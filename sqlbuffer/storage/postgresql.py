@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, text
@@ -19,6 +19,9 @@ from sqlbuffer.storage.priority_blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.vacuum import cleaner_for
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.payload_parts import Piece
 
 _NULL = b"\xff\xff\xff\xff"
 
@@ -64,6 +67,7 @@ _ENCODE: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("state", "actions", "messages", "extra", "fields"), _json),
     **dict.fromkeys(("terminated", "truncated"), _bool),
     "arrays": _bytes,
+    "payload_bytes": _bigint,
 }
 _FIELDS = [(Record._fields.index(name), encode) for name, encode in _ENCODE.items()]
 _PRIORITY = Record._fields.index("initial_priority")
@@ -71,6 +75,23 @@ _COPY_COLUMNS = ", ".join(
     ["buffer_id", "seq", "episode_id", "session_id", *_ENCODE, "initial_priority"]
 )
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
+_COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
+_PART_HEAD = struct.Struct(">hiiiqiii")
+# Each is looked up alone, by the primary key, whatever the server knows of the table.
+# COPY sends them while the client copies what came before: half the time of a select for each few.
+_PIECES = (
+    "COPY (SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
+    "FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::integer[]) "
+    "WITH ORDINALITY AS w(seq, part, start, size, n) CROSS JOIN LATERAL ({} OFFSET 0) AS p "
+    "WHERE p.bytes IS NOT NULL) TO STDOUT (FORMAT BINARY)"
+)
+_PIECE_HEAD = struct.Struct(">hiii")
+_PARTS = _PIECES.format(
+    "SELECT bytes FROM payload_parts WHERE buffer_id = %s AND seq = w.seq AND part = w.part"
+)
+_ARRAYS = _PIECES.format(
+    "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
+)
 _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 # None on a standby, which gives no ids.
 _NEXT_ID = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_xact_id()::text::bigint END"
@@ -269,6 +290,39 @@ class PostgreSQL:
         ):
             copy.write(b"".join([_HEADER, rows, _TRAILER]))
 
+    def keep_parts(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+        """Note that the buffer has rows with parts; return which of the rows it holds."""
+        statement = "SELECT sqlbuffer_keep_parts_v1(%s::integer, %s::bigint[])"
+        ((held,),) = _driver(connection).execute(statement, (buffer_id, list(seqs)))
+        return set(held)
+
+    def insert_parts(
+        self, connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+    ) -> None:
+        """Write parts (seq, number, bytes) one after the other."""
+        with _driver(connection).cursor() as cursor, cursor.copy(_COPY_PARTS) as copy:
+            copy.write(_HEADER)
+            for seq, number, part in parts:
+                copy.write(_PART_HEAD.pack(4, 4, buffer_id, 8, seq, 4, number, len(part)))
+                copy.write(part)
+            copy.write(_TRAILER)
+
+    def pieces(
+        self, connection: Connection, buffer_id: int, pieces: Sequence["Piece"]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (index, bytes) of those pieces that are there, once or more for each. They are all
+        of parts, or all of `arrays`.
+        """
+        seqs, parts, starts, sizes = zip(*pieces, strict=True)
+        statement = _ARRAYS if parts[0] is None else _PARTS
+        values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
+        with _driver(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
+            for n, row in enumerate(copy):
+                found = memoryview(row)[len(_HEADER) if n == 0 else 0 :]
+                if len(found) >= _PIECE_HEAD.size:
+                    _, _, index, _ = _PIECE_HEAD.unpack_from(found)
+                    yield index, found[_PIECE_HEAD.size :]
+
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
         """Delete rows by key, with what the narrow tables hold of them; return how many."""
         statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[])"
@@ -341,9 +395,9 @@ class PostgreSQL:
         ((n_sealed,),) = driver.execute(statement, parameters)
         return int(n_sealed)
 
-    def wrote(self, engine: Engine, n_rows: int) -> None:
-        """Look after what eviction leaves behind; called after a write."""
-        cleaner_for(engine).wrote(engine, n_rows)
+    def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
+        """Look after what eviction leaves behind; called after a write, with the bytes of parts."""
+        cleaner_for(engine).wrote(engine, n_rows, n_bytes)
 
     def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:
         """Return a seq up to which no row can appear any more.

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Connection,
     Integer,
     Text,
     bindparam,
@@ -102,6 +103,7 @@ class Reading:
         near: Steps to read along, where there are places.
         is_key: What else must hold of a row to be a key.
         is_readable: What must hold to be read, but is left to reading to find out: of `ends`.
+        complete: Returns the rows that were chosen with what is kept elsewhere of them.
     """
 
     columns: Sequence[Any]
@@ -109,6 +111,7 @@ class Reading:
     near: Near | None = None
     is_key: ColumnElement[bool] | None = None
     is_readable: ColumnElement[bool] | None = None
+    complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
 
     def statement(self, node: Node, limits: Limits = NO_LIMITS) -> Any:
         """Return the select of what is read of the parameters `seqs`, of a buffer above `low`; the

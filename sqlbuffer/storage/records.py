@@ -11,6 +11,7 @@ from orjson import loads
 from sqlbuffer.codec import (
     INT64_MAX,
     INT64_MIN,
+    Blob,
     Encoder,
     decode,
     dumps,
@@ -34,7 +35,8 @@ class Record(NamedTuple):
 
     `episode_key` and `session_key` are the user's keys; the tables hold numbers. `t` is the step
     within an episode that was stored as one. `fields` repeats those of `arrays` that conditions can
-    use. Where no `initial_priority` is given, the transaction that writes fills in the buffer's.
+    use. Where there are `payload_bytes`, `arrays` has so many, which go to `payload_parts` as they
+    are. Where no `initial_priority` is given, the transaction that writes fills in the buffer's.
     """
 
     id: str
@@ -58,7 +60,8 @@ class Record(NamedTuple):
     terminated: bool | None
     truncated: bool | None
     model_version: int | None
-    arrays: bytes | None
+    arrays: bytes | bytearray | None
+    payload_bytes: int | None = None
     initial_priority: float | None = None
 
 
@@ -132,7 +135,7 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         encode_flag(data.terminated, "exp_data.terminated"),
         encode_flag(data.truncated, "exp_data.truncated"),
         _version(meta.model_version, model_version),
-        bytes(encoder.blob) or None,
+        encoder.blob or None,
     )
 
 
@@ -244,9 +247,11 @@ class Decoder:
         (
             seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
             session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
-            terminated, truncated, model_version, arrays, _priority,
+            terminated, truncated, model_version, arrays, payload_bytes, _priority,
         ) = values  # fmt: skip
-        if self._expands and any(
+        if payload_bytes is not None:
+            arrays = memoryview(arrays)
+        elif self._expands and any(
             text and '"$' in text for text in (state, actions, messages, extra)
         ):
             (arrays,) = self._layout.expand([arrays], [seq])
@@ -314,7 +319,7 @@ def _rebuilt(rebuild: Rebuild | None, value: Any, id_: str, path: str) -> Any:
         ) from error
 
 
-def decode_extra(text: str | None, arrays: bytes | None, reals: dict[str, Any]) -> Any:
+def decode_extra(text: str | None, arrays: Blob | None, reals: dict[str, Any]) -> Any:
     """Return the user's `extra` and put tagged numbers into `reals`."""
     if text is None or '"$reals"' not in text:
         return decode(text, arrays)
@@ -346,6 +351,8 @@ def same_content(
         for name, value in ours.items():
             if name not in ignore and not equal(value, theirs[name], strict=True):
                 return False
+    if not layout.specs:
+        return True
     stored = [new.arrays or b"", held[Record._fields.index("arrays")] or b""]
     mine, other = (row or b"" for row in layout.expand(stored))
     return mine[: layout.length_bytes(mine)] == other[: layout.length_bytes(other)]

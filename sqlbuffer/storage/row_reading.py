@@ -18,6 +18,7 @@ from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.opened import Opened, Window, survives, text_of
+from sqlbuffer.storage.payload_parts import Payloads
 from sqlbuffer.storage.records import Record
 
 TASKS_AT_ONCE = 500
@@ -64,11 +65,11 @@ class RowReading(Opened):
         state = (window.deletions, server_epoch(self.engine))
         return self._live_count.count(connection, self.info.id, window.low, window.high, end, state)
 
-    def pages(self, node: Node) -> Iterator[Sequence[Row]]:
+    def pages(self, node: Node, payloads: Payloads | None = None) -> Iterator[Sequence[Row]]:
         """Stream all rows that match and are there now, in insert order; no transaction is open
         between pages.
         """
-        return self._pages(node, *self._now())
+        return self._pages(node, *self._now(), payloads)
 
     @survives
     def _now(self) -> tuple[int, int, frozenset[int]]:
@@ -87,45 +88,67 @@ class RowReading(Opened):
                 return settled, high, frozenset(found)
 
     def _pages(
-        self, node: Node, settled: int, end: int, recent: frozenset[int]
+        self,
+        node: Node,
+        settled: int,
+        end: int,
+        recent: frozenset[int],
+        payloads: Payloads | None,
     ) -> Iterator[Sequence[Row]]:
         cursor, limit = -1, FIRST_PAGE_ROWS
         while True:
-            page = self.after(node, cursor, end, limit)
+            page, is_last = self.after(node, cursor, end, limit, payloads)
             if shown := [row for row in page if row[0] <= settled or row[0] in recent]:
                 yield shown
-            if len(page) < limit:
+            if is_last:
                 return
             cursor, limit = page[-1][0], _next_limit(page)
 
     @survives
-    def after(self, node: Node, cursor: int, end: int, limit: int) -> list[Row]:
-        """Return the first `limit` rows that match with cursor < seq <= end, in insert order."""
+    def after(
+        self, node: Node, cursor: int, end: int, limit: int, payloads: Payloads | None = None
+    ) -> tuple[list[Row], bool]:
+        """Return the first rows that match with cursor < seq <= end, in insert order: `limit` of
+        them, or fewer where they are large; and whether they are all that there are.
+        """
+        payloads = payloads or self.whole_rows
         seq = statements.seq_for(node)
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
             low = max(cursor, self._window(connection).low)
             where = statements.in_window(self.info.id, low, node) & (seq <= end)
-            return statements.fetch(connection, statements.rows(where).order_by(seq).limit(limit))
+            page = statements.rows(where, payloads.columns).order_by(seq).limit(limit)
+            found = statements.fetch(connection, page)
+            rows = payloads.complete(connection, found, PAGE_BYTES)
+            return rows, len(rows) == len(found) < limit
 
     @survives
-    def page(self, node: Node, offset: int, limit: int) -> list[Row]:
+    def page(
+        self, node: Node, offset: int, limit: int, payloads: Payloads | None = None
+    ) -> list[Row]:
         """Return up to `limit` rows that match, in insert order, after the first `offset`."""
-        with self.population(node) as population:
+        with self.population(node, (payloads or self.whole_rows).reading) as population:
             return population.rows(population.page(offset, limit))
 
     @survives
-    def tasks(self, task_ids: Sequence[str]) -> dict[str, list[Row]]:
+    def tasks(
+        self, task_ids: Sequence[str], payloads: Payloads | None = None
+    ) -> dict[str, list[Row]]:
         """Return every live row of the tasks, each task's in the order of (episode, step,
         execute_time).
         """
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
-            return self._tasks(connection, task_ids)
+            return self._tasks(connection, task_ids, payloads)
 
     def _tasks(
-        self, connection: Connection, task_ids: Sequence[str], limits: Limits = NO_LIMITS
+        self,
+        connection: Connection,
+        task_ids: Sequence[str],
+        payloads: Payloads | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> dict[str, list[Row]]:
         """Return the rows of tasks; none of those with a row that the limits bar."""
-        columns: tuple[Any, ...] = statements.ROW_COLUMNS
+        payloads = payloads or self.whole_rows
+        columns: tuple[Any, ...] = payloads.columns
         if limits:
             columns = (*columns, limits.is_barred(experiences).label("barred"))
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
@@ -133,12 +156,11 @@ class RowReading(Opened):
         low = self._window(connection).low
         for start in range(0, len(wanted), TASKS_AT_ONCE):
             where = statements.of_tasks(self.info.id, low, wanted[start : start + TASKS_AT_ONCE])
-            for row in statements.fetch(connection, statements.rows(where, columns)):
+            rows = statements.fetch(connection, statements.rows(where, columns))
+            for row in payloads.complete(connection, _free(rows) if limits else rows):
                 found[row[TASK_ID]].append(row)
-        if limits:
-            found = {task_id: _free(rows) for task_id, rows in found.items()}
-        for rows in found.values():
-            rows.sort(key=task_order)
+        for of_task in found.values():
+            of_task.sort(key=task_order)
         return found
 
     def statement(self, node: Node) -> Select[Any]:
@@ -158,9 +180,10 @@ class RowReading(Opened):
             return "\n".join(str(row[-1]) for row in connection.execute(statement))
 
 
-def _free(rows: list[Row]) -> list[Row]:
-    """Return rows without the last column, which tells whether one of them is barred: then none."""
-    return [] if any(row[-1] for row in rows) else [row[:-1] for row in rows]
+def _free(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of tasks of which the last column says of no row that it is barred."""
+    barred = {row[TASK_ID] for row in rows if row[-1]}
+    return [row[:-1] for row in rows if row[TASK_ID] not in barred]
 
 
 def task_order(row: Row) -> tuple[Any, ...]:
@@ -176,5 +199,6 @@ def task_order(row: Row) -> tuple[Any, ...]:
 
 
 def _next_limit(page: Sequence[Row]) -> int:
-    size = sum(len(value) for row in page for value in row if isinstance(value, (str, bytes))) or 1
+    sized = (str, bytes, memoryview)
+    size = sum(len(value) for row in page for value in row if isinstance(value, sized)) or 1
     return max(1, min(MAX_PAGE_ROWS, PAGE_BYTES * len(page) // size))

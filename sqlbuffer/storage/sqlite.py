@@ -2,10 +2,10 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
 
+if TYPE_CHECKING:
+    from sqlbuffer.storage.payload_parts import Piece
+
 _COLUMNS = (
     "buffer_id",
     "seq",
@@ -31,6 +34,13 @@ _COLUMNS = (
 _INSERT = (
     f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
+_INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
+# As for claims: a checkpoint behind each fragment would wait for the disk twice.
+_PARTS_PRAGMA = "PRAGMA wal_autocheckpoint = 8000"
+# Parts are read and written once: in the page cache they would take the place of hot pages, and the
+# memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
+READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
+_CHUNK_BYTES = 2**18
 # With a null among its arguments max() is null.
 _DRAW = (
     "UPDATE buffers SET next_seq = next_seq + :n, "
@@ -86,6 +96,53 @@ def lock_path(url: URL) -> Path | None:
     if url.get_backend_name() != "sqlite" or is_memory(url):
         return None
     return Path(f"{sqlite_path(url)}.lock")
+
+
+@contextmanager
+def _small_cache(driver: Any, size_kib: int) -> Iterator[None]:
+    ((size,),) = driver.execute("PRAGMA cache_size").fetchall()
+    driver.execute(f"PRAGMA cache_size = -{size_kib}")
+    try:
+        yield
+    finally:
+        driver.execute(f"PRAGMA cache_size = {int(size)}")
+
+
+def _place_of(piece: "Piece") -> tuple[str, str, str, tuple[int, ...]]:
+    """Return table, column, the condition on its key, and the key of what has a piece."""
+    if piece.part is None:
+        return "experiences", "arrays", "buffer_id = ? AND seq = ?", (piece.seq,)
+    return (
+        "payload_parts",
+        "bytes",
+        "buffer_id = ? AND seq = ? AND part = ?",
+        (piece.seq, piece.part),
+    )
+
+
+def _read_blob(driver: Any, buffer_id: int, piece: "Piece") -> Iterator[bytes]:
+    """Yield a piece in chunks, nothing where it is not there; reads nothing else of its value."""
+    table, column, condition, key = _place_of(piece)
+    statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
+    found = driver.execute(statement, (buffer_id, *key)).fetchone()
+    if found is None:
+        return
+    with driver.blobopen(table, column, found[0], readonly=True) as blob:
+        left = min(piece.size, max(0, len(blob) - piece.start))
+        blob.seek(min(piece.start, len(blob)))
+        while left > 0:
+            raw: bytes = blob.read(min(left, _CHUNK_BYTES))
+            left -= len(raw)
+            yield raw
+
+
+def _read_value(driver: Any, buffer_id: int, piece: "Piece") -> Iterator[bytes]:
+    """Yield a piece as `_read_blob` does, for Python 3.10."""
+    table, column, condition, key = _place_of(piece)
+    statement = f"SELECT substr({column}, ?, ?) FROM {table} WHERE {condition}"
+    found = driver.execute(statement, (piece.start + 1, piece.size, buffer_id, *key)).fetchone()
+    if found is not None and found[0] is not None:
+        yield found[0]
 
 
 class SQLite:
@@ -238,6 +295,42 @@ class SQLite:
         ]  # fmt: skip
         connection.exec_driver_sql(_INSERT, parameters)
         self.evict(connection, buffer_id)
+
+    def keep_parts(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+        """Note that the buffer has rows with parts; return which of the rows it holds."""
+        connection.exec_driver_sql(
+            "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
+        )
+        found = connection.exec_driver_sql(
+            "SELECT seq FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM "
+            "json_each(?))",
+            (buffer_id, json.dumps(list(seqs))),
+        )
+        return set(found.scalars())
+
+    def insert_parts(
+        self, connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+    ) -> None:
+        """Write parts (seq, number, bytes) one after the other."""
+        driver: Any = connection.connection.driver_connection
+        if "parts" not in connection.info:
+            driver.execute(_PARTS_PRAGMA)
+            connection.info["parts"] = True
+        with _small_cache(driver, WRITE_CACHE_KIB):
+            driver.executemany(_INSERT_PART, ((buffer_id, *part) for part in parts))
+
+    def pieces(
+        self, connection: Connection, buffer_id: int, pieces: Sequence["Piece"]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (index, bytes) of those pieces that are there, once or more for each. They are all
+        of parts, or all of `arrays`.
+        """
+        driver: Any = connection.connection.driver_connection
+        read = _read_blob if hasattr(driver, "blobopen") else _read_value
+        with _small_cache(driver, READ_CACHE_KIB):
+            for n, piece in enumerate(pieces):
+                for raw in read(driver, buffer_id, piece):
+                    yield n, raw
 
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
         """Delete rows by key, with what the narrow tables hold of them (a trigger); return how
@@ -418,7 +511,7 @@ class SQLite:
         )
         return np.fromiter(found.scalars(), np.float64)
 
-    def wrote(self, engine: Engine, n_rows: int) -> None:
+    def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
         """Look after what eviction leaves behind: nothing, the file uses its pages again."""
 
     def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:

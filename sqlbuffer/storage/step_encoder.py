@@ -50,7 +50,7 @@ class StepEncoder:
         if isinstance(reward, np.ndarray) and reward.shape == ():
             reward = reward[()]
         reward = encode_real(reward, "reward_t", "reward", tags)
-        blob = self._packer.pack(step)
+        blob: bytes | bytearray = self._packer.pack(step)
         fields = state = actions = messages = extra = None
         if self._columns:
             fields = Encoder().json(self._packer.scalars(self._columns), "fields")
@@ -60,7 +60,7 @@ class StepEncoder:
             actions = encoder.json(step.get("actions"), "actions")
             messages = encoder.json(step.get("messages"), "messages")
             extra = encode_extra(step.get("extra"), tags, encoder)
-            blob = bytes(encoder.blob)
+            blob = encoder.blob
         of, priority = self._beginning, step.get("priority")
         if priority is not None:
             check_kept(self._has_priorities)
@@ -70,7 +70,7 @@ class StepEncoder:
             of.session, state, actions, messages, extra, fields, reward, None, None,
             _flag(step, "terminated"),
             _flag(step, "truncated"),
-            of.model_version, blob or None, priority,
+            of.model_version, blob or None, None, priority,
         )  # fmt: skip
 
     def _refuse(self, step: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
 from sqlbuffer.storage.opened import DEFAULT_OPTIONS, Options, Window, repeats, survives
 from sqlbuffer.storage.pacing import Pacer
+from sqlbuffer.storage.payload_parts import Payloads, prepared
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.priority_upkeep import Upkeep
@@ -178,12 +179,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
             EpisodeExistsError: `whole` is open, or was aborted.
             FlowControlError: The rate limiter did not let it in in time.
         """
-        if self.layout.compression is not None:
-            stored = self.layout.compress([record.arrays for record in records])
-            records = [
-                record._replace(arrays=arrays)
-                for record, arrays in zip(records, stored, strict=True)
-            ]
+        records = prepared(records, self.layout)
         first: dict[str, Record] = {}
         for record in records:
             first.setdefault(record.id, record)
@@ -201,9 +197,11 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
             end_episodes if endings else None,
             metas,
             whole,
+            self.whole_rows,
         )
         outcome = self._insert(insertion)
-        self._dialect.wrote(self.engine, len(outcome.numbers))
+        n_bytes = sum(r.payload_bytes for r in records if r.payload_bytes)
+        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes)
         written = Written(list(outcome.numbers), [], [], outcome.seqs)
         fresh = set(outcome.numbers)
         for record in records:
@@ -327,7 +325,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
         self,
         node: Node,
         choose: Callable[[Population], T],
-        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        columns: Reading | Sequence[Any] | None = None,
     ) -> T:
         """Return what is chosen of the rows that match and may be sampled.
 
@@ -341,7 +339,12 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
         return found
 
     @survives
-    def draw_tasks(self, node: Node, choose: Callable[[Population], Sequence[str]]) -> DrawnTasks:
+    def draw_tasks(
+        self,
+        node: Node,
+        choose: Callable[[Population], Sequence[str]],
+        payloads: Payloads | None = None,
+    ) -> DrawnTasks:
         """Return the rows of the tasks that are chosen, each task's in its order.
 
         Raises:
@@ -349,7 +352,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
         """
         with self.population(node, sampled=True) as population:
             limits = population.limits.of_steps
-            found = self._tasks(population.connection, choose(population), limits)
+            found = self._tasks(population.connection, choose(population), payloads, limits)
         self.expiry.run_if_due()
         tasks = [rows for rows in found.values() if rows]
         return DrawnTasks(tasks, population.clock, population.window_low)

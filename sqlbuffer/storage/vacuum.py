@@ -23,8 +23,10 @@ from sqlbuffer.storage.transactions import AT_ONCE, BEGIN
 
 logger = logging.getLogger("sqlbuffer")
 
-# Looking costs a millisecond: after so many rows, or so long after the last look.
+# Looking costs a millisecond: after so many rows, so many bytes of parts, or so long after the last
+# look.
 ROWS_BETWEEN_LOOKS = 5_000
+BYTES_BETWEEN_LOOKS = 64 * 2**20
 SECONDS_BETWEEN_LOOKS = 5.0
 # Clean when a fifth of the rows is dead, and there are so many or they take so much room.
 MAX_DEAD_PER_LIVE = 0.2
@@ -85,22 +87,27 @@ class Cleaner:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._mutex = ForkLock()
-        self._rows = 0
+        self._rows = self._bytes = 0
         self._looked_at = time.monotonic()
         self._pause_s = FIRST_PAUSE_S
         self._swept_at = 0.0
         self._may_not_said = self._failed = False
         self.thread: threading.Thread | None = None
 
-    def wrote(self, engine: Engine, n_rows: int) -> None:
-        """Note that rows were written; look after the dead ones when it is time."""
+    def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
+        """Note that rows and bytes of parts were written; look after dead ones when it is time."""
         with self._mutex:
             self._rows += n_rows
+            self._bytes += n_bytes
             now = time.monotonic()
-            due = self._rows >= ROWS_BETWEEN_LOOKS or now - self._looked_at >= SECONDS_BETWEEN_LOOKS
+            due = (
+                self._rows >= ROWS_BETWEEN_LOOKS
+                or self._bytes >= BYTES_BETWEEN_LOOKS
+                or now - self._looked_at >= SECONDS_BETWEEN_LOOKS
+            )
             if not due or (self.thread is not None and self.thread.is_alive()):
                 return
-            self._rows, self._looked_at = 0, now
+            self._rows, self._bytes, self._looked_at = 0, 0, now
             self.thread = threading.Thread(
                 target=self._run, args=(engine,), name="sqlbuffer-vacuum", daemon=True
             )

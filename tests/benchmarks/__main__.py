@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.benchmarks import (
     arrays,
+    fragments,
     frames,
     limits,
     machine,
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "writers": writers.measure,
     "arrays": arrays.measure,
     "frames": frames.measure,
+    "fragments": fragments.measure,
     "limits": limits.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,

@@ -34,13 +34,13 @@ GRANT SELECT ON
     flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
-GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
+GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions, payload_parts TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT UPDATE (status, length, "return", first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- What was sampled, and who waits.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1, sqlbuffer_free_episode_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1
+GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1, sqlbuffer_free_episode_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_keep_parts_v1
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- So that writers clean up behind evicted rows; before PostgreSQL 17 only the owner may.
 DO $$
