@@ -22,6 +22,7 @@ from sqlbuffer.arguments import (
 from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.flow import Policy, check_policy
+from sqlbuffer.front.annotating import Annotating
 from sqlbuffer.front.clock import Clocked
 from sqlbuffer.front.monitoring import Monitoring
 from sqlbuffer.front.prioritising import Prioritising
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 
-class ReplayBuffer(Writing, Prioritising, Sampling, Clocked, Reading, Monitoring):
+class ReplayBuffer(Writing, Annotating, Prioritising, Sampling, Clocked, Reading, Monitoring):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.

@@ -14,6 +14,7 @@ from sqlbuffer.storage.engine import (
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Row
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.opened import Opened, Window, survives, text_of
@@ -49,7 +50,8 @@ class RowReading(Opened):
                 window = self._window(connection)
                 if node == EVERYTHING:
                     return self._count_all(connection, window, settled)
-                where = statements.in_window(self.info.id, window.low, node)
+                matching = seen(node, window.has_labels)
+                where = statements.in_window(self.info.id, window.low, matching)
                 return int(
                     connection.execute(
                         select(func.count()).select_from(experiences).where(where)
@@ -102,9 +104,11 @@ class RowReading(Opened):
         """Return the first `limit` rows that match with cursor < seq <= end, in insert order."""
         seq = statements.seq_for(node)
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
-            low = max(cursor, self._window(connection).low)
-            where = statements.in_window(self.info.id, low, node) & (seq <= end)
-            return statements.fetch(connection, statements.rows(where).order_by(seq).limit(limit))
+            window = self._window(connection)
+            matching = seen(node, window.has_labels)
+            where = statements.in_window(self.info.id, max(cursor, window.low), matching)
+            rows = statements.rows(where & (seq <= end), window.has_labels)
+            return statements.fetch(connection, rows.order_by(seq).limit(limit))
 
     @survives
     def page(self, node: Node, offset: int, limit: int) -> list[Row]:
@@ -123,10 +127,11 @@ class RowReading(Opened):
     def _tasks(self, connection: Connection, task_ids: Sequence[str]) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
         wanted = [task_id for task_id in found if is_storable_text(task_id)]
-        low = self._window(connection).low
+        window = self._window(connection)
         for start in range(0, len(wanted), TASKS_AT_ONCE):
-            where = statements.of_tasks(self.info.id, low, wanted[start : start + TASKS_AT_ONCE])
-            for row in statements.fetch(connection, statements.rows(where)):
+            chosen = wanted[start : start + TASKS_AT_ONCE]
+            where = statements.of_tasks(self.info.id, window.low, chosen)
+            for row in statements.fetch(connection, statements.rows(where, window.has_labels)):
                 found[row[TASK_ID]].append(row)
         for rows in found.values():
             rows.sort(key=_task_order)
@@ -134,8 +139,10 @@ class RowReading(Opened):
 
     def statement(self, node: Node) -> Select[Any]:
         """Return the select of all rows that match."""
-        where = statements.in_window(self.info.id, self.window().low, node)
-        return statements.rows(where).order_by(statements.seq_for(node))
+        window = self.window()
+        matching = seen(node, window.has_labels)
+        where = statements.in_window(self.info.id, window.low, matching)
+        return statements.rows(where, window.has_labels).order_by(statements.seq_for(node))
 
     def sql(self, node: Node) -> str:
         """Return that select as text, its values written out."""

@@ -31,6 +31,8 @@ from sqlbuffer.storage.episodes import Beginning, Ending
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.insertion import Insertion, Outcome, Row
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.labelling import Labelling
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
@@ -71,7 +73,7 @@ class DrawnTasks:
     window_low: int
 
 
-class BufferStore(RowReading, PriorityKeeping):
+class BufferStore(RowReading, PriorityKeeping, Labelling):
     """Reads and writes one buffer.
 
     Args:
@@ -227,7 +229,7 @@ class BufferStore(RowReading, PriorityKeeping):
             window = self._window(connection)
             self._note_deletion(connection, window)
             # Nothing newer than the window noted: its lower end follows from the newest row.
-            matching = statements.in_window(self.info.id, window.low, node)
+            matching = statements.in_window(self.info.id, window.low, seen(node, window.has_labels))
             seq = statements.seq_for(node)
             return self._remove(connection, matching, seq <= window.high, seq=seq)
 
