@@ -44,6 +44,7 @@ OBJECTS = {
         "v_flow_v1",
         "v_waiting_v1",
         "v_samples_v1",
+        "v_labels_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -82,6 +83,7 @@ OBJECTS = {
         "v_flow_v1",
         "v_waiting_v1",
         "v_samples_v1",
+        "v_labels_v1",
     ),
 }
 TABLES = (
@@ -463,7 +465,11 @@ def create_tables() -> None:
             comment="open, complete or aborted; v_episodes knows those that are abandoned",
         ),
         sa.Column("length", sa.Integer(), comment="steps"),
-        sa.Column("return", sa.Double(), comment="sum of rewards"),
+        sa.Column(
+            "return",
+            sa.Double(),
+            comment="sum of rewards; while it is open, what annotations have changed of it",
+        ),
         sa.Column("reward", sa.Double(), comment="the episode's own reward"),
         sa.Column("first_seq", sa.BigInteger(), comment="seq of the first step"),
         sa.Column("last_seq", sa.BigInteger(), comment="seq of the last step"),

@@ -4,7 +4,8 @@
 --   GRANT sqlbuffer_writer TO alice;
 --
 -- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
--- priorities, set the clock, and sample where that is a write (max_use, track_samples).
+-- priorities, set the clock, sample where that is a write (max_use, track_samples), and annotate:
+-- who judges what others did takes that role. Writers may not change what a step was worth.
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
 
@@ -28,13 +29,13 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_flow, v_waiting, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_labels, v_flow, v_waiting, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, labels, label_history, quarantine, payload_parts,
     flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT UPDATE (status, length, "return", first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
+GRANT UPDATE (status, length, "return", reward, first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- What was sampled, and who waits.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
@@ -53,7 +54,8 @@ END
 $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
-GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow) ON buffers TO sqlbuffer_learner;
+GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow, has_labels) ON buffers TO sqlbuffer_learner;
+GRANT INSERT, UPDATE ON labels, label_history TO sqlbuffer_learner;
 GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;

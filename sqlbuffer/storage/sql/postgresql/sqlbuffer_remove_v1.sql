@@ -57,6 +57,8 @@ BEGIN
         DELETE FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
     IF b.has_labels THEN
+        -- Locked in the order that annotations lock them in.
+        PERFORM 1 FROM labels WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) ORDER BY seq FOR UPDATE;
         DELETE FROM labels WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
         DELETE FROM label_history WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
