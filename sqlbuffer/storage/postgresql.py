@@ -90,9 +90,12 @@ _NOTE_LABELS = (
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
     "extra = excluded.extra, labelled_at = excluded.labelled_at"
 )
+# An update would be planned as one over all labels of the buffer.
 _LABEL = (
-    "UPDATE labels l SET reward_t = n.reward_t, adv_t = n.adv_t, v_t = n.v_t, "
-    f"extra = n.extra::jsonb FROM {_LABELS} WHERE l.buffer_id = %s AND l.seq = n.seq"
+    "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) "
+    f"SELECT %s::integer, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb FROM {_LABELS} "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
+    "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
 )
 _ROW_HEAD = struct.Struct(">hii")
 
@@ -323,10 +326,11 @@ class PostgreSQL:
             "FROM unnest(%s::bigint[]) AS s ORDER BY s ON CONFLICT (buffer_id, seq) DO NOTHING",
             (buffer_id, numbers),
         )
+        # One by one: without statistics it would rather read all labels of the buffer.
         found = driver.execute(
-            "SELECT seq, reward_t FROM labels WHERE buffer_id = %s AND seq = ANY (%s::bigint[]) "
-            "ORDER BY seq FOR UPDATE",
-            (buffer_id, numbers),
+            "SELECT l.seq, l.reward_t FROM unnest(%s::bigint[]) AS s CROSS JOIN LATERAL (SELECT "
+            "seq, reward_t FROM labels WHERE buffer_id = %s AND seq = s FOR UPDATE) AS l",
+            (numbers, buffer_id),
         )
         return dict(found.fetchall())
 
@@ -339,7 +343,7 @@ class PostgreSQL:
         driver = _driver(connection)
         columns = _label_arrays([row.history() for row in rows])
         driver.execute(_NOTE_LABELS, (buffer_id, version, *columns))
-        driver.execute(_LABEL, (*_label_arrays([row.now() for row in rows]), buffer_id))
+        driver.execute(_LABEL, (buffer_id, *_label_arrays([row.now() for row in rows])))
 
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole. The caller holds the lock

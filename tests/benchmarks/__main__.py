@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.benchmarks import (
     arrays,
     frames,
+    labels,
     limits,
     machine,
     priorities,
@@ -37,6 +38,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "arrays": arrays.measure,
     "frames": frames.measure,
     "limits": limits.measure,
+    "labels": labels.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
 }
