@@ -265,3 +265,12 @@ def test_the_highest_version_there_is_leaves_no_next(sqlite_url: str) -> None:
     buffer.annotate([1], reward=1.0, version=2**63 - 1)
     with pytest.raises(FieldError, match="highest version"):
         buffer.annotate([1], reward=2.0)
+
+
+def test_texts_that_look_like_tags_are_texts(buffer_url: str) -> None:
+    buffer = ReplayBuffer(buffer_url)
+    odd = {"x": "$reals", "y": ["$none"], "$reals": 1}
+    buffer.add(state=0, extra=odd)
+    assert extras(buffer) == [odd]
+    buffer.annotate([1], extra={"z": "$reals"})
+    assert extras(buffer) == [{**odd, "z": "$reals"}]
