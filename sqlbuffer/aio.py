@@ -220,6 +220,12 @@ class ReplayBuffer:
         """Set the priorities of rows; see `sqlbuffer.ReplayBuffer.update_priorities`."""
         return await asyncio.to_thread(self.sync.update_priorities, seqs, priorities, eps)
 
+    async def annotate(self, condition_or_seqs: Any, **values: Any) -> int:
+        """Give rows values that arrive late; arguments are those of
+        `sqlbuffer.ReplayBuffer.annotate`.
+        """
+        return await asyncio.to_thread(lambda: self.sync.annotate(condition_or_seqs, **values))
+
     async def sample_arrays(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw rows as arrays; arguments are those of `sqlbuffer.ReplayBuffer.sample_arrays`."""
         return await asyncio.to_thread(lambda: self.sync.sample_arrays(batch_size, **options))

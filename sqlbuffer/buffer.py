@@ -22,6 +22,7 @@ from sqlbuffer.arguments import (
 from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.flow import Policy, check_policy
+from sqlbuffer.front.annotating import Annotating
 from sqlbuffer.front.clock import Clocked
 from sqlbuffer.front.leasing import Leasing
 from sqlbuffer.front.monitoring import Monitoring
@@ -52,7 +53,16 @@ __all__ = ["ReplayBuffer", "StoreResult"]
 
 
 class ReplayBuffer(
-    Writing, Prioritising, Sampling, Leasing, Clocked, Sessions, Quarantining, Reading, Monitoring
+    Writing,
+    Annotating,
+    Prioritising,
+    Sampling,
+    Leasing,
+    Clocked,
+    Sessions,
+    Quarantining,
+    Reading,
+    Monitoring,
 ):
     """A named stream of experience in a SQL database, shared by every process that opens it.
 

@@ -7,6 +7,7 @@ from typing import Any
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.packing import Layout
 from sqlbuffer.storage.episodes import Beginning, Ending, pack_final
+from sqlbuffer.storage.label_values import checked_reward
 from sqlbuffer.storage.payload_parts import check_row_sizes
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.step_encoder import StepEncoder
@@ -91,26 +92,30 @@ class EpisodeWriter:
         self._held = record
         self._count(record)
 
-    def end(self, **final: Any) -> None:
+    def end(self, *, reward: float | None = None, **final: Any) -> None:
         """End the episode and store all of it.
 
         Args:
+            reward: The episode's own reward, a finite number: a verdict on the whole of it, kept
+                beside the sum of its steps' rewards (`reward` in `v_episodes`).
             **final: The observation after the last step, a value for each observation field; none
                 where there is none.
 
         Raises:
-            FieldError: Other fields, or a value that a field cannot hold; the episode stays open.
+            FieldError: Other fields, a value that a field cannot hold, or a reward that is no
+                finite number; the episode stays open.
             StorageError: It could not be stored; it waits to be.
         """
-        self.finish(final)
+        self.finish(final, reward=reward)
         self._queue.flush()
 
-    def finish(self, final: dict[str, Any] | None = None) -> None:
+    def finish(self, final: dict[str, Any] | None = None, *, reward: float | None = None) -> None:
         """End the episode, to be stored within the buffer's `flush_s`: `end` without its wait."""
         self._check_open()
+        reward = checked_reward(reward, "reward")
         final_arrays = pack_final(self._observation, final, self._casting)
         self._release()
-        self._close("complete", final_arrays)
+        self._close("complete", final_arrays, reward)
 
     def cut(self, final: dict[str, Any] | None = None) -> None:
         """End the episode as truncated after the step that is held, without a wait."""
@@ -138,7 +143,7 @@ class EpisodeWriter:
             except SQLBufferError as error:  # what went wrong first is what the caller must see
                 logger.warning("episode %r waits to be stored: %s", self.episode_id, error)
 
-    def _close(self, status: str, final_arrays: bytes | None) -> None:
+    def _close(self, status: str, final_arrays: bytes | None, reward: float | None = None) -> None:
         self._queue.end(
             Ending(
                 self.episode_id,
@@ -149,6 +154,7 @@ class EpisodeWriter:
                 f"{self.episode_id}/0",
                 f"{self.episode_id}/{self.length - 1}",
                 final_arrays,
+                reward,
             ),
             self._held,
             self._meta_with(self._held),

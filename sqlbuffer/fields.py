@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sqlbuffer.errors import ConditionError
@@ -59,12 +59,14 @@ class Field:
         column: Column of `experiences`.
         kind: Type of the column.
         path: Keys (str) and list indexes (int).
+        is_labelled: Rows may have a value that was given late; known where the condition is used.
     """
 
     name: str
     column: str
     kind: Kind
     path: tuple[Segment, ...] = ()
+    is_labelled: bool = field(default=False, repr=False)
 
 
 NONE_DECLARED: Mapping[str, bool] = {}

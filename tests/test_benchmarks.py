@@ -45,6 +45,10 @@ LINES = {
     "`update_priorities` of 256 at {} vs the bare driver's update": BOTH,
     "`sample_arrays(256)` with `max_use` vs without, {}": BOTH,
     "`sample_arrays(256)` with `max_staleness` vs without, {}": BOTH,
+    "`sample(256)` with 1 % of the rows annotated vs none, {}": BOTH,
+    "`sample(256)` with 1 % of the rows annotated vs none, fewer": BOTH,
+    "`sample_arrays(256)` with 1 % of the rows annotated vs none, {}": BOTH,
+    "`sample_arrays(256)` with 1 % of the rows annotated vs none, fewer": BOTH,
 }
 
 

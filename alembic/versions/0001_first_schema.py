@@ -48,6 +48,7 @@ OBJECTS = {
         "v_quarantine_v1",
         "v_leases_v1",
         "v_queue_v1",
+        "v_labels_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -91,6 +92,7 @@ OBJECTS = {
         "v_quarantine_v1",
         "v_leases_v1",
         "v_queue_v1",
+        "v_labels_v1",
     ),
 }
 TABLES = (
@@ -476,7 +478,11 @@ def create_tables() -> None:
             comment="open, complete or aborted; v_episodes knows those that are abandoned",
         ),
         sa.Column("length", sa.Integer(), comment="steps"),
-        sa.Column("return", sa.Double(), comment="sum of rewards"),
+        sa.Column(
+            "return",
+            sa.Double(),
+            comment="sum of rewards; while it is open, what annotations have changed of it",
+        ),
         sa.Column("reward", sa.Double(), comment="the episode's own reward"),
         sa.Column("first_seq", sa.BigInteger(), comment="seq of the first step"),
         sa.Column("last_seq", sa.BigInteger(), comment="seq of the last step"),

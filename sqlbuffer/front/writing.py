@@ -16,6 +16,7 @@ from sqlbuffer.specs import check_casting
 from sqlbuffer.storage.columns import encode_columns
 from sqlbuffer.storage.episodes import Beginning, Ending, encode_meta, pack_final
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.label_values import checked_reward
 from sqlbuffer.storage.payload_parts import check_row_sizes, row_limit
 from sqlbuffer.storage.priority_values import check_kept
 from sqlbuffer.storage.records import Record, encode_key, encode_rows, encode_step
@@ -139,6 +140,7 @@ class Writing(Parts):
         model_version: int | None = None,
         session_id: str | None = None,
         final: Mapping[str, Any] | None = None,
+        episode_reward: float | None = None,
         priority: Any = None,
         casting: str = "same_kind",
         **meta: Any,
@@ -156,6 +158,8 @@ class Writing(Parts):
             model_version: Version of the model that acted; likewise.
             session_id: The training session; likewise.
             final: The observation after the last step, a value for each observation field.
+            episode_reward: The episode's own reward, a finite number: a verdict on the whole of it,
+                kept beside the sum of its steps' rewards (`reward` in `v_episodes`).
             priority: Of its steps; see `store_batch`. Or a column of `arrays`.
             casting: See `extend`.
             **meta: Kept with the episode: values of `meta_fields`, and of other names JSON values.
@@ -163,7 +167,7 @@ class Writing(Parts):
         Raises:
             EpisodeExistsError: An episode of that id is open, or was aborted.
             FieldError: As `extend`; a final observation with other fields; meta that is no JSON;
-                no step. Nothing is written.
+                no step; a reward that is no finite number. Nothing is written.
         """
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
@@ -192,6 +196,7 @@ class Writing(Parts):
             records[0].id,
             records[-1].id,
             pack_final(store.observation_layout, final, casting),
+            checked_reward(episode_reward, "episode_reward"),
         )
         text = encode_meta(meta, store.info.fields.meta, casting)
         metas = {} if text is None else {(key, task): text}

@@ -27,6 +27,7 @@ from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields import Field
 from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number, real_bound
 from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage import late_values
 from sqlbuffer.storage.models import KEY, episodes, experiences, sessions
 from sqlbuffer.storage.types import IntegerList, KeyList, Number, NumberList, Real
 
@@ -97,9 +98,16 @@ def column_of(field: Field, table: Table) -> ColumnElement[Any]:
     if field.column == "session_id":
         return select(sessions.c.key).where(sessions.c.id == table.c.session_id).scalar_subquery()
     if field.column == "extra":
-        return fn.user_extra(table.c.extra)
-    column: ColumnElement[Any] = table.c[field.column]
-    return column
+        return fn.user_extra(_held(field, "extra", table))
+    return _held(field, field.column, table)
+
+
+def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
+    """Return a column of the row, or what was given late in its place."""
+    if field.is_labelled:
+        return late_values.value_of(column, table)
+    own: ColumnElement[Any] = table.c[column]
+    return own
 
 
 def _is_null(leaf: Leaf, table: Table) -> ColumnElement[bool]:
@@ -110,7 +118,8 @@ def _is_null(leaf: Leaf, table: Table) -> ColumnElement[bool]:
         )
     if field.kind == "real":
         # NaN is stored as null, with a tag beside it.
-        tag = fn.json_kind(table.c.extra, stored_path=("$reals", field.column))
+        extra = _held(field, "extra", table)
+        tag = fn.json_kind(extra, stored_path=("$reals", field.column))
         return and_(column.is_(None), tag.is_(None))
     return column.is_(None)
 

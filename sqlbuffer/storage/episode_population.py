@@ -54,6 +54,7 @@ class EpisodePopulation(Population):
         self._partial = include_partial
         self.picks_first = self.span <= FEW_KEYS_SPAN
         self._priorities = rows._priorities
+        self.has_labels = rows.has_labels
 
     @property
     def is_filtered(self) -> bool:
@@ -198,7 +199,7 @@ class EpisodePopulation(Population):
         """Return {key: (rank, n)} of what is picked, and read it."""
         parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
         parameters |= self.limits.parameters
-        statement = self.reading.picked(self.node, picks, self.limits)
+        statement = self.reading.picked(self.node, picks, self.limits, has_labels=self.has_labels)
         found = statements.fetch(self.connection, statement, parameters)
         self._sort(found)
         picked = {row[0]: (row[PLACE], row[T]) for row in found if row[-1] == PICK}

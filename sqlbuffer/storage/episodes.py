@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, bindparam, or_, update
+from sqlalchemy import BigInteger, Connection, Double, bindparam, case, func, or_, update
 
 from sqlbuffer.codec import Encoder
 from sqlbuffer.errors import EpisodeExistsError, FieldError
@@ -49,6 +49,7 @@ class Ending:
         first: The id of its first step, or the number where it is known.
         last: That of its last step.
         final_arrays: The observation after its last step, packed.
+        reward: The episode's own reward.
     """
 
     key: str
@@ -59,9 +60,19 @@ class Ending:
     first: str | int | None
     last: str | int | None
     final_arrays: bytes | None
+    reward: float | None = None
 
 
 _FIRST = bindparam("first_", type_=BigInteger())
+_RETURN: Any = bindparam("return_", type_=Double())
+# Of an open episode the column holds by how much annotations have changed it so far.
+_WHOLE_RETURN = case(
+    (
+        (episodes.c.status == "open") & episodes.c["return"].is_not(None),
+        func.coalesce(_RETURN, 0.0) + episodes.c["return"],
+    ),
+    else_=_RETURN,
+)
 _END = (
     update(episodes)
     .where(
@@ -78,7 +89,8 @@ _END = (
         {
             "status": bindparam("status_"),
             "length": bindparam("length_"),
-            "return": bindparam("return_"),
+            "return": _WHOLE_RETURN,
+            "reward": bindparam("reward_"),
             "first_seq": _FIRST,
             "last_seq": bindparam("last_"),
             "final_arrays": bindparam("final_"),
@@ -191,6 +203,7 @@ def end(
             "first_": number(ending.first),
             "last_": number(ending.last),
             "final_": ending.final_arrays,
+            "reward_": ending.reward,
         }
         for ending in sorted(endings, key=lambda ending: (ending.key, ending.task_id))
     ]

@@ -241,6 +241,26 @@ def _sqlite_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     )
 
 
+class is_numbered(FunctionElement[bool]):
+    """Whether a column is among numbers: `is_numbered(column, seqs)`."""
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(is_numbered, "postgresql")
+def _pg_is_numbered(element: is_numbered, compiler: Any, **kw: Any) -> str:
+    column, seqs = _processed(element, compiler, kw)
+    return f"{column} = ANY (CAST({seqs} AS bigint[]))"
+
+
+@compiles(is_numbered, "sqlite")
+def _sqlite_is_numbered(element: is_numbered, compiler: Any, **kw: Any) -> str:
+    column, seqs = _processed(element, compiler, kw)
+    return f"{column} IN (SELECT value FROM json_each({seqs}))"
+
+
 class not_used_up(FunctionElement[bool]):
     """Whether a row of `experiences` was used less than so often, of rows that are among numbers:
     `not_used_up(buffer_id, seqs, max_use)`.
@@ -382,6 +402,68 @@ def _sqlite_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
         f"CROSS JOIN experiences AS f WHERE f.buffer_id = {buffer_id} "
         f"AND f.episode_id = a.episode_id AND f.t BETWEEN a.t + {first} AND a.t + {last} "
         "AND f.t <> a.t)"
+    )
+
+
+class late_labels(FunctionElement[Any]):
+    """The labels of a row, as a table to the right of a join: `late_labels(buffer_id, seq)`.
+
+    Looked up row by row: PostgreSQL would rather read all labels, or from the first of them on.
+    """
+
+    inherit_cache = True
+
+
+_LATE_COLUMNS = "buffer_id, seq, reward_t, adv_t, v_t, extra"
+
+
+@compiles(late_labels, "postgresql")
+def _pg_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
+    buffer_id, seq = _processed(element, compiler, kw)
+    return (
+        f"LATERAL (SELECT {_LATE_COLUMNS} FROM labels WHERE buffer_id = {buffer_id} "
+        f"AND seq = {seq} OFFSET 0)"
+    )
+
+
+@compiles(late_labels, "sqlite")
+def _sqlite_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
+    return "labels"
+
+
+class labelled_steps(FunctionElement[Any]):
+    """The table of `steps_near` with values that were given late: `labelled_steps(buffer_id,
+    steps)`.
+    """
+
+    inherit_cache = True
+
+
+_REPLACED = {name: f"coalesce(l.{name}, s.{name}) AS {name}" for name in ("reward_t", "extra")}
+
+
+def _labelled_columns(element: labelled_steps) -> str:
+    _, steps = element.clauses
+    names: Sequence[str] = ("anchor_t", "length", *getattr(steps, "COLUMNS", ()))
+    return ", ".join(_REPLACED.get(name, f"s.{name}") for name in names)
+
+
+@compiles(labelled_steps, "postgresql")
+def _pg_labelled_steps(element: labelled_steps, compiler: Any, **kw: Any) -> str:
+    buffer_id, steps = _processed(element, compiler, kw)
+    return (
+        f"(SELECT {_labelled_columns(element)} FROM {steps} AS s LEFT JOIN LATERAL ("
+        f"SELECT reward_t, extra FROM labels WHERE buffer_id = {buffer_id} AND seq = s.seq "
+        "OFFSET 0) AS l ON true)"
+    )
+
+
+@compiles(labelled_steps, "sqlite")
+def _sqlite_labelled_steps(element: labelled_steps, compiler: Any, **kw: Any) -> str:
+    buffer_id, steps = _processed(element, compiler, kw)
+    return (
+        f"(SELECT {_labelled_columns(element)} FROM {steps} AS s "
+        f"LEFT JOIN labels AS l ON l.buffer_id = {buffer_id} AND l.seq = s.seq)"
     )
 
 

@@ -350,7 +350,11 @@ episodes = Table(
         comment="open, complete or aborted; v_episodes knows those that are abandoned",
     ),
     Column("length", Integer, comment="steps"),
-    Column("return", Double, comment="sum of rewards"),
+    Column(
+        "return",
+        Double,
+        comment="sum of rewards; while it is open, what annotations have changed of it",
+    ),
     Column("reward", Double, comment="the episode's own reward"),
     Column("first_seq", BigInteger, comment="seq of the first step"),
     Column("last_seq", BigInteger, comment="seq of the last step"),

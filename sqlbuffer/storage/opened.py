@@ -25,6 +25,7 @@ from sqlbuffer.storage.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.pacing import WAIT_S
 from sqlbuffer.storage.payload_parts import Payloads
 from sqlbuffer.storage.population import Population
@@ -199,12 +200,14 @@ class Opened:
             if not found:
                 raise self._dropped()
             now = SampledWindow(*found[0])
+            node = seen(node, bool(now.has_labels))
             if not (sampled and self.restrictions.are_any(now)):
                 population = Population(connection, self.info.id, now.low, now.high, node, columns)
             else:
                 population = self.restrictions.population(
                     connection, now, server_epoch(self.engine), node, columns
                 )
+            population.has_labels = bool(now.has_labels)
             if self.info.priorities:
                 population.priorities = Priorities(
                     population, self.info, self.options.alpha, self._upkeep

@@ -43,6 +43,7 @@ class Population:
         limits: What else must hold of a row to be seen.
         has_read_keys: Numbers did not do, and all keys were read.
         clock: The buffer's clock, where limits or notes of batches go by it.
+        has_labels: Rows may have values that were given late.
         picks_first: `pick` costs less than to look numbers up.
     """
 
@@ -63,6 +64,7 @@ class Population:
         self.window_low = low
         self.has_read_keys = False
         self.clock: int | None = None
+        self.has_labels = False
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = columns if isinstance(columns, Reading) else Reading(columns)
@@ -167,7 +169,7 @@ class Population:
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         if self.reading.near is not None:
             parameters[LOW] = self.window_low
-        statement = self.reading.statement(self.node, self.limits)
+        statement = self.reading.statement(self.node, self.limits, has_labels=self.has_labels)
         found = statements.fetch(self.connection, statement, parameters)
         if not self.reading.has_places:
             self._payloads.update((row[0], row) for row in found)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.labels import Labelled
 from sqlbuffer.storage.priority_blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
@@ -101,6 +102,24 @@ SETTLING_PAUSE_S = 0.001
 _IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", "seqscan", "sort"))
 _TRAILER = struct.pack(">h", -1)
 _PLAIN_IDS = re.compile("[0-9A-Za-z_/-]+(,[0-9A-Za-z_/-]+)*")
+_LABELS = (
+    "unnest(%s::bigint[], %s::double precision[], %s::double precision[], %s::double precision[], "
+    "%s::text[]) AS n(seq, reward_t, adv_t, v_t, extra)"
+)
+_NOTE_LABELS = (
+    "INSERT INTO label_history (buffer_id, version, seq, reward_t, adv_t, v_t, extra) "
+    "SELECT %s::integer, %s::bigint, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb "
+    f"FROM {_LABELS} ON CONFLICT (buffer_id, seq, version) DO UPDATE "
+    "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
+    "extra = excluded.extra, labelled_at = excluded.labelled_at"
+)
+# An update would be planned as one over all labels of the buffer.
+_LABEL = (
+    "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) "
+    f"SELECT %s::integer, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb FROM {_LABELS} "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
+    "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
+)
 _ROW_HEAD = struct.Struct(">hii")
 
 
@@ -152,6 +171,12 @@ def _text_array(ids: Sequence[str]) -> str | list[str]:
 def _real_array(reals: Sequence[float | None]) -> str:
     """Return numbers as the text of an array, in a tenth of the time that psycopg takes."""
     return f"{{{','.join('NULL' if real is None else repr(real) for real in reals)}}}"
+
+
+def _label_arrays(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    seqs, *reals, extras = zip(*rows, strict=True)
+    numbers = f"{{{','.join(map(str, seqs))}}}"
+    return (numbers, *map(_real_array, reals), list(extras))
 
 
 @dataclass
@@ -360,6 +385,39 @@ class PostgreSQL:
         )
         numbers = f"{{{','.join(map(str, seqs))}}}"
         _driver(connection).execute(statement, (buffer_id, numbers))
+
+    def locked_labels(
+        self, connection: Connection, buffer_id: int, seqs: Sequence[int]
+    ) -> dict[int, float | None]:
+        """Make rows for the labels of rows that are given in ascending order, and lock them; return
+        the rewards that had been given late.
+        """
+        driver = _driver(connection)
+        numbers = f"{{{','.join(map(str, seqs))}}}"
+        # In ascending order both times: two that label the same rows do not cross.
+        driver.execute(
+            "INSERT INTO labels (buffer_id, seq) SELECT %s::integer, s "
+            "FROM unnest(%s::bigint[]) AS s ORDER BY s ON CONFLICT (buffer_id, seq) DO NOTHING",
+            (buffer_id, numbers),
+        )
+        # One by one: without statistics it would rather read all labels of the buffer.
+        found = driver.execute(
+            "SELECT l.seq, l.reward_t FROM unnest(%s::bigint[]) AS s CROSS JOIN LATERAL (SELECT "
+            "seq, reward_t FROM labels WHERE buffer_id = %s AND seq = s FOR UPDATE) AS l",
+            (numbers, buffer_id),
+        )
+        return dict(found.fetchall())
+
+    def label(
+        self, connection: Connection, buffer_id: int, version: int, rows: Sequence[Labelled]
+    ) -> None:
+        """Write what a version says of rows, and what holds of them."""
+        if not rows:
+            return
+        driver = _driver(connection)
+        columns = _label_arrays([row.history() for row in rows])
+        driver.execute(_NOTE_LABELS, (buffer_id, version, *columns))
+        driver.execute(_LABEL, (buffer_id, *_label_arrays([row.now() for row in rows])))
 
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole. The caller holds the lock

@@ -47,7 +47,7 @@ def checked_priorities(values: Any, n: int, name: str = "priority") -> list[floa
     Raises:
         FieldError: Another shape, or anything but numbers from 0 to 1e100; names the first.
     """
-    array = _as_array(values, name)
+    array = as_array(values, name)
     if not array.ndim:
         return [checked_priority(array[()], name)] * n
     if array.shape != (n,):
@@ -80,7 +80,7 @@ def checked_seqs(values: Any) -> NDArray[np.int64]:
     Raises:
         FieldError: Anything but integers of 64 bits in one dimension.
     """
-    array = _as_array(values, "seqs")
+    array = as_array(values, "seqs")
     if array.ndim != 1:
         raise FieldError(f"seqs: expected integers of shape (b,), got shape {array.shape}")
     if not len(array):
@@ -98,7 +98,8 @@ def _scalar(value: Any) -> Any:
     return value.item() if is_array else value
 
 
-def _as_array(values: Any, name: str) -> NDArray[Any]:
+def as_array(values: Any, name: str) -> NDArray[Any]:
+    """Return what a caller gives as an array; lists with booleans are refused."""
     if hasattr(values, "detach"):  # a torch tensor, of any kind and device
         values = np.asarray(values.tolist()) if values.numel() else np.empty(values.shape)
     if isinstance(values, (list, tuple)) and any(isinstance(value, bool) for value in values):

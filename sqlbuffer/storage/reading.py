@@ -23,7 +23,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import functions as fn
-from sqlbuffer.storage import statements
+from sqlbuffer.storage import late_values, statements
 from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.limits import (
     NO_KIND,
@@ -60,6 +60,8 @@ def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
         final: When the final observation is read; never by default.
     """
     ended = case((ends.c.status != "open", ends.c.length))
+    # While it is open: by how much annotations have changed it.
+    return_ = case((ends.c.status != "open", ends.c["return"]))
     return (
         case((_has_place, _own.episode_id), else_=-_own.seq).label("place"),
         case((_has_place, _own.t), else_=0).label("t"),
@@ -67,7 +69,7 @@ def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
         ended.label("length"),
         (null() if final is None else case((final, ends.c.final_arrays))).label("final_arrays"),
         ends.c.status.label("status"),
-        ends.c["return"].label("return"),
+        return_.label("return"),
     )
 
 
@@ -113,27 +115,29 @@ class Reading:
     is_readable: ColumnElement[bool] | None = None
     complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
 
-    def statement(self, node: Node, limits: Limits = NO_LIMITS) -> Any:
+    def statement(self, node: Node, limits: Limits = NO_LIMITS, *, has_labels: bool = False) -> Any:
         """Return the select of what is read of the parameters `seqs`, of a buffer above `low`; the
         limits' own parameters are to be given with them.
         """
         if node != EVERYTHING:
-            return self._given(node, limits)
+            return self._given(node, limits, has_labels)
         # Made anew it would cost more than the rows of a small batch.
-        made = self._of_everything
-        if limits.kind not in made:
-            made[limits.kind] = self._given(EVERYTHING, limits)
-        return made[limits.kind]
+        made, kind = self._of_everything, (limits.kind, has_labels)
+        if kind not in made:
+            made[kind] = self._given(EVERYTHING, limits, has_labels)
+        return made[kind]
 
     @cached_property
-    def _of_everything(self) -> dict[Kind, Any]:
+    def _of_everything(self) -> dict[Any, Any]:
         return {}
 
-    def _given(self, node: Node, limits: Limits) -> Any:
-        parts = self._parts(node, bindparam(SEQS, type_=SeqList()), limits)
+    def _given(self, node: Node, limits: Limits, has_labels: bool) -> Any:
+        parts = self._parts(node, bindparam(SEQS, type_=SeqList()), limits, has_labels)
         return parts[0] if len(parts) == 1 else union_all(*parts)
 
-    def picked(self, node: Node, picks: Any, limits: Limits = NO_LIMITS) -> Any:
+    def picked(
+        self, node: Node, picks: Any, limits: Limits = NO_LIMITS, *, has_labels: bool = False
+    ) -> Any:
         """Return the select of what is read of keys that are picked in the same statement.
 
         Args:
@@ -141,6 +145,7 @@ class Reading:
             limits: What else must hold.
             picks: Select of (key, rank, n); they come as rows of their own, the rank as the number
                 of the episode and n as the step there.
+            has_labels: With values that were given late.
         """
         found = picks.cte("picks")
         nulls = [null()] * (len(self.columns) - T - 1)
@@ -148,36 +153,47 @@ class Reading:
             found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK)
         )
         seqs = fn.seqs_of(select(found.c.key).correlate(None).scalar_subquery())
-        return union_all(*self._parts(node, seqs, limits), rows)
+        return union_all(*self._parts(node, seqs, limits, has_labels), rows)
 
-    def _parts(self, node: Node, seqs: Any, limits: Limits) -> list[Any]:
+    def _parts(self, node: Node, seqs: Any, limits: Limits, has_labels: bool) -> list[Any]:
         wanted = compile_condition(node) & fn.has_key(_buffer_id(), seqs)
         for held in hold_by_parameters(limits.kind, _buffer_id(), seqs):
             wanted = wanted & held
         if self.is_key is not None:
             wanted = wanted & self.is_key
+        columns = late_values.with_late(self.columns) if has_labels else self.columns
+        rows: Any = experiences
+        if self.has_places:
+            columns = (*columns, literal(OWN).label("part"))
+            rows = experiences.outerjoin(ends, ends.c.id == _own.episode_id)
+        if has_labels:
+            rows = late_values.joined(rows)
+        own: Any = select(*columns).select_from(rows).where(wanted)
         if not self.has_places:
-            return [select(*self.columns).where(wanted)]
-        own: Any = select(*self.columns, literal(OWN).label("part")).where(wanted)
-        own = own.select_from(experiences.outerjoin(ends, ends.c.id == _own.episode_id))
+            return [own]
         if self.is_readable is not None:
             own = own.where(self.is_readable)
         if self.near is None:
             return [own]
-        return [own, _near(self.near, wanted, len(self.columns), limits.kind.of_steps)]
+        kind = limits.kind.of_steps
+        return [own, _near(self.near, wanted, len(self.columns), kind, has_labels)]
 
 
-def _near(near: Near, wanted: ColumnElement[bool], n_columns: int, kind: Kind) -> Any:
+def _near(
+    near: Near, wanted: ColumnElement[bool], n_columns: int, kind: Kind, has_labels: bool
+) -> Any:
     length: Any = null()
     if near.arrays is not None:
         length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
     anchors = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
     steps_near = fn.steps_near if kind == NO_KIND else fn.limited_steps_near
     names = ("anchor_t", "length", *steps_near.COLUMNS)
-    table = steps_near(
+    steps: Any = steps_near(
         _buffer_id(), anchors.correlate(None).scalar_subquery(), near.first, near.last
-    ).table_valued(*(column(name, _type(name)) for name in names))
-    found = table.c
+    )
+    if has_labels:
+        steps = fn.labelled_steps(_buffer_id(), steps)
+    found = steps.table_valued(*(column(name, _type(name)) for name in names)).c
     arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
     barred: Any = null()
     if kind != NO_KIND:

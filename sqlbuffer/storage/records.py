@@ -324,7 +324,7 @@ def decode_extra(text: str | None, arrays: Blob | None, reals: dict[str, Any]) -
     if text is None or '"$reals"' not in text:
         return decode(text, arrays)
     tree = loads(text)
-    reals.update(untag(tree.pop("$reals"), b""))
+    reals.update(untag(tree.pop("$reals", {}), b""))  # or it is a text of the user
     return None if tree.pop("$none", False) else untag(tree, arrays or b"")
 
 

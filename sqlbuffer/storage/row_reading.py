@@ -14,6 +14,7 @@ from sqlbuffer.storage.engine import (
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.functions import explain
 from sqlbuffer.storage.insertion import Row
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import experiences
@@ -51,7 +52,8 @@ class RowReading(Opened):
                 window = self._window(connection)
                 if node == EVERYTHING:
                     return self._count_all(connection, window, settled)
-                where = statements.in_window(self.info.id, window.low, node)
+                matching = seen(node, window.has_labels)
+                where = statements.in_window(self.info.id, window.low, matching)
                 return int(
                     connection.execute(
                         select(func.count()).select_from(experiences).where(where)
@@ -114,10 +116,13 @@ class RowReading(Opened):
         payloads = payloads or self.whole_rows
         seq = statements.seq_for(node)
         with translated(self.url), self._dialect.snapshot(self.engine) as connection:
-            low = max(cursor, self._window(connection).low)
-            where = statements.in_window(self.info.id, low, node) & (seq <= end)
-            page = statements.rows(where, payloads.columns).order_by(seq).limit(limit)
-            found = statements.fetch(connection, page)
+            window = self._window(connection)
+            matching = seen(node, window.has_labels)
+            where = statements.in_window(self.info.id, max(cursor, window.low), matching)
+            page = statements.rows(
+                where & (seq <= end), payloads.columns, has_labels=window.has_labels
+            )
+            found = statements.fetch(connection, page.order_by(seq).limit(limit))
             rows = payloads.complete(connection, found, PAGE_BYTES)
             return rows, len(rows) == len(found) < limit
 
@@ -153,10 +158,12 @@ class RowReading(Opened):
             columns = (*columns, limits.is_barred(experiences).label("barred"))
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
         wanted = [task_id for task_id in found if is_storable_text(task_id)]
-        low = self._window(connection).low
+        window = self._window(connection)
         for start in range(0, len(wanted), TASKS_AT_ONCE):
-            where = statements.of_tasks(self.info.id, low, wanted[start : start + TASKS_AT_ONCE])
-            rows = statements.fetch(connection, statements.rows(where, columns))
+            chosen = wanted[start : start + TASKS_AT_ONCE]
+            where = statements.of_tasks(self.info.id, window.low, chosen)
+            select_rows = statements.rows(where, columns, has_labels=window.has_labels)
+            rows = statements.fetch(connection, select_rows)
             for row in payloads.complete(connection, _free(rows) if limits else rows):
                 found[row[TASK_ID]].append(row)
         for of_task in found.values():
@@ -165,8 +172,12 @@ class RowReading(Opened):
 
     def statement(self, node: Node) -> Select[Any]:
         """Return the select of all rows that match."""
-        where = statements.in_window(self.info.id, self.window().low, node)
-        return statements.rows(where).order_by(statements.seq_for(node))
+        window = self.window()
+        matching = seen(node, window.has_labels)
+        where = statements.in_window(self.info.id, window.low, matching)
+        return statements.rows(where, has_labels=window.has_labels).order_by(
+            statements.seq_for(node)
+        )
 
     def sql(self, node: Node) -> str:
         """Return that select as text, its values written out."""

@@ -15,6 +15,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory, sqlite_path
 from sqlbuffer.storage.errors import NO_BUFFER
+from sqlbuffer.storage.labels import Labelled
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
@@ -72,6 +73,17 @@ _BLOCKS = (
 _CHANGE = (
     "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
     "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
+)
+_LABEL = (
+    "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
+    "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
+)
+_NOTE_LABEL = (
+    "INSERT INTO label_history (buffer_id, version, seq, reward_t, adv_t, v_t, extra) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq, version) DO UPDATE "
+    "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
+    "extra = excluded.extra, labelled_at = excluded.labelled_at"
 )
 _FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
 _RAISE = (
@@ -371,6 +383,29 @@ class SQLite:
             "AND seq IN (SELECT value FROM json_each(?))",
             (buffer_id, json.dumps(list(seqs))),
         )
+
+    def locked_labels(
+        self, connection: Connection, buffer_id: int, seqs: Sequence[int]
+    ) -> dict[int, float | None]:
+        """Return the rewards that were given late to those of the rows that have labels; nobody
+        else writes meanwhile.
+        """
+        found = connection.exec_driver_sql(
+            "SELECT seq, reward_t FROM labels WHERE buffer_id = ? "
+            "AND seq IN (SELECT value FROM json_each(?))",
+            (buffer_id, json.dumps(list(seqs))),
+        )
+        rewards: dict[int, float | None] = dict(found.all())
+        return rewards
+
+    def label(
+        self, connection: Connection, buffer_id: int, version: int, rows: Sequence[Labelled]
+    ) -> None:
+        """Write what a version says of rows, and what holds of them."""
+        if rows:
+            noted = [(buffer_id, version, *row.history()) for row in rows]
+            connection.exec_driver_sql(_NOTE_LABEL, noted)
+            connection.exec_driver_sql(_LABEL, [(buffer_id, *row.now()) for row in rows])
 
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole; rows leave by a

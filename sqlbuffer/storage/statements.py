@@ -19,6 +19,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query import Group, Node
 from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage import late_values
 from sqlbuffer.storage.conditions import compile_condition
 from sqlbuffer.storage.keys import one_of
 from sqlbuffer.storage.models import episodes, experiences, sessions
@@ -152,9 +153,19 @@ def seqs(where: ColumnElement[bool]) -> Select[Any]:
     return select(experiences.c.seq).where(where)
 
 
-def rows(where: ColumnElement[bool], columns: Sequence[Any] = ROW_COLUMNS) -> Select[Any]:
-    """Select whole rows in the order of `Record`, `seq` first; or other columns."""
-    return select(*columns).where(where)
+def rows(
+    where: ColumnElement[bool], columns: Sequence[Any] = ROW_COLUMNS, *, has_labels: bool = False
+) -> Select[Any]:
+    """Select whole rows in the order of `Record`, `seq` first; or other columns.
+
+    Args:
+        where: Which rows.
+        columns: The columns.
+        has_labels: With the values that were given late.
+    """
+    if not has_labels:
+        return select(*columns).where(where)
+    return select(*late_values.with_late(columns)).select_from(late_values.joined()).where(where)
 
 
 def fetch(

@@ -31,6 +31,8 @@ from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.expiry import Expiry
 from sqlbuffer.storage.insertion import Insertion, Outcome, Row
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.labelling import Labelling
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.lease_keeping import LeaseKeeping, Ledger, unheld
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
@@ -72,7 +74,7 @@ class DrawnTasks:
     window_low: int
 
 
-class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
+class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
     """Reads and writes one buffer.
 
     Args:
@@ -226,7 +228,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping):
         with translated(self.url), self._dialect.writing(self.engine) as connection:
             window = self.note_deletion(connection)
             # Nothing newer than the window noted: its lower end follows from the newest row.
-            matching = statements.in_window(self.info.id, window.low, node)
+            matching = statements.in_window(self.info.id, window.low, seen(node, window.has_labels))
             seq = statements.seq_for(node)
             return self._remove(connection, matching, seq <= window.high, seq=seq)
 

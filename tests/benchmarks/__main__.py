@@ -11,6 +11,7 @@ from tests.benchmarks import (
     arrays,
     fragments,
     frames,
+    labels,
     limits,
     machine,
     priorities,
@@ -39,6 +40,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "frames": frames.measure,
     "fragments": fragments.measure,
     "limits": limits.measure,
+    "labels": labels.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
 }

@@ -151,6 +151,28 @@ def test_learners_update_priorities_and_writers_do_not(with_roles, login):
         assert connection.execute("SELECT block FROM priority_blocks").fetchall() == [(0,)]
 
 
+def test_learners_annotate_and_writers_do_not(with_roles, login):
+    with ReplayBuffer(login("sqlbuffer_writer"), name="newer", max_capacity=4) as writer:
+        with writer.episode(episode_id="e") as episode:
+            episode.append(state=1, reward=1.0)
+            episode.end(reward=0.5)
+        with pytest.raises(StorageReadOnlyError):
+            writer.annotate([1], reward=2.0)
+        with ReplayBuffer(login("sqlbuffer_learner"), name="newer") as learner:
+            for _ in range(2):
+                assert learner.annotate([1], reward=2.0, extra={"judge": "a"}) == 1
+            assert learner.annotate(TASK_0, reward=2.0) == 0
+        with pytest.raises(StorageReadOnlyError):
+            writer.annotate([1], reward=3.0)
+        assert writer.sample(1)[0].exp_data.reward_t == 2.0
+        writer.store_batch([make_array_row(step=step) for step in range(4)])  # evicts the labelled
+    with psycopg.connect(login("sqlbuffer_analyst")) as connection:
+        shown = connection.execute("SELECT episode_return, reward FROM v_episodes").fetchall()
+        assert shown == [(2.0, 0.5)]
+        assert connection.execute("SELECT count(*) FROM v_labels").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM labels").fetchone() == (0,)
+
+
 def test_learners_drop_no_buffer(with_roles, login):
     with pytest.raises(StorageReadOnlyError):
         ReplayBuffer.drop(login("sqlbuffer_learner"), "older")

@@ -32,11 +32,12 @@ from tests.support.stepped_rows import make_row, make_rows
 
 N_ROWS = 100_000
 ROWS_PER_TASK = 20
+N_LABELLED = 20_000
 MOST_ROWS_READ = 10_000
 MOST_STEPS = 200_000
 SCAN = re.compile(
-    r"Seq Scan on (experiences|episodes|priorities|quarantine)|"
-    r"^\s*SCAN (experiences|earlier|episodes|ends|priorities|quarantine|[epq]\b)",
+    r"Seq Scan on (experiences|episodes|priorities|quarantine|label)|"
+    r"^\s*SCAN (experiences|earlier|episodes|ends|priorities|quarantine|late\b|label|[eplq]\b)",
     re.MULTILINE,
 )
 ONE_TASK = QueryBuilder().eq("exp_meta.task_id", "t2500").build()
@@ -45,6 +46,9 @@ ONE_TASK_LATE = QueryBuilder().nested(QueryBuilder().eq("exp_meta.task_id", "t25
 ).build()  # fmt: skip
 TWO_TASKS = QueryBuilder().in_("exp_meta.task_id", ["t100", "t4000"]).build()
 ONE_ID = QueryBuilder().eq("id", "id77777").build()
+LABELLED_TASK = QueryBuilder().eq("exp_meta.task_id", "t500").and_().gte(
+    "exp_data.reward_t", 0
+).build()  # fmt: skip
 HALF = QueryBuilder().lt("exp_data.state.mod", 50).build()
 
 
@@ -85,6 +89,8 @@ def large_url(request, analyzed, tmp_path_factory):
     fill_limited(url)
     fill_barred(url)
     fill_arrays(url)
+    fill_episodes(url)
+    fill_labelled(url)
     if analyzed:
         run_outside_transaction(url, "ANALYZE")
     yield url
@@ -115,14 +121,28 @@ def fill_barred(url):
         buffer.quarantine(range(1, N_ROWS, 4 * ROWS_PER_TASK))
 
 
-def fill_arrays(url):
-    """Fill the buffer `arrays` with 20 episodes of 1,000 steps."""
-    with ReplayBuffer(url, name="arrays", fields={"obs": ("float32", (4,))}) as buffer:
+def fill_labelled(url):
+    """Fill the buffers `labelled`, as `rows`, and `labelled arrays`, as `arrays`, and annotate
+    two thirds of them.
+    """
+    settings = {"max_capacity": N_LABELLED, "rows_per_task": ROWS_PER_TASK}
+    with (
+        fill(url, N_LABELLED, name="labelled", **settings) as rows,
+        fill_arrays(url, "labelled arrays") as arrays,
+    ):
+        seqs = [seq for seq in range(1, N_LABELLED + 1) if seq % 3]
+        rows.annotate(seqs, reward=2.0, extra={"a": 1})
+        arrays.annotate(seqs, reward=2.0)
+
+
+def fill_arrays(url, name="arrays"):
+    """Fill a buffer with 20 episodes of 1,000 steps."""
+    with ReplayBuffer(url, name=name, fields={"obs": ("float32", (4,))}) as buffer:
         for episode in range(20):
             obs = np.full((1_000, 4), episode, np.float32)
             rewards = np.ones(1_000)
             buffer.store_episode({"obs": obs, "reward": rewards}, final={"obs": obs[0]})
-    fill_episodes(url)
+    return buffer
 
 
 def fill_episodes(url):
@@ -165,7 +185,8 @@ def rows_read(connection):
     """Return how many rows scans and indexes have given in this session of late."""
     (row,) = connection.connection.driver_connection.execute(
         "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
-        "FROM pg_stat_xact_user_tables WHERE relname IN ('experiences', 'priorities')"
+        "FROM pg_stat_xact_user_tables "
+        "WHERE relname IN ('experiences', 'priorities', 'labels', 'label_history')"
     )
     return row
 
@@ -201,7 +222,7 @@ class Watch:
         self.engine.dispose()
 
     def _note(self, _connection, _cursor, statement, parameters, _context, executemany):
-        if not executemany and re.search("experiences|v_windows|priorit", statement):
+        if not executemany and re.search("experiences|v_windows|priorit|label", statement):
             self.statements.append((statement, parameters))
 
     def _start_counting(self, connection):
@@ -365,6 +386,35 @@ OPERATIONS = {
     "quarantine": ("barred", lambda b: b.quarantine(range(5, N_ROWS, 400))),
     "quarantine a task": ("barred", lambda b: b.quarantine(ONE_TASK)),
     "release": ("barred", lambda b: b.release(range(5, N_ROWS, 400))),
+    "random, labelled": ("labelled", lambda b: b.sample(256)),
+    "random, labelled, of a task": ("labelled", lambda b: b.sample(8, condition=LABELLED_TASK)),
+    "latest, labelled": ("labelled", lambda b: b.sample(256, sampler=LatestSampler())),
+    "tasks, labelled": ("labelled", lambda b: b.sample_tasks(8, sampler=RandomTaskSample(seed=1))),
+    "get 20 tasks, labelled": (
+        "labelled",
+        lambda b: b.get_batch_by_task_ids([f"t{i}" for i in range(800, 820)]),
+    ),
+    "first rows of all, labelled": ("labelled", lambda b: next(b.get_all())),
+    "last rows of all, labelled": (
+        "labelled",
+        lambda b: next(b.get_all(QueryBuilder().gt("seq", N_LABELLED - 100))),
+    ),
+    "arrays, labelled": ("labelled arrays", lambda b: b.sample_arrays(256)),
+    "transitions, labelled": ("labelled arrays", lambda b: b.sample_transitions(256, n_step=5)),
+    "windows, labelled": (
+        "labelled arrays",
+        lambda b: read(b, WindowReader(fields_of(b), 8, 4, 2)),
+    ),
+    "trajectories, labelled": (
+        "labelled arrays",
+        lambda b: read(b, TrajectoryReader(fields_of(b)), 2),
+    ),
+    "annotate": (
+        "labelled arrays",
+        lambda b: b.annotate(range(500, 756), reward=1, extra={"a": 1}),
+    ),
+    "store, labelled": ("labelled", lambda b: b.store_batch(make_rows(range(64)))),
+    "annotate a task": ("labelled", lambda b: b.annotate(LABELLED_TASK, reward=1)),
     "random, small": ("small", lambda b: b.sample(64)),
     "tasks, small": ("small", lambda b: b.sample_tasks(1)),
 }

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 FINAL_PREFIX = "final_"
 _ALL_STEPS = 2**30
+_OWN_REWARD = RETURN + 1
 
 Integers = NDArray[np.int64]
 
 
 @lru_cache(2)
 def _reading(include_partial: bool) -> Reading:
-    columns = (*statements.COLUMNS, *place_columns(true()))
+    columns = (*statements.COLUMNS, *place_columns(true()), ends.c.reward.label("own_reward"))
     # No index serves: it would lure SQLite from the one of the numbers.
     t = fn.unindexed(experiences.c.t)
     is_complete = ends.c.status == "complete"
@@ -179,4 +180,5 @@ class TrajectoryReader:
             "status": np.array([row[STATUS] for row in rows], object),
             "length": lengths,
             "return": np.array([row[RETURN] for row in rows], np.float64),
+            "episode_reward": np.array([row[_OWN_REWARD] for row in rows], np.float64),
         }

@@ -4,8 +4,9 @@
 --   GRANT sqlbuffer_writer TO alice;
 --
 -- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
--- priorities, set the clock, lease, start sessions, quarantine rows, let expired ones leave, and sample where that is a write
--- (max_use, track_samples).
+-- priorities, set the clock, lease, start sessions, quarantine rows, let expired ones leave, sample where that is a write
+-- (max_use, track_samples), and annotate: who judges what others did takes that role. Writers may not change what a step
+-- was worth.
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
 
@@ -29,13 +30,13 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_quarantine, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_quarantine, v_labels, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, leases, labels, label_history, quarantine, payload_parts,
     flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions, payload_parts TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT UPDATE (status, length, "return", first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
+GRANT UPDATE (status, length, "return", reward, first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- What was sampled, and who waits.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
@@ -55,9 +56,10 @@ $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
-    n_partial, has_quarantine) ON buffers TO sqlbuffer_learner;
+    n_partial, has_quarantine, has_labels) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON quarantine TO sqlbuffer_learner;
+GRANT INSERT, UPDATE ON labels, label_history TO sqlbuffer_learner;
 GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 GRANT UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE ON queue_items TO sqlbuffer_learner;

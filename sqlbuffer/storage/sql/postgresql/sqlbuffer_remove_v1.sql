@@ -61,6 +61,9 @@ BEGIN
         DELETE FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
     IF b.has_labels THEN
+        -- Locked in the order that annotations lock them in.
+        PERFORM 1 FROM (SELECT g.seq FROM unnest(p_seqs) AS g(seq) ORDER BY g.seq) AS s
+        CROSS JOIN LATERAL (SELECT FROM labels l WHERE l.buffer_id = p_buffer_id AND l.seq = s.seq FOR UPDATE) AS l;
         DELETE FROM labels WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
         DELETE FROM label_history WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;

@@ -6,7 +6,7 @@ DECLARE
     n_removed bigint := 0;
 BEGIN
     FOR w IN
-        SELECT v.buffer_id, v.low_seq, b.has_queue FROM v_windows v JOIN buffers b ON b.id = v.buffer_id
+        SELECT v.buffer_id, v.low_seq, b.has_queue, b.has_labels FROM v_windows v JOIN buffers b ON b.id = v.buffer_id
         WHERE v.evict_unit = 'row' AND v.low_seq > 0 ORDER BY v.buffer_id
     LOOP
         IF w.has_queue THEN
@@ -16,6 +16,13 @@ BEGIN
             n_removed := n_removed + sqlbuffer_remove_v1(w.buffer_id, ARRAY(
                 SELECT e.seq FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq <= w.low_seq
                 ORDER BY e.seq LIMIT 10000 FOR UPDATE SKIP LOCKED));
+        END IF;
+        IF w.has_labels THEN
+            -- Of rows that left while they were annotated.
+            DELETE FROM labels n WHERE n.buffer_id = w.buffer_id AND n.seq <= w.low_seq
+              AND NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
+            DELETE FROM label_history n WHERE n.buffer_id = w.buffer_id AND n.seq <= w.low_seq
+              AND NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
         END IF;
     END LOOP;
     RETURN n_removed;

@@ -1,7 +1,8 @@
 -- A rollout is an episode of the task, or the whole task where its rows name none.
 CREATE VIEW v_groups AS
 WITH rollouts AS (
-    SELECT w.buffer, e.task_id, e.episode_id, count(*) AS steps, sum(e.reward_t) AS return_
+    SELECT w.buffer, e.task_id, e.episode_id, count(*) AS steps,
+        sum(CASE WHEN w.has_labels THEN coalesce((SELECT l.reward_t FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq), e.reward_t) ELSE e.reward_t END) AS return_
     FROM v_windows w
     JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
     GROUP BY w.buffer, e.task_id, e.episode_id
