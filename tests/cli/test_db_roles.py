@@ -9,6 +9,7 @@ from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage import claims, triggers
 from tests.cli.conftest import execute_script
 from tests.support.array_rows import make_array_row
+from tests.support.fragments import make_fragment, parts_of
 
 TASK_0 = QueryBuilder().eq("exp_meta.task_id", "task_0")
 
@@ -171,6 +172,17 @@ def test_learners_annotate_and_writers_do_not(with_roles, login):
         assert shown == [(2.0, 0.5)]
         assert connection.execute("SELECT count(*) FROM v_labels").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM labels").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("role", ["sqlbuffer_writer", "sqlbuffer_learner"])
+def test_writers_and_learners_store_fragments_in_parts(with_roles, login, role):
+    with ReplayBuffer(login(role), name="parts", max_capacity=1) as buffer:
+        for n in range(2):
+            assert buffer.store(make_fragment(n)).inserted == 1
+        assert list(buffer) == [make_fragment(1)]
+    assert len(parts_of(with_roles)) == 1
+    with ReplayBuffer(login("sqlbuffer_analyst"), name="parts") as buffer:
+        assert buffer.sample(1) == [make_fragment(1)]
 
 
 def test_learners_drop_no_buffer(with_roles, login):

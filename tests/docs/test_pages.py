@@ -34,6 +34,7 @@ READ = {
     "docs/coming-from-aworld.md",
     "docs/episodes.md",
     "docs/examples.md",  # the programs that it is about have tests of their own
+    "docs/fragments.md",
     "docs/index.md",
     "docs/loader.md",
     "docs/many-writers.md",
@@ -162,6 +163,15 @@ def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
 def test_quarantine_takes_rows_out_and_puts_them_back(read):
     page = read("docs/quarantine.md")
     assert page.names["buffer"].release([2]) == 1
+
+
+def test_fragments(read):
+    page = read("docs/fragments.md")
+    with ReplayBuffer(SQLITE_URL, name="fragments") as buffer:
+        assert len(buffer) == 3
+    with ReplayBuffer(SQLITE_URL, name="small") as buffer:
+        assert len(buffer) == 0
+    assert page.names["row"].exp_data.state.keys() == {"recurrent"}
 
 
 def test_loader(read):
