@@ -35,6 +35,7 @@ READ = {
     "docs/episodes.md",
     "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/index.md",
+    "docs/leases.md",
     "docs/loader.md",
     "docs/many-writers.md",
     "docs/pacing.md",
@@ -162,6 +163,12 @@ def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
 def test_quarantine_takes_rows_out_and_puts_them_back(read):
     page = read("docs/quarantine.md")
     assert page.names["buffer"].release([2]) == 1
+
+
+def test_leases(read):
+    page = read("docs/leases.md")
+    assert page.names["rewards"] == [0.0, 0.0, 1.0]
+    assert page.names["batch"].remaining_s > 20
 
 
 def test_loader(read):
