@@ -12,6 +12,7 @@ from tests.benchmarks import (
     fragments,
     frames,
     labels,
+    leases,
     limits,
     machine,
     priorities,
@@ -41,6 +42,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "fragments": fragments.measure,
     "limits": limits.measure,
     "labels": labels.measure,
+    "leases": leases.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
 }

@@ -5,7 +5,7 @@ import pytest
 from psycopg import sql
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.storage import claims, triggers
 from tests.cli.conftest import execute_script
 from tests.support.array_rows import make_array_row
@@ -60,6 +60,27 @@ def test_writers_destroy_nothing(with_roles, login, change):
         with pytest.raises(StorageReadOnlyError):
             change(buffer)
         assert len(buffer) == 4
+
+
+def test_learners_lease_and_writers_may_not(with_roles, login):
+    options = {"leases": True, "max_use": 1, "max_capacity": 6, "track_samples": True}
+    with ReplayBuffer(login("sqlbuffer_writer"), name="leased", **options) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(8)])
+        with pytest.raises(StorageReadOnlyError), buffer.lease(1, timeout_s=0):
+            pass
+    with ReplayBuffer(login("sqlbuffer_learner"), name="leased") as buffer:
+        with buffer.lease(2) as batch:
+            batch.renew()
+        assert len(buffer) == 4
+        with pytest.raises(KeyError), buffer.lease(1, group_by="task_id", timeout_s=0):
+            raise KeyError
+        late = {"min_group_size": 9, "group_timeout_s": 1e-6, "on_partial": "drop"}
+        with (
+            pytest.raises(InsufficientDataError),
+            buffer.lease(9, group_by="task_id", timeout_s=0, **late),
+        ):
+            pass
+        assert len(buffer) == 0
 
 
 LIMITS = {"max_use": 2, "track_samples": True, "max_staleness": 3}

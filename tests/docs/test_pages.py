@@ -36,6 +36,7 @@ READ = {
     "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/fragments.md",
     "docs/index.md",
+    "docs/leases.md",
     "docs/loader.md",
     "docs/many-writers.md",
     "docs/pacing.md",
@@ -172,6 +173,12 @@ def test_fragments(read):
     with ReplayBuffer(SQLITE_URL, name="small") as buffer:
         assert len(buffer) == 0
     assert page.names["row"].exp_data.state.keys() == {"recurrent"}
+
+
+def test_leases(read):
+    page = read("docs/leases.md")
+    assert page.names["rewards"] == [0.0, 0.0, 1.0]
+    assert page.names["batch"].remaining_s > 20
 
 
 def test_loader(read):

@@ -47,8 +47,10 @@ from sqlbuffer.storage.leasing.wanted import (
 from sqlbuffer.storage.models import KEY, buffers, leases
 from sqlbuffer.storage.models import queue_items as items
 from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.restrictions import SampledWindow
 from sqlbuffer.storage.row_reading import task_order
+from sqlbuffer.storage.statements import ROW_COLUMNS
 from sqlbuffer.storage.transactions import answer
 from sqlbuffer.storage.types import KeyList
 
@@ -59,11 +61,13 @@ if TYPE_CHECKING:
 KEPT_S = 3_600.0
 SECONDS_BETWEEN_CLEANINGS = 60.0
 REMOVED_AT_ONCE = 10_000
-MOST_DONE = 1_000
+FEWEST_DONE, MOST_DONE = 32, 1_000
 
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
 
 
+# One for all: it keeps its statement.
+_WHOLE_ROWS = Reading(ROW_COLUMNS)
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
 _LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
 _RUNS = ~fn.is_past(leases.c.leased_until)
@@ -222,8 +226,10 @@ class Claim:
 
     def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> Held:
         seqs = [seq for group in self._chosen for seq in group]
-        reading = Population(connection, self._store.info.id, 0, now.high, EVERYTHING)
-        found = {row[0]: row for row in reading.rows(seqs)}
+        population = Population(
+            connection, self._store.info.id, 0, now.high, EVERYTHING, _WHOLE_ROWS
+        )
+        found = {row[0]: row for row in population.rows(seqs)}
         groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
@@ -234,7 +240,7 @@ def _clean(connection: Connection, store: "BufferStore") -> None:
     """Delete the rows of leases that this process has ended, and sometimes of all long gone."""
     ledger, buffer = store.ledger, {BUFFER: store.info.id}
     done = ledger.done[:MOST_DONE]
-    if done:
+    if len(done) >= FEWEST_DONE:
         connection.execute(_FORGET_SOME, {**buffer, LEASES: done})
         ledger.done = [lease_id for lease_id in ledger.done if lease_id not in done]
     if time.monotonic() - ledger.cleaned_at > SECONDS_BETWEEN_CLEANINGS:
@@ -297,7 +303,7 @@ def give_back(store: "BufferStore", held: Held) -> None:
         connection.execute(_FORGET, values)
         _evict(connection, store, held.seqs)
 
-    store.write(work)
+    store.write(work, "relaxed")
     store.pacer.give_back(len(held.seqs))
     if held.number is not None:
         forget(store, held.number)
