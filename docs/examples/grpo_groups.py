@@ -15,18 +15,18 @@ import os
 import random
 import signal
 import time
+from multiprocessing.synchronize import Event
 
 import numpy as np
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.errors import InsufficientDataError
 
 BUFFER = "grpo"
 SIBLINGS = 8
 TURNS = 3
 LEASE_S = 2.0
 LATE_S = 0.05  # how long a verdict takes
-PATIENCE_S = 6.0  # longer than a lease: what a lost trainer held comes back
+PATIENCE_S = 60.0  # longer than a lease: what a lost trainer held comes back
 
 # A verdict on a group is one transaction: where one row has it, all have.
 JUDGED = QueryBuilder().is_not_null("exp_data.extra.judge").build()
@@ -70,26 +70,25 @@ def advantages(rewards: list[float]) -> np.ndarray:
     return (values - values.mean()) / (values.std() + 1e-6)
 
 
-def train(url: str, name: str, groups: int | None) -> None:
-    """Train on groups as they are judged until none comes any more; or so many, and then die."""
+def train(url: str, name: str, has_begun: Event, dies: bool) -> None:
+    """Train on groups as they are judged, until all rows are used up; or die with the first."""
+    if not dies:
+        has_begun.wait(PATIENCE_S)
     with opened(url) as buffer:
-        while True:
-            try:
-                with buffer.lease(
-                    1,
-                    group_by="task_id",
-                    min_group_size=SIBLINGS,
-                    condition=JUDGED,
-                    timeout_s=PATIENCE_S,
-                    lease_s=LEASE_S,
-                ) as batch:
-                    if groups == 0:
-                        print(f"{name} is killed while it holds {len(batch)} rows", flush=True)
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    step(name, batch)
-                    groups = None if groups is None else groups - 1
-            except InsufficientDataError:
-                return
+        while dies or len(buffer):
+            with buffer.lease(
+                1,
+                group_by="task_id",
+                min_group_size=SIBLINGS,
+                condition=JUDGED,
+                timeout_s=PATIENCE_S,
+                lease_s=LEASE_S,
+            ) as batch:
+                if dies:
+                    print(f"{name} is killed while it holds {len(batch)} rows", flush=True)
+                    has_begun.set()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(name, batch)
 
 
 def step(name: str, batch) -> None:
@@ -114,15 +113,14 @@ def main() -> None:
     random.Random(0).shuffle(jobs)  # siblings come from several machines, in any order
     with opened(args.url) as buffer:
         buffer.clear()
-    prompts = list(range(args.prompts))
+    prompts, has_begun = list(range(args.prompts)), multiprocessing.Event()
     work = [
         *((produce, (args.url, jobs[i::2])) for i in range(2)),
         *((judge, (args.url, f"judge-{i}", prompts[i::2])) for i in range(2)),
-        (train, (args.url, "trainer-0", 1)),
-        (train, (args.url, "trainer-1", None)),
+        (train, (args.url, "trainer-0", has_begun, True)),
+        (train, (args.url, "trainer-1", has_begun, False)),
     ]
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=call, args=arguments) for call, arguments in work]
+    processes = [multiprocessing.Process(target=call, args=arguments) for call, arguments in work]
     for process in processes:
         process.start()
     for process in processes:
