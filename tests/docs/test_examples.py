@@ -56,7 +56,7 @@ def is_running(process):
 
 
 def test_every_example_is_run_here():
-    tested = {"agent_rollouts.py", "dqn_cartpole.py"}
+    tested = {"agent_rollouts.py", "dqn_cartpole.py", "grpo_groups.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -80,6 +80,20 @@ def test_rollouts_are_read_back_by_group(schema_url, tmp_path):
     assert {message["role"] for message in messages} == {"user", "assistant", "tool"}
     statuses = "SELECT status, count(*) FROM v_episodes GROUP BY status"
     assert run(schema_url, statuses) == [("complete", 24)]
+
+
+def test_each_group_is_trained_on_once_though_a_trainer_is_killed(schema_url, tmp_path):
+    words = command("grpo_groups.py", "--url", schema_url, "--prompts", "4")
+    with started(tmp_path, *words) as (process, read):
+        process.wait(60)
+        printed = read()
+    assert process.returncode == 0, printed
+    assert "trainer-0 is killed while it holds 24 rows" in printed
+    trained = re.findall(r"^trainer-\d: (prompt-\d), 8 rollouts, adv", printed, re.MULTILINE)
+    assert sorted(trained) == [f"prompt-{n}" for n in range(4)]
+    assert "0 of 96 rows were never trained on" in printed
+    episodes = "SELECT status, count(*), min(episode_return) > 0 FROM v_episodes GROUP BY status"
+    assert run(schema_url, episodes) == [("complete", 32, True)]
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ READ = {
     "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/fragments.md",
     "docs/index.md",
+    "docs/late-rewards.md",
     "docs/leases.md",
     "docs/loader.md",
     "docs/many-writers.md",
@@ -179,6 +180,14 @@ def test_leases(read):
     page = read("docs/leases.md")
     assert page.names["rewards"] == [0.0, 0.0, 1.0]
     assert page.names["batch"].remaining_s > 20
+
+
+def test_late_rewards(read):
+    page = read("docs/late-rewards.md")
+    assert page.names["buffer"].name == "rollouts"
+    episodes = "SELECT episode_id, status, episode_return, reward FROM v_episodes"
+    assert run(SQLITE_URL, episodes) == [("rollout-1", "complete", None, 1.0)]
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 7
 
 
 def test_loader(read):

@@ -274,3 +274,14 @@ def test_texts_that_look_like_tags_are_texts(buffer_url: str) -> None:
     assert extras(buffer) == [odd]
     buffer.annotate([1], extra={"z": "$reals"})
     assert extras(buffer) == [{**odd, "z": "$reals"}]
+
+
+def test_labels_whose_rows_left_meanwhile_are_swept(postgres_url: str) -> None:
+    buffer = filled(postgres_url, 4, max_capacity=3)
+    buffer.annotate([2, 3], reward=0.0)
+    orphan = "INSERT INTO {} (buffer_id, seq{}) SELECT id, 1{} FROM buffers"
+    run(postgres_url, orphan.format("labels", "", ""))
+    run(postgres_url, orphan.format("label_history", ", version", ", 1"))
+    run(postgres_url, "SELECT sqlbuffer_sweep_v1()")
+    for table in ("labels", "label_history"):
+        assert run(postgres_url, f"SELECT seq FROM {table} ORDER BY seq") == [(2,), (3,)]
