@@ -223,6 +223,7 @@ class Claim:
     def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> Held:
         seqs = [seq for group in self._chosen for seq in group]
         reading = Population(connection, self._store.info.id, 0, now.high, EVERYTHING)
+        reading.has_labels = bool(now.has_labels)
         found = {row[0]: row for row in reading.rows(seqs)}
         groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
         for group in groups:
