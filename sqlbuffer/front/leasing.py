@@ -16,6 +16,7 @@ from sqlbuffer.errors import BufferConfigError, SQLBufferError
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.rows import DataRow
 from sqlbuffer.storage.columns import decode_columns
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.leasing import held as leases
 from sqlbuffer.storage.leasing.held import Held
 from sqlbuffer.storage.leasing.waiting import claimed
@@ -250,7 +251,7 @@ class Leasing(Parts):
             _checked_count("n", n),
             _checked_seconds("lease_s", lease_s),
             order,  # type: ignore[arg-type]
-            self._node(condition),
+            seen(self._node(condition), True),  # a claim has its statement before it knows
             group_by,  # type: ignore[arg-type]
             1 if min_group_size is None else _checked_count("min_group_size", min_group_size),
             None

@@ -19,6 +19,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.query import Group, Leaf, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.limits import is_in_quarantine
 from sqlbuffer.storage.models import buffers, experiences, quarantine
 from sqlbuffer.storage.types import SeqList
@@ -64,7 +65,7 @@ def release(connection: Connection, buffer_id: int, low: int, rows: Rows) -> int
 def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
     """Return the expression for rows of a buffer above `low`."""
     if isinstance(rows, (Leaf, Group)):
-        return statements.in_window(buffer_id, low, rows)
+        return statements.in_window(buffer_id, low, seen(rows, True))
     wanted = bindparam(None, rows, SeqList(), unique=True)
     # PostgreSQL would read all rows above an indexed bound, and look for each in the list.
     return fn.has_key(literal(buffer_id, Integer()), wanted) & (

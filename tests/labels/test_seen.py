@@ -221,3 +221,20 @@ def test_an_episode_has_a_reward_of_its_own(buffer_url: str) -> None:
         with pytest.raises(FieldError, match="episode_reward"):
             buffer.store_episode(columns(0.0), episode_id="d", episode_reward=reward)
     assert "d" not in returns(buffer_url)
+
+
+def test_leases_and_quarantine_go_by_the_values_that_hold(buffer_url: str) -> None:
+    buffer = ReplayBuffer(buffer_url, leases=True)
+    for i in range(6):
+        buffer.add(state=i, task_id=f"t{i % 3}", reward=float(i))
+    judged = QueryBuilder().eq("exp_data.extra.judge", "a").build()
+    buffer.annotate([1, 2], reward=50.0, extra={"judge": "a"})
+    with buffer.lease(2, condition=judged, timeout_s=0) as batch:
+        assert [row.exp_data.reward_t for row in batch] == [50.0, 50.0]
+        assert batch.rows[0].exp_data.extra == {"judge": "a"}
+    with buffer.lease(2, condition=judged, group_by="task_id", timeout_s=0) as batch:
+        assert sorted(row.exp_data.reward_t for row in batch) == [3.0, 4.0, 50.0, 50.0]
+    good = QueryBuilder().gte("exp_data.reward_t", 50).build()
+    assert buffer.quarantine(good, reason="too good") == 2
+    assert {row.seq for row in buffer.sample(6)} == {3, 4, 5, 6}
+    assert buffer.release(good) == 2

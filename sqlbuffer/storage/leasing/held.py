@@ -229,6 +229,7 @@ class Claim:
         population = Population(
             connection, self._store.info.id, 0, now.high, EVERYTHING, _WHOLE_ROWS
         )
+        population.has_labels = bool(now.has_labels)
         found = {row[0]: row for row in population.rows(seqs)}
         groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
         for group in groups:
