@@ -61,8 +61,12 @@ def test_leased_rows_are_whole(buffer_url):
         buffer.store_batch([make_fragment(n) for n in range(2)])
         with buffer.lease(1, order="fifo", timeout_s=0) as batch:
             assert list(batch) == [make_fragment(0)]
+        buffer.annotate([2], reward=5.0)
         with buffer.lease(1, group_by="task_id", timeout_s=0) as batch:
-            assert batch.groups == [[make_fragment(1)]]
+            ((row,),) = batch.groups
+        assert row.exp_data.reward_t == 5.0
+        row.exp_data.reward_t = 1.0
+        assert row == make_fragment(1)
         buffer.expire()
         assert len(buffer) == 0
     assert parts_of(buffer_url) == {}
