@@ -6,7 +6,7 @@ that a place in them tells its part, and neither side ever holds one large value
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -83,17 +83,19 @@ def check_row_sizes(records: Sequence[Record], limit: int, where: str = "row {}:
     Raises:
         FieldError: Names the row and its size.
     """
-    for i, record in enumerate(records):
-        state, actions, messages, extra, fields = _texts_of(record)
-        n_chars = (
-            len(state or "")
-            + len(actions or "")
-            + len(messages or "")
-            + len(extra or "")
-            + len(fields or "")
-        )
-        if 4 * n_chars + len(record.arrays or b"") > min(limit, MAX_JSON_BYTES):
-            _check_row_size(record, limit, where.format(i))
+    most = min(limit, MAX_JSON_BYTES)
+    # Mostly all of a batch is not as large as a row may be, and that is told in half the time.
+    if len(records) == 1 or _at_most_bytes(records) > most:
+        for i, record in enumerate(records):
+            if _at_most_bytes([record]) > most:
+                _check_row_size(record, limit, where.format(i))
+
+
+def _at_most_bytes(records: Sequence[Record]) -> int:
+    """Return how many bytes the payloads have at most: a character has up to four."""
+    texts = chain.from_iterable([_texts_of(record) for record in records])
+    arrays = (record.arrays for record in records)
+    return 4 * sum(map(len, filter(None, texts))) + sum(map(len, filter(None, arrays)))
 
 
 def _texts_of(record: Record) -> Any:

@@ -56,7 +56,7 @@ class Population:
         low: int,
         high: int,
         node: Node,
-        columns: Reading | Sequence[Any] = statements.ROW_COLUMNS,
+        columns: Reading | Sequence[Any],
         limits: Limits = NO_LIMITS,
         floor: int = 0,
     ) -> None:

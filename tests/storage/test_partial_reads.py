@@ -103,6 +103,33 @@ def test_small_arrays_of_a_fragment_are_read_without_the_large_one(buffer_url):
         assert len(pieces) == 6
 
 
+def test_what_lies_between_small_arrays_is_not_read(buffer_url):
+    state = {"a": np.arange(9), "image": np.zeros(SIZE, np.uint8), "z": np.arange(7.0)}
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.add(state=state)
+        buffer.add(state={**state, "image": np.zeros(50_000, np.uint8)})
+        with pieces_read(buffer) as pieces:
+            rows = buffer.get_paginated(1, 2, fields=["state.z", "state.a"])
+        assert [piece.size for piece in pieces] == [72, 56, 72, 56]
+    for row in rows:
+        assert equal(row.exp_data.state, {"a": state["a"], "z": state["z"]}, strict=True)
+
+
+def test_values_given_late_are_read_where_they_are_wanted(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store(make_fragment(0, SIZE))
+        buffer.annotate([1], reward=5.0, extra={"judge": "a", "note": "b"})
+        for fields, reward, extra in (
+            (["reward", "extra.judge"], 5.0, {"judge": "a"}),
+            (["state.number"], None, None),
+            ([], None, None),
+        ):
+            (row,) = buffer.sample(1, fields=fields)
+            assert (row.exp_data.reward_t, row.exp_data.extra) == (reward, extra)
+            assert buffer.get_by_task_id("t0", fields=fields) == [row]
+            assert list(buffer.get_all(fields=fields)) == [row]
+
+
 def test_of_compressed_parts_only_those_that_are_needed_are_read(buffer_url):
     with ReplayBuffer(buffer_url, compression="zstd") as buffer:
         buffer.store(make_fragment(0, SIZE))

@@ -56,6 +56,22 @@ def test_whoever_reads_rows_has_them_whole(buffer):
     assert list(buffer) == rows
 
 
+def test_leased_rows_are_whole(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, max_use=1) as buffer:
+        buffer.store_batch([make_fragment(n) for n in range(2)])
+        with buffer.lease(1, order="fifo", timeout_s=0) as batch:
+            assert list(batch) == [make_fragment(0)]
+        buffer.annotate([2], reward=5.0)
+        with buffer.lease(1, group_by="task_id", timeout_s=0) as batch:
+            ((row,),) = batch.groups
+        assert row.exp_data.reward_t == 5.0
+        row.exp_data.reward_t = 1.0
+        assert row == make_fragment(1)
+        buffer.expire()
+        assert len(buffer) == 0
+    assert parts_of(buffer_url) == {}
+
+
 def test_the_database_holds_no_value_above_one_mebibyte(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch([make_fragment(0, LARGE), make_fragment(1, PART_BYTES - 45)])
