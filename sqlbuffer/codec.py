@@ -520,8 +520,9 @@ def _as_array(value: Any, path: str) -> np.ndarray[Any, Any]:
             return np.asarray(value.detach().cpu().numpy())
         return np.asarray(value)
     except (TypeError, RuntimeError, ValueError) as error:
+        remedy = "; convert it first: tensor.float()" if "BFloat16" in str(error) else ""
         raise _Untaggable(
-            f"{path}: cannot make a numpy array of a {type(value).__qualname__}: {error}"
+            f"{path}: cannot make a numpy array of a {type(value).__qualname__}: {error}{remedy}"
         ) from None
 
 

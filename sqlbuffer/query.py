@@ -131,11 +131,16 @@ class QueryBuilder:
         Raises:
             ConditionError: The number of operators is not one less than the number of conditions.
         """
+        if not self._conditions:
+            raise ConditionError(
+                "Mismatch between condition and operator counts: the condition is empty; add one, "
+                "such as .eq('exp_meta.task_id', 't1'), or give none where all rows are meant"
+            )
         if len(self._operators) != len(self._conditions) - 1:
             raise ConditionError(
                 f"Mismatch between condition and operator counts: {len(self._conditions)} "
                 f"conditions need "
-                f"{max(len(self._conditions) - 1, 0)} of and_() / or_() between them, got "
+                f"{len(self._conditions) - 1} of and_() / or_() between them, got "
                 f"{len(self._operators)}"
             )
         tree = self._conditions[0]

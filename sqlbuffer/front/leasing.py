@@ -12,7 +12,7 @@ import numpy as np
 
 from sqlbuffer.arguments import MAX_LIMIT, MAX_SECONDS, Condition, check_seconds
 from sqlbuffer.batches import Batch
-from sqlbuffer.errors import BufferConfigError, SQLBufferError
+from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.rows import DataRow
 from sqlbuffer.storage.columns import decode_columns
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sqlbuffer")
 
 TIMEOUT_S, LEASE_S = 30.0, 300.0
+ENDED = float("-inf")  # the deadline of a batch whose block has
 _PLACES = {column.key: i for i, column in enumerate(ROW_COLUMNS)}
 _ARRAY_PLACES = [_PLACES[column.key] for column in COLUMNS]
 
@@ -71,7 +72,7 @@ class LeasedBatch(Sequence[DataRow]):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the lease runs out; 0 where it has."""
+        """Seconds until the lease runs out; 0 where it has, or its block has ended."""
         return max(0.0, self._held.deadline - time.monotonic())
 
     def renew(self, lease_s: float | None = None) -> None:
@@ -81,9 +82,14 @@ class LeasedBatch(Sequence[DataRow]):
             lease_s: How many; as many as it was taken for by default.
 
         Raises:
-            LeaseLostError: It has run out.
+            LeaseLostError: It has run out, or its block has ended.
         """
         lease_s = self._lease_s if lease_s is None else _checked_seconds("lease_s", lease_s)
+        if self._held.deadline == ENDED:
+            raise LeaseLostError(
+                f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
+                f"block; renew it inside, and call lease() for another batch"
+            )
         leases.renew(self._store, self._held, lease_s)
 
     def arrays(self, fields: Sequence[str] | None = None) -> Batch:
@@ -173,9 +179,15 @@ class Lease:
             return  # a forked child: the batch is its parent's
         if kind is None:
             held, self._held = self._held, None
+            held.deadline = ENDED
             leases.acknowledge(self._store, held)
         else:
             self._give_back()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lease belongs to the process that takes it; send the buffer, and call lease() there"
+        )
 
     def cancel(self) -> None:
         """Have a call that waits for the lease in another thread raise InsufficientDataError."""
@@ -186,6 +198,7 @@ class Lease:
         held, self._held = self._held, None
         if held is None:
             return
+        held.deadline = ENDED
         try:
             leases.give_back(self._store, held)
         except SQLBufferError as error:

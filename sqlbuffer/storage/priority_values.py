@@ -82,11 +82,17 @@ def checked_seqs(values: Any) -> NDArray[np.int64]:
     """
     array = as_array(values, "seqs")
     if array.ndim != 1:
-        raise FieldError(f"seqs: expected integers of shape (b,), got shape {array.shape}")
+        raise FieldError(
+            f"seqs: expected integers of shape (b,), such as [7] or [row.seq for row in rows], got "
+            f"{values!r:.60}"
+        )
     if not len(array):
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
-        raise FieldError(f"seqs: expected integers, got {array.dtype} values such as {array[0]!r}")
+        raise FieldError(
+            f"seqs: expected integers, such as [row.seq for row in rows], got {array.dtype} values "
+            f"such as {array[0]!r:.60}"
+        )
     if array.dtype.kind == "u" and int(array.max()) > _MAX_SEQ:
         raise FieldError(f"seqs: expected integers of 64 bits with a sign, got {array.max()}")
     return array.astype(np.int64)

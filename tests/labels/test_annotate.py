@@ -250,6 +250,16 @@ def test_a_condition_takes_one_value_for_all(sqlite_url: str) -> None:
             filled(sqlite_url, 2).annotate(every, **values)
 
 
+@pytest.mark.parametrize("wrong", ["one number", "a set", "rows"])
+def test_says_how_rows_are_named(buffer_url: str, wrong: str) -> None:
+    buffer = filled(buffer_url, 2)
+    given = {"one number": 1, "a set": {1, 2}, "rows": list(buffer)}[wrong]
+    with pytest.raises(FieldError, match=r"\[row\.seq for row in rows\]") as raised:
+        buffer.annotate(given, reward=0.0)
+    assert len(str(raised.value)) < 200
+    assert rewards(buffer) == {1: 1.0, 2: 2.0}
+
+
 def test_takes_numbers_of_any_library(
     sqlite_url: str, make_database_url: Callable[..., str]
 ) -> None:

@@ -233,3 +233,11 @@ def test_store_and_claim_many_groups_once_each(buffer_url):
                 seen += [group[0].exp_meta.task_id for group in batch.groups]
         assert sorted(seen) == [f"g{i}" for i in range(6)]
         assert len(buffer) == 0
+
+
+def test_the_error_names_episodes_as_their_writers_did(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, max_capacity=2) as buffer:
+        with buffer.episode(episode_id="mine") as episode:
+            for step in range(3):
+                episode.append(state=step, actions=[0])
+        assert "('mine': 1)" in none_left(buffer, group_by="episode_id")

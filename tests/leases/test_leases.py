@@ -1,6 +1,7 @@
 """Rows that are claimed for a while, and acknowledged, given back or lost."""
 
 import asyncio
+import contextlib
 import os
 import pickle
 
@@ -324,6 +325,37 @@ def test_a_lease_is_taken_once_at_a_time(buffer):
 def test_a_batch_is_not_pickled(buffer):
     with buffer.lease(1) as batch, pytest.raises(TypeError, match=r"batch\.rows"):
         pickle.dumps(batch)
+
+
+def test_a_lease_is_not_pickled(buffer):
+    with pytest.raises(TypeError, match="send the buffer"):
+        pickle.dumps(buffer.lease(1))
+
+
+@pytest.mark.parametrize("is_given_back", [False, True])
+def test_a_batch_whose_block_has_ended_is_not_renewed(buffer, is_given_back):
+    with contextlib.suppress(GivenBack), buffer.lease(2) as batch:
+        assert batch.remaining_s > 0
+        if is_given_back:
+            raise GivenBack
+    assert batch.remaining_s == 0
+    with pytest.raises(LeaseLostError, match="has ended with its block"):
+        batch.renew()
+
+
+def test_the_error_says_what_bars_rows(buffer_url):
+    with ReplayBuffer(
+        buffer_url, leases=True, max_staleness=1, current_session_only=True
+    ) as buffer:
+        store(buffer, range(3), model_version=1)
+        assert "0 are barred or do not match;" in none_left(buffer, 4)
+        buffer.start_session("s")
+        buffer.set_model_version(5)
+        buffer.quarantine([1])
+        said = none_left(buffer)
+        assert "3 are barred or do not match (barred is what is of a version below 4" in said
+        assert "(max_staleness) or of another session (current_session_only) or in quarant" in said
+        assert "version below 4" in none_left(buffer, group_by="task_id")
 
 
 def test_a_forked_child_that_leaves_the_block_counts_nothing(buffer, buffer_url):

@@ -298,6 +298,9 @@ def model_in_itself():
 
 
 class TestRefusals:
+    def test_a_dtype_that_numpy_lacks_is_refused_with_the_remedy(self):
+        assert refusal(torch.ones(2, dtype=torch.bfloat16)).endswith("first: tensor.float()")
+
     @pytest.mark.parametrize(
         ("value", "path"),
         [

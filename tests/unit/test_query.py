@@ -125,6 +125,10 @@ class TestBuilder:
         with pytest.raises(ConditionError, match=message):
             QueryBuilder().nested(builder)
 
+    def test_an_empty_builder_is_told_that_it_is_empty(self):
+        with pytest.raises(ConditionError, match="the condition is empty"):
+            QueryBuilder().build()
+
     def test_nested_wants_a_builder(self):
         with pytest.raises(AttributeError):
             QueryBuilder().nested(None)

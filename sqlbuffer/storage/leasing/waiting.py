@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Select, bindparam, case, func, literal, select
+from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, literal, select
 
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.storage import statements
@@ -16,6 +16,7 @@ from sqlbuffer.storage.leasing.held import Claim, Held
 from sqlbuffer.storage.leasing.wanted import COUNT, Scope, Wanted, claimable, is_free, remembered
 from sqlbuffer.storage.leasing.wanted import held as held_by_buffer
 from sqlbuffer.storage.limits import NO_LIMITS, Limits
+from sqlbuffer.storage.models import episodes
 from sqlbuffer.storage.models import queue_items as items
 from sqlbuffer.storage.restrictions import SampledWindow
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # From one look to the next: 4 a second. Where a look takes long, so many times as long.
 PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
+# How many groups an error names.
+SHOWN = 5
 # Where others claim at the same moment, each lets the others go first by chance.
 CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
 
@@ -178,10 +181,11 @@ def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
             row = connection.execute(counts, scope.parameters()).one()
             rows, free, leased = (int(n or 0) for n in row)
             found = f"{free} rows may be claimed, {leased} are leased by others"
-            found += f", and {rows - free - leased} are barred or do not match"
+            found += f", and {rows - free - leased} are barred or do not match{_bars(limits)}"
         else:
             every = groups(limits, wanted, named=False)
-            found = _of_groups([*connection.execute(every, scope.parameters())], wanted)
+            rows_of = [*connection.execute(every, scope.parameters())]
+            found = _of_groups(rows_of, wanted, _names(connection, rows_of, wanted), limits)
     asked = "rows" if wanted.group_by is None else f"groups by {wanted.group_by}"
     return (
         f"buffer {store.info.name!r}: asked for {wanted.n} {asked}, and within {timeout_s:g} s "
@@ -190,14 +194,41 @@ def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
     )
 
 
-def _of_groups(found: list[Any], wanted: Wanted) -> str:
+def _of_groups(found: list[Any], wanted: Wanted, names: Mapping[Any, str], limits: Limits) -> str:
     ready = sum(row.claimable for row in found)
     leased = sum(row.n_held > 0 for row in found)
-    partial = [row for row in found if not row.claimable and not row.n_held]
-    text = f"{ready} groups may be claimed, {leased} are leased by others, {len(partial)} are not"
-    if not partial:
-        return text
-    sizes = ", ".join(f"{row.key!r}: {row.size}" for row in partial[:5])
-    more = ", ..." if len(partial) > 5 else ""
+    partial = _partial(found)
     wants = f" of {wanted.min_group_size} rollouts" if wanted.group_by == "task_id" else ""
-    return f"{text} complete{wants} or are barred ({sizes}{more})"
+    text = (
+        f"{ready} groups may be claimed, {leased} are leased by others, {len(partial)} are not "
+        f"complete{wants}, do not match or are barred"
+    )
+    sizes = [f"{names.get(row.key, row.key)!r}: {row.size}" for row in partial[:SHOWN]]
+    if len(partial) > SHOWN:
+        sizes.append("...")
+    return f"{text}{_bars(limits)}" + (f" ({', '.join(sizes)})" if sizes else "")
+
+
+def _partial(found: list[Any]) -> list[Any]:
+    return [row for row in found if not row.claimable and not row.n_held]
+
+
+def _names(connection: Connection, found: list[Any], wanted: Wanted) -> Mapping[Any, str]:
+    """Return what users call the episodes that are shown."""
+    if wanted.group_by != "episode_id":
+        return {}
+    ids = [row.key for row in _partial(found)[:SHOWN]]
+    known = connection.execute(select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(ids)))
+    return {row.id: row.key for row in known}
+
+
+def _bars(limits: Limits) -> str:
+    """Return what bars rows now; empty where nothing does."""
+    kinds = []
+    if limits.oldest_version is not None:
+        kinds.append(f"of a version below {limits.oldest_version} (max_staleness)")
+    if limits.session is not None:
+        kinds.append("of another session (current_session_only)")
+    if limits.quarantine:
+        kinds.append("in quarantine")
+    return f" (barred is what is {' or '.join(kinds)})" if kinds else ""
