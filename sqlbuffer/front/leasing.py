@@ -161,6 +161,7 @@ class Lease:
         held = claimed(self._store, self._wanted, self._timeout_s, self._cancelled)
         self._held, self._pid = held, os.getpid()
         try:
+            leases.complete(self._store, held)
             return LeasedBatch(
                 self._store, self._decoder, held, self._wanted.lease_s,
                 self._wanted.group_by is not None,

@@ -2,6 +2,7 @@
 
 from sqlbuffer.arguments import Rows, checked_reason
 from sqlbuffer.front.parts import Parts
+from sqlbuffer.storage.leasing.held import retire
 
 
 class Quarantining(Parts):
@@ -59,4 +60,8 @@ class Quarantining(Parts):
             FieldError: Numbers that are none.
             StorageReadOnlyError: The role may not: it is a right of learners.
         """
-        return self._store.release(self._rows(condition_or_seqs, "release"))
+        n_released = self._store.release(self._rows(condition_or_seqs, "release"))
+        info = self._store.info
+        if info.leases and info.max_use is not None:
+            retire(self._store)  # those that were used up meanwhile
+        return n_released

@@ -21,8 +21,9 @@ from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.lease_keeping import unheld
 from sqlbuffer.storage.limits import Limits, is_in_quarantine, is_used_up
-from sqlbuffer.storage.models import buffers, experiences, queue_items, tasks
+from sqlbuffer.storage.models import buffers, experiences, tasks
 from sqlbuffer.storage.restrictions import SampledWindow
 from sqlbuffer.storage.retrying import retried
 from sqlbuffer.storage.types import IntegerList
@@ -163,13 +164,15 @@ class Expiry:
             return []
         info, own = self._store.info, experiences.c
         cause = _cause(limits)
-        kept = [is_in_quarantine(own.buffer_id, own.seq)] if now.has_quarantine else []
+        may_leave: list[Any] = []
+        if now.has_quarantine:
+            may_leave.append(~is_in_quarantine(own.buffer_id, own.seq))
         if info.leases:
-            kept.append(_is_leased())
+            may_leave.append(unheld(info.id))
         statement = (
             select(own.seq, own.episode_id, own.t, own.task_id, cause)
             .where(own.buffer_id == info.id, own.seq > start, own.seq <= end)
-            .where(cause.is_not(None), *(~each for each in kept))
+            .where(cause.is_not(None), *may_leave)
             .order_by(own.seq)
         )
         found = [_Row(*row) for row in connection.execute(statement)]
@@ -267,14 +270,3 @@ def _cause(limits: Limits) -> ColumnElement[Any]:
     if limits.session is not None:
         causes.append((own.session_id != limits.session, OTHER_SESSION))
     return case(*causes)
-
-
-def _is_leased() -> ColumnElement[bool]:
-    own = experiences.c
-    leased = select(1).where(
-        queue_items.c.buffer_id == own.buffer_id,
-        queue_items.c.seq == own.seq,
-        queue_items.c.lease_id.is_not(None),
-    )
-    found: ColumnElement[bool] = leased.correlate(experiences).offset(0).exists()
-    return found

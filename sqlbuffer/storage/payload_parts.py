@@ -160,6 +160,11 @@ def split(content: bytes | bytearray, layout: Layout) -> Iterator[Any]:
         yield part if layout.compression is None else layout.compress([bytes(part)])[0]
 
 
+def is_in_parts(row: Row) -> bool:
+    """Tell whether a row of `statements.ROW_COLUMNS` has its bytes elsewhere."""
+    return row[_SIZE] is not None
+
+
 class Payloads:
     """Reads rows of a buffer, whole or in part, and writes what they have elsewhere.
 

@@ -47,7 +47,7 @@ from sqlbuffer.storage.leasing.wanted import (
     matches,
     remembered,
 )
-from sqlbuffer.storage.limits import Limits
+from sqlbuffer.storage.limits import Limits, is_in_quarantine
 from sqlbuffer.storage.models import episodes
 from sqlbuffer.storage.models import queue_items as items
 from sqlbuffer.storage.types import KeyList, SeqList
@@ -97,7 +97,8 @@ def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
         is_whole = is_closed & (own.size >= wanted.min_group_size)
     late: Any = literal(False)
     if wanted.group_timeout_s is not None:
-        late = ~is_whole & (fn.age_s(own.newest) > wanted.group_timeout_s)
+        is_old = fn.age_s(own.newest) > wanted.group_timeout_s
+        late = and_(~is_whole, is_old, own.matches == 1, own.n_in_quarantine == 0)
     may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
     may_go = and_(own.n_barred == 0, own.matches == 1, may_go)
     return select(
@@ -122,7 +123,9 @@ def _summed(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
         own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
         func.sum(own.n).label("n_rows"), (rollouts - n_open).label("size"),
         n_open.label("n_open"), func.sum(own.n_held).label("n_held"),
-        func.sum(own.n_barred).label("n_barred"), func.max(own.newest).label("newest"),
+        func.sum(own.n_barred).label("n_barred"),
+        func.sum(own.n_in_quarantine).label("n_in_quarantine"),
+        func.max(own.newest).label("newest"),
         func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
         func.max(own.matches).label("matches"),
     )  # fmt: skip
@@ -136,11 +139,15 @@ def _parts(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     match: Any = literal(1, BigInteger())
     if wanted.node != EVERYTHING:
         match = case((matches(wanted.node), 1), else_=0)
+    is_kept: Any = literal(0)
+    if limits.quarantine:
+        is_kept = case((is_in_quarantine(items.c.buffer_id, items.c.seq), 1), else_=0)
     found = select(
         key.label("key"), items.c.group_seq, items.c.episode_id,
         func.min(items.c.seq).label("first_seq"), func.count().label("n"),
         func.sum(case((allowed(limits), 0), else_=1)).label("n_barred"),
         func.sum(case((is_free, 0), else_=1)).label("n_held"),
+        func.sum(is_kept).label("n_in_quarantine"),
         func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
     )  # fmt: skip
     found = found.where(*((held_by_key, _is_named(wanted)) if named else (held,)))

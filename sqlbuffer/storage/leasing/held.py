@@ -44,8 +44,10 @@ from sqlbuffer.storage.leasing.wanted import (
     in_seqs,
     is_free,
 )
+from sqlbuffer.storage.limits import is_in_quarantine
 from sqlbuffer.storage.models import KEY, buffers, leases
 from sqlbuffer.storage.models import queue_items as items
+from sqlbuffer.storage.payload_parts import is_in_parts
 from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.restrictions import SampledWindow
 from sqlbuffer.storage.row_reading import task_order
@@ -110,7 +112,7 @@ _UNHELD = (
 )
 _USED_UP = (
     select(items.c.seq)
-    .where(in_buffer, items.c.used_up)
+    .where(in_buffer, items.c.used_up, ~is_in_quarantine(items.c.buffer_id, items.c.seq))
     .order_by(items.c.seq)
     .limit(bindparam(COUNT, type_=BigInteger()))
 )
@@ -245,6 +247,21 @@ def _clean(connection: Connection, store: "BufferStore") -> None:
         connection.execute(_FORGET_OLD, buffer)
 
 
+def complete(store: "BufferStore", held: Held) -> None:
+    """Read what the rows of a batch have in parts.
+
+    Behind the claim, in which others wait on SQLite; rows that were deleted since are left out.
+    """
+    if not any(is_in_parts(row) for group in held.groups for row in group):
+        return
+
+    def read() -> list[list[Row]]:
+        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+            return [store.whole_rows.held(connection, group) for group in held.groups]
+
+    held.groups = store.survive(read)
+
+
 def renew(store: "BufferStore", held: Held, lease_s: float) -> None:
     """Have a lease run out so many seconds from now.
 
@@ -328,7 +345,7 @@ def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int]) ->
 
 
 def retire(store: "BufferStore") -> None:
-    """Take rows out that were used as often as they may be.
+    """Take rows out that were used as often as they may be, but those in quarantine.
 
     In a transaction of its own, which one process at a time does for all: acknowledgements would
     queue on the row of the buffer, which counts what has left. What it finds locked, whoever holds
@@ -366,7 +383,8 @@ def drop(store: "BufferStore", wanted: Wanted, late: Sequence[Group]) -> None:
     def work(connection: Connection) -> None:
         # First, as whoever deletes rows does.
         connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: store.info.id})
-        scope = Scope(store.info.id, store.lower_end(connection), None)
+        now = store.sampled_window(connection)
+        scope = Scope(store.info.id, now.low, None, store.restrictions.limits_of_leases(now))
         locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
         store.remove_counted(
             connection, sorted(seq for seqs in locked.values() for seq in seqs), "n_partial"

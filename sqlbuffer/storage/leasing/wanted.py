@@ -11,6 +11,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.query import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.conditions import compile_condition
+from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.models import queue_items as items
@@ -129,7 +130,8 @@ def allowed(limits: Limits) -> ColumnElement[bool]:
 def matches(node: Node) -> ColumnElement[bool]:
     """Return the expression for a row that matches a condition."""
     row = (experiences.c.buffer_id == items.c.buffer_id) & (experiences.c.seq == items.c.seq)
-    found = select(1).where(row, compile_condition(node))
+    # Whether rows have values given late or not: some may be given while it is waited for.
+    found = select(1).where(row, compile_condition(seen(node, has_labels=True)))
     # PostgreSQL would make a join of it, over all rows of the buffer.
     return found.correlate(items).offset(0).exists()
 
