@@ -49,8 +49,10 @@ from sqlbuffer.storage.models import KEY, buffers, leases
 from sqlbuffer.storage.models import queue_items as items
 from sqlbuffer.storage.payload_parts import is_in_parts
 from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.restrictions import SampledWindow
 from sqlbuffer.storage.row_reading import task_order
+from sqlbuffer.storage.statements import ROW_COLUMNS
 from sqlbuffer.storage.transactions import answer
 from sqlbuffer.storage.types import KeyList
 
@@ -65,7 +67,8 @@ FEWEST_DONE, MOST_DONE = 32, 1_000
 
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
 
-
+# One for all: it keeps its statement.
+_WHOLE_ROWS = Reading(ROW_COLUMNS)
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
 _LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
 _RUNS = ~fn.is_past(leases.c.leased_until)
