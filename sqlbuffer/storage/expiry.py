@@ -274,7 +274,8 @@ def _is_leased() -> ColumnElement[bool]:
     leased = select(1).where(
         queue_items.c.buffer_id == own.buffer_id,
         queue_items.c.seq == own.seq,
-        queue_items.c.lease_id.is_not(None),
+        # Not by whom: what a lost consumer held is nobody's when its lease has run out.
+        ~fn.is_past(queue_items.c.leased_until),
     )
     found: ColumnElement[bool] = leased.correlate(experiences).offset(0).exists()
     return found
