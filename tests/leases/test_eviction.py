@@ -76,3 +76,31 @@ def test_turnover_leaves_nothing_behind(full, buffer_url):
     assert stored_rows(buffer_url) == held == len(full) == 10
     full.store(row_of(1))
     assert scalar(buffer_url, "SELECT count(*) FROM leases") <= 2 * FEWEST_DONE
+
+
+def test_what_is_too_old_leaves_when_nobody_holds_it_any_more(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, max_staleness=1) as buffer:
+        buffer.store_batch([row_of(step, model_version=1) for step in range(4)])
+        buffer.lease(2, order="fifo").__enter__()
+        buffer.set_clock(9)
+        assert buffer.expire().expired == 2
+        assert [row.seq for row in buffer.get_all()] == [1, 2]
+        expire(buffer_url)
+        assert buffer.expire().expired == 2
+
+
+def test_what_is_in_quarantine_or_of_another_session_is_not_leased(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, current_session_only=True) as buffer:
+        buffer.start_session("old")
+        store(buffer, range(3), task="a", session_id="old")
+        buffer.start_session("new")
+        store(buffer, range(3, 7), task="b", session_id="new")
+        store(buffer, range(7, 9), task="c", session_id="new")
+        buffer.quarantine([4], reason="odd")
+        for order in ("random", "fifo", "freshest", "stalest"):
+            assert sorted(steps_leased(buffer, 5, order=order)) == [4, 5, 6, 7, 8]
+            none_left(buffer, 6, order=order)
+            assert sorted(steps_leased(buffer, 1, order=order, group_by="task_id")) == [7, 8]
+            none_left(buffer, 2, order=order, group_by="task_id")
+        buffer.release([4])
+        assert len(steps_leased(buffer, 6)) == 6

@@ -167,6 +167,7 @@ class Claim:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
         held, late = self._store.survive(self._attempt)
+        self._store.expiry.run_if_due()
         if late:
             drop(self._store, self._wanted, late)
         return held
