@@ -2,7 +2,8 @@
 
 import pytest
 
-from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
+from sqlbuffer.storage.models import metadata
 from tests.leases.queue import expire, none_left, steps_leased, store
 from tests.support.fragments import make_fragment, parts_of
 from tests.support.sql import run, scalar, stored_rows
@@ -105,3 +106,74 @@ def test_a_group_that_is_given_up_stays_where_a_row_is_in_quarantine_or_none_mat
         buffer.release([1])
         none_left(buffer, **options)
         assert (len(buffer), scalar(buffer_url, "SELECT n_partial FROM buffers")) == (0, 6)
+
+
+def _tables_with_rows(url: str) -> dict[str, int]:
+    """Return how many rows each table has of those that name a buffer."""
+    names = [name for name, table in metadata.tables.items() if "buffer_id" in table.c]
+    counts = {name: scalar(url, f"SELECT count(*) FROM {name}") for name in names}
+    return {name: n for name, n in counts.items() if n}
+
+
+def _fill_all(url: str) -> ReplayBuffer:
+    """Return a buffer of which every narrow table has rows."""
+    buffer = ReplayBuffer(url, create=True, leases=True, priorities=True, track_samples=True)
+    buffer.start_session("s")
+    buffer.store_episode({"reward": [1.0]}, task_id="t0", episode_id="e")
+    buffer.store_batch([make_fragment(n, session_id="s") for n in range(3)])
+    store(buffer, range(300), task="many")
+    buffer.sample(4, sampler=PrioritizedSampler())
+    buffer.update_priorities([1, 2, 3, 200], 2.0)
+    buffer.annotate([1, 2, 3, 200], reward=2.0, extra={"judge": 1})
+    buffer.quarantine([2, 3, 200])
+    with buffer.lease(1, order="fifo"):
+        pass
+    buffer.lease(1, order="freshest").__enter__()
+    sums = "(buffer_id, block, n_rows, weight_sum, max_priority)"
+    run(url, f"INSERT INTO priority_blocks {sums} SELECT id, 0, 255, 256.0, 2.0 FROM buffers")
+    return buffer
+
+
+# Of the buffer, and not of a row.
+OF_BUFFER = {"sessions", "samples", "flow", "flow_history", "leases"}
+
+
+@pytest.mark.parametrize("end", ["clear", "delete", "hand", "drop"])
+def test_deleted_rows_leave_nothing_in_any_table(buffer_url, end):
+    buffer = _fill_all(buffer_url)
+    filled = {*_tables_with_rows(buffer_url)}
+    assert filled >= {
+        "experiences", "episodes", "priorities", "priority_blocks", "queue_items", "leases",
+        "labels", "label_history", "quarantine", "payload_parts", "samples", "sessions",
+    }  # fmt: skip
+    if end == "clear":
+        buffer.clear()
+    elif end == "delete":
+        buffer.delete(QueryBuilder().gte("exp_meta.step", 0))
+    elif end == "hand":
+        run(buffer_url, "DELETE FROM experiences")
+    buffer.close()
+    if end == "drop":
+        ReplayBuffer.drop(buffer_url, "default")
+        assert _tables_with_rows(buffer_url) == {}
+    else:
+        # Of episodes there is a list of those whose steps have left.
+        left = OF_BUFFER if end == "clear" else OF_BUFFER | {"episodes"}
+        assert {*_tables_with_rows(buffer_url)} <= left
+
+
+@pytest.mark.parametrize("settings", [{"evict_by": "task"}, {"max_episodes": 2}])
+def test_tasks_and_episodes_that_are_evicted_take_all_of_their_rows_along(buffer_url, settings):
+    with ReplayBuffer(buffer_url, max_capacity=4, create=True, **settings) as buffer:
+        for number in range(4):
+            task, at = f"t{number}", number * 2
+            rows = [make_fragment(n, task_id=task, episode_id=task) for n in (at, at + 1)]
+            buffer.store_batch(rows)
+            seqs = [row.seq for row in buffer.get_by_task_id(task)]
+            buffer.annotate(seqs, reward=9.0)
+            buffer.quarantine(seqs[:1])
+            if "max_episodes" in settings:
+                run(buffer_url, "UPDATE episodes SET status = 'complete', ended_at = started_at")
+        assert {row.exp_meta.task_id for row in buffer} == {"t2", "t3"}
+    for table in ("experiences", "labels", "label_history", "payload_parts", "quarantine"):
+        assert {seq for (seq,) in run(buffer_url, f"SELECT seq FROM {table}")} <= set(range(5, 9))
