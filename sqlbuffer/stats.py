@@ -112,7 +112,8 @@ class Stats:
         newest_age_s: Seconds since the newest was.
         episodes: Episodes that are open or have steps held; counted up to 100,000.
         clock: The learner's iteration or model version; None where it was not set.
-        uses: How often rows were sampled; None for a buffer without `max_use`.
+        uses: How often rows were sampled, or leased; None for a buffer without `max_use` and
+            leases.
         priorities: Priorities of rows; None for a buffer without.
         staleness: By how much rows are behind the clock; None without a clock, or rows that carry a
             `model_version`.

@@ -12,7 +12,15 @@ from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage import flow
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.models import buffers, episodes, experiences, flow_history, priorities, uses
+from sqlbuffer.storage.models import (
+    buffers,
+    episodes,
+    experiences,
+    flow_history,
+    priorities,
+    queue_items,
+    uses,
+)
 from sqlbuffer.storage.models import flow as flow_rows
 from sqlbuffer.storage.types import SeqList
 
@@ -52,6 +60,7 @@ class _Looker:
             buffers.c.clock,
             buffers.c.has_priorities,
             buffers.c.has_uses,
+            buffers.c.has_queue,
             buffers.c.n_expired,
             buffers.c.n_used_up,
             buffers.c.n_other_session,
@@ -179,10 +188,11 @@ class _Looker:
         self,
     ) -> tuple[Distribution | None, Distribution | None, Distribution | None]:
         about = self._about
-        if not (about.has_uses or about.has_priorities or about.clock is not None):
+        has_uses = about.has_uses or about.has_queue
+        if not (has_uses or about.has_priorities or about.clock is not None):
             return None, None, None
         found = self._sampled_rows()
-        used = [row.n_uses or 0 for row in found] if about.has_uses else []
+        used = [row.n_uses or 0 for row in found] if has_uses else []
         given = [
             next(p for p in (row.priority, row.initial_priority, 1.0) if p is not None)
             for row in found
@@ -218,7 +228,7 @@ class _Looker:
             rows.model_version,
             rows.initial_priority,
             of(priorities, "priority"),
-            of(uses, "n_uses"),
+            of(queue_items if self._about.has_queue else uses, "n_uses"),
         ).where(fn.has_key(literal(self._id), seqs))
         return self._connection.execute(statement).all()
 

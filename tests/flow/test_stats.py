@@ -126,6 +126,14 @@ def unix_of(url):
     return "SELECT extract(epoch FROM now())::bigint"
 
 
+def test_uses_of_leased_rows_are_those_that_were_acknowledged(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, max_use=3) as buffer:
+        buffer.store_batch(rows(5))
+        with buffer.lease(2, order="fifo"):
+            assert list(buffer.stats().uses.values) == [0] * 5
+        assert sorted(buffer.stats().uses.values) == [0, 0, 0, 1, 1]
+
+
 def test_uses_priorities_and_staleness_are_those_of_the_rows(buffer_url):
     with ReplayBuffer(buffer_url, priorities=True, max_use=3) as buffer:
         for version in (7, 9, None, 12):

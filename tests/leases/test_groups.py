@@ -48,6 +48,7 @@ def test_whole_groups_of_enough_rollouts_are_claimed(buffer, order):
     assert sorted(tasks_leased(buffer, 2, min_group_size=3, order=order)) == ["a", "c"]
     said = none_left(buffer, 3, group_by="task_id", min_group_size=3, order=order)
     assert "2 groups may be claimed, 0 are leased by others, 1 are not" in said
+    assert "complete of 3 rollouts, have one that is open" in said
     assert "('b': 2)" in said
 
 

@@ -198,7 +198,9 @@ def _of_groups(found: list[Any], wanted: Wanted, names: Mapping[Any, str], limit
     ready = sum(row.claimable for row in found)
     leased = sum(row.n_held > 0 for row in found)
     partial = _partial(found)
-    wants = f" of {wanted.min_group_size} rollouts" if wanted.group_by == "task_id" else ""
+    wants = ""
+    if wanted.group_by == "task_id":
+        wants = f" of {wanted.min_group_size} rollouts, have one that is open"
     text = (
         f"{ready} groups may be claimed, {leased} are leased by others, {len(partial)} are not "
         f"complete{wants}, do not match or are barred"
