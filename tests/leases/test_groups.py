@@ -1,7 +1,9 @@
 """Groups that are claimed whole, or not at all."""
 
 import numpy as np
+import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
@@ -210,12 +212,13 @@ def test_random_is_uniform_over_groups_whatever_their_size(buffer_url, n_tasks, 
             assert len(of_batch) == n
             for task in of_batch:
                 counts[task] += 1
-        parts = [sum(part) for part in np.array_split(list(counts.values()), min(n_tasks, 20))]
-        expected = [
-            rounds * n * len(part) / n_tasks
-            for part in np.array_split(list(counts), min(n_tasks, 20))
+        # By size, which would tell if rows were drawn instead.
+        of_size = [
+            [counts[f"g{i}"] for i in range(1, n_tasks) if sizes[i] == k] for k in (1, 2, 3, 4)
         ]
-        assert stats.chisquare(parts, expected).pvalue > 1e-4
+        n_drawn = rounds * n - counts["g0"]
+        expected = [n_drawn * len(part) / (n_tasks - 1) for part in of_size]
+        assert stats.chisquare([sum(part) for part in of_size], expected).pvalue > 1e-4
         assert counts["g0"] < rounds / 2
 
 
@@ -242,3 +245,18 @@ def test_the_error_names_episodes_as_their_writers_did(buffer_url):
             for step in range(3):
                 episode.append(state=step, actions=[0])
         assert "('mine': 1)" in none_left(buffer, group_by="episode_id")
+
+
+def test_a_group_that_cannot_be_locked_whole_is_left(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with ReplayBuffer(url, leases=True) as buffer, psycopg.connect(plain) as other:
+        for task in ("a", "b"):
+            store(buffer, range(3), task=task)
+        # As one who claims this row by itself does before its commit.
+        other.execute("SELECT 1 FROM queue_items WHERE seq = 2 FOR UPDATE")
+        for order in ORDERS:
+            assert tasks_leased(buffer, 1, order=order) == ["b"]
+            none_left(buffer, 2, group_by="task_id", order=order)
+        other.rollback()
+        assert len(tasks_leased(buffer, 2)) == 2
