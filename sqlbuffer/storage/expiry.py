@@ -66,8 +66,11 @@ class Expiry:
     def __init__(self, store: "BufferStore") -> None:
         self._store, self._mutex = store, ForkLock()
         info = store.info
+        # What leases have used up they take out themselves.
         has_limits = (
-            info.max_use is not None or info.max_staleness is not None or info.current_session_only
+            (info.max_use is not None and not info.leases)
+            or info.max_staleness is not None
+            or info.current_session_only
         )
         self._is_on = has_limits and not info.keep_expired
         self.due_at = time.monotonic() + EXPIRE_EVERY_S
