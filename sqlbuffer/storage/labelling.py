@@ -208,16 +208,17 @@ class Labelling(Opened):
         """
         parameters = {"of_buffer": self.info.id, "seqs": list(said)}
         histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
-        for seq, its_version, *reals, extra in connection.execute(_HISTORY, parameters):
+        for seq, its_version, *reals, extra in statements.fetch(connection, _HISTORY, parameters):
             tree = None if extra is None else orjson.loads(extra)
             histories[seq][its_version] = Label._make((*reals, tree))
         for seq, label in said.items():
-            histories[seq][version] = joined(histories[seq].get(version, Label()), label)
+            earlier = histories[seq].get(version)
+            histories[seq][version] = label if earlier is None else joined(earlier, label)
         now = {seq: in_force(history) for seq, history in histories.items()}
         with_extra = any(label.extra is not None for label in now.values())
         parameters |= {"low": low, "with_extra": with_extra}
         rows = []
-        for seq, episode, reward, extra in connection.execute(_HELD, parameters):
+        for seq, episode, reward, extra in statements.fetch(connection, _HELD, parameters):
             holds = now[seq]
             made = labelled_extra(extra, holds)
             rows.append(Labelled(seq, histories[seq][version], holds, made))

@@ -38,7 +38,7 @@ def joined(earlier: Label, later: Label) -> Label:
 
 def in_force(history: Mapping[int, Label]) -> Label:
     """Return what holds of {version: label}: each value of the highest version that gave one."""
-    return reduce(joined, (history[version] for version in sorted(history)), Label())
+    return reduce(joined, (history[version] for version in sorted(history))) if history else Label()
 
 
 def labelled_extra(own: str | None, label: Label) -> str | None:
