@@ -325,9 +325,10 @@ def _clean(buffer):
             connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
             connection.commit()
     cleaner = vacuum.cleaner_for(engine)
-    cleaner.wrote(engine, 0)
-    cleaner.thread.join(30)
-    assert not cleaner.thread.is_alive()
+    for _ in range(2):  # one that is at work may have looked before
+        cleaner.wrote(engine, 0)
+        cleaner.thread.join(30)
+        assert not cleaner.thread.is_alive()
 
 
 def _size(url):
