@@ -508,16 +508,18 @@ def test_a_delete_that_read_an_old_window_does_not_bring_rows_back(make_database
     url = make_database_url("postgresql", schema=True)
     buffer, other = ReplayBuffer(url, max_capacity=5), ReplayBuffer(url)
     buffer.store_batch(make_rows(range(1, 6)))
-    note = buffer._store._note_deletion
+    look = buffer._store._window
 
-    def note_late(connection, window):
+    def look_early(connection):
+        window = look(connection)
+        buffer._store._window = look
         with connected(url) as holder:
             holder.execute(text("SELECT 1 FROM experiences WHERE seq <= 3 FOR UPDATE"))
             other.store_batch(make_rows(range(6, 9)))
             other.delete(steps_between(7, 8))
         assert steps_of(other) == [4, 5, 6]
-        note(connection, window)
+        return window
 
-    buffer._store._note_deletion = note_late
+    buffer._store._window = look_early
     buffer.delete(step_is(99))
     assert holds_exactly(other, url, [4, 5, 6])
