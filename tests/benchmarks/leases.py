@@ -38,7 +38,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         bench.label,
         f"claimed and acknowledged, {shown}",
         ratio_of([a / b for a, b in zip(rates[COUNTS[-1]], rates[fewer], strict=True)]),
-        0.8,
+        1.0,
     )
 
 
