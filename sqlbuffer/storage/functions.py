@@ -241,26 +241,6 @@ def _sqlite_has_key(element: has_key, compiler: Any, **kw: Any) -> str:
     )
 
 
-class is_numbered(FunctionElement[bool]):
-    """Whether a column is among numbers: `is_numbered(column, seqs)`."""
-
-    inherit_cache = True
-    type = Boolean()
-    _is_implicitly_boolean = True
-
-
-@compiles(is_numbered, "postgresql")
-def _pg_is_numbered(element: is_numbered, compiler: Any, **kw: Any) -> str:
-    column, seqs = _processed(element, compiler, kw)
-    return f"{column} = ANY (CAST({seqs} AS bigint[]))"
-
-
-@compiles(is_numbered, "sqlite")
-def _sqlite_is_numbered(element: is_numbered, compiler: Any, **kw: Any) -> str:
-    column, seqs = _processed(element, compiler, kw)
-    return f"{column} IN (SELECT value FROM json_each({seqs}))"
-
-
 class not_used_up(FunctionElement[bool]):
     """Whether a row of `experiences` was used less than so often, of rows that are among numbers:
     `not_used_up(buffer_id, seqs, max_use)`.

@@ -45,9 +45,9 @@ _HISTORY = select(
     _given.adv_t,
     _given.v_t,
     cast(_given.extra, Text),
-).where(_given.buffer_id == _OF, fn.is_numbered(_given.seq, _SEQS))
+).where(_given.buffer_id == _OF, fn.is_number_of(_given.seq, _SEQS))
 _HIGHEST = select(func.max(_given.version)).where(
-    _given.buffer_id == _OF, fn.is_numbered(_given.seq, _SEQS)
+    _given.buffer_id == _OF, fn.is_number_of(_given.seq, _SEQS)
 )
 # While an episode is open this is what annotations have changed its return by; its end adds it.
 _RETURN = (
@@ -238,7 +238,7 @@ class Labelling(Opened):
         rows = []
         for chunk in _chunks(sorted(changes)):
             numbers = bindparam(None, chunk, SeqList())
-            found = ordered.where(fn.is_numbered(episodes.c.id, numbers))
+            found = ordered.where(fn.is_number_of(episodes.c.id, numbers))
             ids = connection.execute(found.with_for_update(key_share=True)).scalars()
             rows += [{"of_episode": id_, "change": math.fsum(changes[id_])} for id_ in ids]
         if rows:
