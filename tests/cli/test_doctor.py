@@ -10,8 +10,10 @@ from sqlalchemy import make_url
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage import doctor, filesystems, sqlite
 from sqlbuffer.storage.writer_lock import writer_lock
+from tests.conftest import close_pool
 from tests.support import sql
 from tests.support.array_rows import make_array_row
+from tests.support.postgres import running_server
 
 COMMON = ["reachable", "schema", "can read", "can write", "triggers, views, indexes"]
 OF_SQLITE = ["lock file", "journal mode", "WAL size", "file system", "disk space"]
@@ -32,6 +34,12 @@ def findings(url, **options):
     return {finding.name: finding for finding in doctor.examine(url, **options)}
 
 
+def of_server(url):
+    """Return the names of what a PostgreSQL is asked; the tests' own does not wait for the disk."""
+    waits = sql.scalar(url, "SHOW fsync") == "on"
+    return OF_POSTGRESQL if waits else [*(set(OF_POSTGRESQL) - {"durability"}), "fsync"]
+
+
 def path_of(url):
     return Path(url.removeprefix("sqlite:///"))
 
@@ -40,7 +48,7 @@ def test_a_healthy_database_is_all_ok(run, filled):
     result = run("doctor", filled, "--full")
     lines = result.stdout.splitlines()
     names = [line[5:].partition(": ")[0] for line in lines]
-    own = [*OF_SQLITE, "integrity"] if sql.is_sqlite(filled) else OF_POSTGRESQL
+    own = [*OF_SQLITE, "integrity"] if sql.is_sqlite(filled) else of_server(filled)
     buffers = [f"buffer {name!r}" for name in ("arrays", "empty", "talks")]
     assert result.exit_code == 0
     assert sorted(names) == sorted([*COMMON, *own, *buffers])
@@ -236,6 +244,15 @@ def with_setting(url, name, value):
     """Return the URL of sessions with a setting."""
     options = f"-c {name}={value}"
     return make_url(url).update_query_dict({"options": options}).render_as_string(False)
+
+
+def test_a_server_that_waits_for_the_disk_is_durable():
+    with running_server() as server:
+        url = server.create_database()
+        found = findings(url)
+        close_pool(url)
+    assert found["durability"].status == "OK"
+    assert "fsync" not in found
 
 
 def test_lost_durability_is_a_warning(server_url):

@@ -24,13 +24,19 @@ class PostgresServer:
         self._admin_url = make_url(url).set(drivername="postgresql")
         self._prefix = f"sqlbuffer_test_{uuid.uuid4().hex[:8]}"
         self._created = 0
+        with self._connect() as connection:
+            # Copying the files of a small database takes 40 ms, writing them to the log 110.
+            copies = connection.info.server_version >= 150_000
+        self._copying = "STRATEGY file_copy" if copies else ""
 
     def create_database(self, *, template: str | None = None, icu: bool = False) -> str:
         """Create a database, empty or a copy of one that nobody is connected to; return its URL."""
         self._created += 1
         name = f"{self._prefix}_{self._created}"
         if template is not None:
-            self._execute("CREATE DATABASE {} TEMPLATE {}", name, _database_of(template))
+            self._execute(
+                f"CREATE DATABASE {{}} TEMPLATE {{}} {self._copying}", name, _database_of(template)
+            )
         elif icu:
             locale = "LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
             self._execute("CREATE DATABASE {} TEMPLATE template0 " + locale, name)
@@ -53,9 +59,6 @@ class PostgresServer:
         self._execute("ALTER SYSTEM SET fsync = off")
         self._execute("SELECT pg_reload_conf()")
 
-    def ping(self) -> None:
-        self._connect().close()
-
     def _connect(self) -> psycopg.Connection:
         url = self._admin_url.render_as_string(hide_password=False)
         return psycopg.connect(url, autocommit=True, connect_timeout=10)
@@ -74,9 +77,7 @@ def running_server(*, syncs: bool = True) -> Iterator[PostgresServer]:
     """
     url = os.environ.get(SERVER_VARIABLE)
     if url:
-        server = PostgresServer(url)
-        server.ping()
-        yield server
+        yield PostgresServer(url)
         return
     with _server_folder() as folder:
         bundled = _start_bundled(folder)
