@@ -18,7 +18,7 @@ demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database 
 	$(BIN)/sqlbuffer demo $(ARGS)
 
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed-dev ## check formatting, lint, types and layers
 	$(BIN)/ruff format --check .

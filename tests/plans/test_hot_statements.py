@@ -6,11 +6,10 @@ machine on SQLite. A scan of the table costs 100,000 of the one and 500,000 of t
 """
 
 import re
-import shutil
 
 import numpy as np
 import pytest
-from sqlalchemy import event, make_url, text
+from sqlalchemy import event, text
 
 from sqlbuffer import (
     FifoSampler,
@@ -26,8 +25,7 @@ from sqlbuffer.storage.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.readers.transitions import TransitionReader
 from sqlbuffer.storage.readers.windows import WindowReader
 from sqlbuffer.storage.vacuum import cleaner_for
-from tests.conftest import KINDS, close_pool
-from tests.support.sql import buffer_id, connected, fill, is_sqlite, run, run_outside_transaction
+from tests.support.sql import buffer_id, connected, fill, is_sqlite, run
 from tests.support.stepped_rows import make_row, make_rows
 
 N_ROWS = 100_000
@@ -52,27 +50,8 @@ LABELLED_TASK = QueryBuilder().eq("exp_meta.task_id", "t500").and_().gte(
 HALF = QueryBuilder().lt("exp_data.state.mod", 50).build()
 
 
-@pytest.fixture(scope="module", params=["no statistics", "analyzed"])
-def analyzed(request):
-    return request.param == "analyzed"
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def large_url(request, analyzed, tmp_path_factory):
-    """Return a database that two buffers of 100,000 rows, by row and by task, and a small one
-    share.
-    """
-    if request.param == "sqlite":
-        path = tmp_path_factory.mktemp("large") / "large.db"
-        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
-        url = f"sqlite:///{path}"
-    else:
-        server = request.getfixturevalue("postgres_server")
-        url = server.create_database(template=request.getfixturevalue("postgres_template"))
-        run(url, "ALTER TABLE experiences SET (autovacuum_enabled = false)")
-        # What parallel workers read is not told to the session that they work for.
-        database = make_url(url).database
-        run(url, f"ALTER DATABASE {database} SET max_parallel_workers_per_gather = 0")
+def fill_large(url):
+    """Fill two buffers of 100,000 rows, by row and by task, a small one, and what else is asked."""
     settings = {"max_capacity": N_ROWS, "rows_per_task": ROWS_PER_TASK}
     fill(url, N_ROWS, name="rows", **settings)
     fill(url, N_ROWS, name="tasks", evict_by="task", **settings)
@@ -91,12 +70,6 @@ def large_url(request, analyzed, tmp_path_factory):
     fill_arrays(url)
     fill_episodes(url)
     fill_labelled(url)
-    if analyzed:
-        run_outside_transaction(url, "ANALYZE")
-    yield url
-    close_pool(url)
-    if request.param == "postgresql":
-        server.drop_database(url)
 
 
 def fill_limited(url):

@@ -1,9 +1,6 @@
 """No claim scans the queue (I9): at 100,000 rows, with and without statistics."""
 
-import shutil
-
 import pytest
-from sqlalchemy import make_url
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.errors import translated
@@ -11,8 +8,7 @@ from sqlbuffer.storage.leasing.groups import GroupChoice
 from sqlbuffer.storage.leasing.rows import choose_rows
 from sqlbuffer.storage.leasing.wanted import Scope, Wanted
 from sqlbuffer.storage.transactions import answer
-from tests.conftest import KINDS, close_pool
-from tests.support.sql import fill, is_sqlite, run, run_outside_transaction
+from tests.support.sql import fill, is_sqlite, run
 
 N_ROWS = 100_000
 MOST_ROWS_READ = 25_000
@@ -20,36 +16,19 @@ MOST_STEPS = 700_000
 TABLES = "('experiences', 'episodes', 'queue_items', 'leases')"
 
 
-@pytest.fixture(scope="module", params=["no statistics", "analyzed"])
-def analyzed(request):
-    return request.param == "analyzed"
+def fill_large(url):
+    """Fill a buffer of 100,000 rows in tasks of 10, the first 500 of them leased, with versions."""
+    with fill(url, N_ROWS, rows_per_task=10, leases=True, max_use=2) as buffer:
+        run(url, "UPDATE queue_items SET freshness = seq / 1000")
+        with pytest.raises(KeyError), buffer.lease(500, order="fifo"):
+            raise KeyError
+        buffer.lease(500, order="fifo").__enter__()
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def large(request, analyzed, tmp_path_factory):
-    """A buffer of 100,000 rows in tasks of 10, the first 500 of them leased, with versions."""
-    if request.param == "sqlite":
-        path = tmp_path_factory.mktemp("large") / "large.db"
-        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
-        url = f"sqlite:///{path}"
-    else:
-        server = request.getfixturevalue("postgres_server")
-        url = server.create_database(template=request.getfixturevalue("postgres_template"))
-        for table in ("experiences", "queue_items"):
-            run(url, f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-        database = make_url(url).database
-        run(url, f"ALTER DATABASE {database} SET max_parallel_workers_per_gather = 0")
-    buffer = fill(url, N_ROWS, rows_per_task=10, leases=True, max_use=2)
-    run(url, "UPDATE queue_items SET freshness = seq / 1000")
-    with pytest.raises(KeyError), buffer.lease(500, order="fifo"):
-        raise KeyError
-    buffer.lease(500, order="fifo").__enter__()
-    if analyzed:
-        run_outside_transaction(url, "ANALYZE")
-    yield buffer
-    close_pool(url)
-    if request.param == "postgresql":
-        server.drop_database(url)
+@pytest.fixture(scope="module")
+def large(large_url):
+    with ReplayBuffer(large_url) as buffer:
+        yield buffer
 
 
 class Cost:
