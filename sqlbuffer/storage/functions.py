@@ -206,7 +206,14 @@ class is_number_of(is_one_of):
 @compiles(is_number_of, "postgresql")
 def _pg_is_number_of(element: is_number_of, compiler: Any, **kw: Any) -> str:
     column, values = _processed(element, compiler, kw)
-    return f"{column} = ANY (CAST({values} AS bigint[]))"
+    return f"{column} = ANY ({_pg_array(values)})"
+
+
+def _pg_array(seqs: str) -> str:
+    """Return the array of a `SeqList`, made of its text once: where no index serves, a cast of its
+    own would be made for each row, 0.1 ms of 500 numbers.
+    """
+    return f"CAST((SELECT CAST({seqs} AS bigint[])) AS bigint[])"
 
 
 class has_key(FunctionElement[bool]):
@@ -259,7 +266,7 @@ def _pg_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs, max_use = _processed(element, compiler, kw)
     return (
         f"experiences.seq NOT IN (SELECT u.seq FROM uses u WHERE u.buffer_id = {buffer_id} "
-        f"AND u.seq = ANY (CAST({seqs} AS bigint[])) AND u.n_uses >= {max_use})"
+        f"AND u.seq = ANY ({_pg_array(seqs)}) AND u.n_uses >= {max_use})"
     )
 
 
@@ -287,7 +294,7 @@ def _pg_not_in_quarantine(element: not_in_quarantine, compiler: Any, **kw: Any) 
     buffer_id, seqs = _processed(element, compiler, kw)
     return (
         f"experiences.seq NOT IN (SELECT q.seq FROM quarantine q WHERE q.buffer_id = {buffer_id} "
-        f"AND q.seq = ANY (CAST({seqs} AS bigint[])))"
+        f"AND q.seq = ANY ({_pg_array(seqs)}))"
     )
 
 
