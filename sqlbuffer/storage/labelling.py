@@ -147,15 +147,15 @@ class Labelling(Opened):
         if version is None:
             version = self._next_version(connection, seqs)
         changes: dict[int, list[float]] = {}
+        written: list[int] = []
         own_labels, of_all = annotation.label_of(), annotation.labels
         for chunk in _chunks(seqs):
             said = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
-            attempt.n_rows += self._write_chunk(
-                connection, window.low, version, said, before, changes
-            )
+            written += self._write_chunk(connection, window.low, version, said, before, changes)
         self._change_returns(connection, changes)
-        # The newest leaves last.
-        attempt.proof = self._proof(connection, seqs[-1], version)
+        attempt.n_rows = len(written)
+        if written:  # the newest leaves last
+            attempt.proof = self._proof(connection, written[-1], version)
 
     def _held(
         self, connection: Connection, target: Node | Sequence[int], window: Window
@@ -202,9 +202,9 @@ class Labelling(Opened):
         said: Mapping[int, Any],
         before: Mapping[int, float | None],
         changes: dict[int, list[float]],
-    ) -> int:
+    ) -> list[int]:
         """Write what is said of some rows, and note by how much it changes episodes' returns;
-        return how many rows there still are.
+        return those that there still are, in ascending order.
         """
         parameters = {"of_buffer": self.info.id, "seqs": list(said)}
         histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
@@ -226,7 +226,7 @@ class Labelling(Opened):
             if episode is not None and change is not None:
                 changes.setdefault(episode, []).append(change)
         self._dialect.label(connection, self.info.id, version, rows)
-        return len(rows)
+        return sorted(row.seq for row in rows)
 
     def _change_returns(
         self, connection: Connection, changes: Mapping[int, Sequence[float]]

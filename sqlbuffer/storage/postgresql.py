@@ -389,16 +389,20 @@ class PostgreSQL:
     def locked_labels(
         self, connection: Connection, buffer_id: int, seqs: Sequence[int]
     ) -> dict[int, float | None]:
-        """Make rows for the labels of rows that are given in ascending order, and lock them; return
-        the rewards that had been given late.
+        """Make rows for the labels of those rows, given in ascending order, that there are, and
+        lock them; return the rewards that had been given late.
+
+        The rows stay until the transaction ends: whoever deletes one does not see labels that are
+        not committed.
         """
         driver = _driver(connection)
         numbers = f"{{{','.join(map(str, seqs))}}}"
         # In ascending order both times: two that label the same rows do not cross.
         driver.execute(
             "INSERT INTO labels (buffer_id, seq) SELECT %s::integer, s "
-            "FROM unnest(%s::bigint[]) AS s ORDER BY s ON CONFLICT (buffer_id, seq) DO NOTHING",
-            (buffer_id, numbers),
+            "FROM unnest(sqlbuffer_hold_v1(%s::integer, %s::bigint[])) AS s ORDER BY s "
+            "ON CONFLICT (buffer_id, seq) DO NOTHING",
+            (buffer_id, buffer_id, numbers),
         )
         # One by one: without statistics it would rather read all labels of the buffer.
         found = driver.execute(

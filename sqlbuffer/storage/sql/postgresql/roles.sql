@@ -66,6 +66,6 @@ GRANT UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE ON que
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1 TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1, sqlbuffer_hold_v1 TO sqlbuffer_learner;
 
 COMMIT;
