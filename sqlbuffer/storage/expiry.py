@@ -22,6 +22,7 @@ from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.lease_keeping import unheld
+from sqlbuffer.storage.leasing.held import retire
 from sqlbuffer.storage.limits import Limits, is_in_quarantine, is_used_up
 from sqlbuffer.storage.models import buffers, experiences, tasks
 from sqlbuffer.storage.restrictions import SampledWindow
@@ -73,6 +74,7 @@ class Expiry:
             or info.current_session_only
         )
         self._is_on = has_limits and not info.keep_expired
+        self._has_leases_that_use_up = info.leases and info.max_use is not None
         self.due_at = time.monotonic() + EXPIRE_EVERY_S
         self._at = 0
         self._state: tuple[int | None, int | None] = (None, None)
@@ -80,6 +82,8 @@ class Expiry:
     def run(self) -> Removed:
         """Let all of them leave; return how many did."""
         store, total, at = self._store, NONE, 0
+        if self._has_leases_that_use_up:
+            total += Removed(0, retire(store, kept=True), 0)
         settled = store.settled()
         span = LEAST_SPAN
 

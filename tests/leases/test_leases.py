@@ -71,8 +71,28 @@ def test_rows_that_are_used_up_may_stay(buffer_url):
         with buffer.lease(3, order="fifo"):
             pass
         assert len(buffer) == 4
-        assert uses_of(buffer_url) == {4: 0}
+        assert uses_of(buffer_url) == {1: 1, 2: 1, 3: 1, 4: 0}
+        assert buffer.stats().uses.mean == 0.75
         assert scalar(buffer_url, "SELECT n_used_up FROM buffers") == 0
+        assert "1 rows may be claimed" in none_left(buffer, 2)
+        for order in ("random", "fifo", "freshest", "stalest"):
+            assert steps_leased(buffer, 1, order=order) == [3]
+        assert steps_leased(buffer, 1, group_by="task_id") == [3]
+
+
+def test_rows_that_are_used_up_and_stay_leave_when_they_are_to_expire(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, max_use=1, keep_expired=True) as buffer:
+        store(buffer, range(4))
+        with buffer.lease(3, order="fifo"):
+            buffer.quarantine([2])
+        buffer.release([])  # takes out what is used up where it does not stay
+        assert len(buffer) == 4
+        assert (buffer.expire().used_up, len(buffer)) == (2, 2)
+        assert uses_of(buffer_url) == {2: 1, 4: 0}
+        buffer.release([2])
+        assert (buffer.expire().used_up, buffer.expire().total) == (1, 0)
+        assert [row.seq for row in buffer] == [4]
+        assert scalar(buffer_url, "SELECT n_used_up FROM buffers") == 3
 
 
 @pytest.mark.parametrize("error", [GivenBack, KeyboardInterrupt, SystemExit])

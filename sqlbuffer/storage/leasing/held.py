@@ -348,16 +348,27 @@ def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int]) ->
         store.dialect.remove(connection, store.info.id, list(found))
 
 
-def retire(store: "BufferStore") -> None:
-    """Take rows out that were used as often as they may be, but those in quarantine.
+def retire(store: "BufferStore", *, kept: bool = False) -> int:
+    """Take rows out that were used as often as they may be, but those in quarantine; return how
+    many.
 
     In a transaction of its own, which one process at a time does for all: acknowledgements would
     queue on the row of the buffer, which counts what has left. What it finds locked, whoever holds
     the lock looks for once more.
+
+    Args:
+        store: The buffer.
+        kept: Those too that the buffer keeps (`keep_expired`).
     """
+    n_retired = 0
+    if store.info.keep_expired and not kept:
+        return n_retired
     while store.survive(lambda: _is_any_used_up(store)):
-        if not store.write(lambda connection: _retire(connection, store), "relaxed"):
-            return
+        n_now = store.write(lambda connection: _retire(connection, store), "relaxed")
+        if not n_now:
+            break
+        n_retired += n_now
+    return n_retired
 
 
 def _is_any_used_up(store: "BufferStore") -> bool:
@@ -366,19 +377,16 @@ def _is_any_used_up(store: "BufferStore") -> bool:
         return connection.execute(_USED_UP, values).first() is not None
 
 
-def _retire(connection: Connection, store: "BufferStore") -> bool:
-    """Take some out; return whether nobody else is at it."""
+def _retire(connection: Connection, store: "BufferStore") -> int:
+    """Take some out; return how many, 0 where others are at it: they do it."""
     values = {BUFFER: store.info.id, COUNT: REMOVED_AT_ONCE}
     alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
     if connection.execute(alone, values).first() is None:
-        return False
+        return 0
     found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
     seqs = list(found)
-    if store.info.keep_expired:
-        connection.execute(delete(items).where(in_seqs), {**values, SEQS: seqs})
-    else:
-        store.remove_counted(connection, seqs, "n_used_up")
-    return bool(seqs)  # others may hold what is left: they delete it
+    store.remove_counted(connection, seqs, "n_used_up")
+    return len(seqs)
 
 
 def drop(store: "BufferStore", wanted: Wanted, late: Sequence[Group]) -> None:
