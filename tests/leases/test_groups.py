@@ -142,6 +142,24 @@ def test_whole_episodes_are_claimed(buffer_url, order):
         assert len(steps_leased(buffer, 4, group_timeout_s=900, **options)) == 10
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_task_whose_episode_has_lost_steps_is_not_whole(buffer_url, order):
+    with ReplayBuffer(buffer_url, leases=True, fields=OBS, max_capacity=10) as buffer:
+        for task, length in (("a", 4), ("a", 3), ("b", 2), ("b", 1), ("c", 1)):
+            if task == "c":  # the first step of the first one leaves
+                assert sorted(tasks_leased(buffer, 2, order=order)) == ["a", "b"]
+            arrays = {"obs": np.zeros((length, 1)), "reward": np.ones(length)}
+            buffer.store_episode(arrays, task_id=task)
+        options = {"group_by": "task_id", "order": order}
+        assert sorted(tasks_leased(buffer, 2, order=order)) == ["b", "c"]
+        assert "1 are not complete" in none_left(buffer, 3, **options)
+        grow_old(buffer_url, "task_id = 'a'")
+        options["group_timeout_s"] = 900
+        assert len(steps_leased(buffer, 3, **options)) == 10
+        none_left(buffer, 3, on_partial="drop", **options)
+        assert {row.exp_meta.task_id for row in buffer} == {"b", "c"}
+
+
 def test_what_is_not_whole_in_time_is_handed_out_as_it_is(buffer, buffer_url):
     options = {"group_by": "task_id", "min_group_size": 3, "group_timeout_s": 900}
     none_left(buffer, 3, **options)

@@ -94,7 +94,7 @@ def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     if wanted.group_by == "task_id":
         # What was claimed once is closed: an episode that goes on is another group's.
         is_closed = (own.n_open == 0) | own.group_seq.is_not(None)
-        is_whole = is_closed & (own.size >= wanted.min_group_size)
+        is_whole = is_closed & (own.size >= wanted.min_group_size) & (own.n_evicted == 0)
     late: Any = literal(False)
     if wanted.group_timeout_s is not None:
         is_old = fn.age_s(own.newest) > wanted.group_timeout_s
@@ -119,6 +119,7 @@ def _summed(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     )
     n_open = func.sum(case((episodes.c.status == "open", is_open), else_=0))
     rollouts = func.sum(case((own.episode_id.is_(None), own.n), else_=1))
+    has_lost_steps = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
     found = select(
         own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
         func.sum(own.n).label("n_rows"), (rollouts - n_open).label("size"),
@@ -127,6 +128,7 @@ def _summed(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
         func.sum(own.n_in_quarantine).label("n_in_quarantine"),
         func.max(own.newest).label("newest"),
         func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
+        func.sum(case((has_lost_steps, 1), else_=0)).label("n_evicted"),
         func.max(own.matches).label("matches"),
     )  # fmt: skip
     found = found.select_from(parts.outerjoin(episodes, episodes.c.id == own.episode_id))
