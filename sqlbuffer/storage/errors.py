@@ -1,7 +1,8 @@
 """Database errors by cause, as errors that tell the user what to do."""
 
+import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psycopg
@@ -11,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlbuffer.errors import (
     BufferNotFoundError,
+    FieldError,
     SchemaMissingError,
     SQLBufferError,
     StorageBusyError,
@@ -25,6 +27,9 @@ from sqlbuffer.storage.urls import shown_url
 NO_BUFFER = "sqlbuffer: no buffer"
 # What the drivers raise when another writer holds an id.
 UniqueViolation = psycopg.errors.UniqueViolation
+# What a server raises where a value is larger than its type takes.
+ProgramLimitExceeded = psycopg.errors.ProgramLimitExceeded
+_COPIED = re.compile(r"^COPY \w+, line (\d+)(?:, column (\w+))?", re.MULTILINE)
 
 
 class ConnectionLost(StorageUnreachableError):
@@ -75,6 +80,8 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         )
     if state in ("42P01", "42883"):
         return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")
+    if state == ProgramLimitExceeded.sqlstate:
+        return FieldError(_too_large(reason))
     if state == "53100":
         return StorageFullError(f"{shown}: {reason}; free space on the server and write again")
     unanswered = isinstance(error, psycopg.OperationalError) and not state
@@ -85,12 +92,36 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
     return StorageError(f"{shown}: {reason}")
 
 
+def too_large(error: psycopg.Error, ids: Sequence[str]) -> FieldError:
+    """Return the error of a batch with a value that a server does not take.
+
+    Args:
+        error: What the server said.
+        ids: The ids of the rows that were sent, in their order.
+    """
+    found = _COPIED.search(error.diag.context or "")
+    reason = _too_large(str(error).strip().splitlines()[0])
+    if found is None or not 1 <= int(found[1]) <= len(ids):
+        return FieldError(reason)
+    column = f"{found[2]}: " if found[2] else ""
+    return FieldError(f"row {ids[int(found[1]) - 1]!r}: {column}{reason}")
+
+
+def _too_large(reason: str) -> str:
+    return (
+        f"too large for the database ({reason}; JSON grows as PostgreSQL's JSONB); give long lists "
+        f"of numbers as numpy arrays and long text as bytes, or store it in several rows"
+    )
+
+
 # What SQLite calls a full disk, a quota or a limit on the size of a file beside SQLITE_FULL: at the
 # shared memory of a file that it opens, and at a write. (Python 3.10 does not tell.)
 _FULL = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_WRITE")
 
 
-def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> StorageError:
+def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> SQLBufferError:
+    if "too big" in reason:
+        return FieldError(_too_large(reason))
     if "locked" in reason or "busy" in reason:
         return StorageBusyError(
             f"{shown}: {reason}; another program holds the file: close it or try again"

@@ -12,7 +12,14 @@ from sqlalchemy.engine import URL
 from sqlbuffer.storage import episodes as episode_rows
 from sqlbuffer.storage import keys, statements
 from sqlbuffer.storage.dialects import Dialect
-from sqlbuffer.storage.errors import ConnectionLost, Deadlock, UniqueViolation, translated
+from sqlbuffer.storage.errors import (
+    ConnectionLost,
+    Deadlock,
+    ProgramLimitExceeded,
+    UniqueViolation,
+    too_large,
+    translated,
+)
 from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.models import episodes, experiences, tasks
 from sqlbuffer.storage.payload_parts import Payloads, without_parts
@@ -192,6 +199,8 @@ class Insertion:
                 if self._payloads is not None:
                     self._payloads.insert(connection, zip(seqs, new, strict=True))
                 return
+            except ProgramLimitExceeded as error:
+                raise too_large(error, [record.id for record in new]) from error
             except UniqueViolation as error:
                 if self._lost:
                     # Perhaps an attempt of ours whose server process ended only now: look again.

@@ -5,6 +5,8 @@ from itertools import islice
 import numpy as np
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
+from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer, StoreResult
 from sqlbuffer.codec import equal
@@ -13,6 +15,7 @@ from sqlbuffer.front.looking import look_at_rows
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.storage import payload_parts, row_reading
 from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.errors import too_large, translated
 from sqlbuffer.storage.follower import Follower
 from sqlbuffer.storage.payload_parts import PART_BYTES
 from tests.support.fragments import lost_parts, make_fragment, parts_of
@@ -349,3 +352,56 @@ def test_json_that_the_database_could_not_hold_is_refused(buffer_url, monkeypatc
         pytest.raises(FieldError, match=r"row 0: the payload has 2,000 bytes .* takes 1,000"),
     ):
         buffer.extend({"obs": np.zeros((1, 2_000), np.uint8)})
+
+
+REFUSE = (
+    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+    "IF NEW.step = 2 THEN RAISE 'total size of jsonb array elements exceeds the maximum' "
+    "USING ERRCODE = 'program_limit_exceeded'; END IF; RETURN NEW; END $$"
+)
+
+
+def test_json_that_grows_beyond_what_the_server_takes_is_named_and_not_sent_again(postgres_url):
+    with ReplayBuffer(postgres_url, create=True) as buffer:
+        rows = [make_fragment(n, 100) for n in range(4)]
+        for step, row in enumerate(rows):
+            row.exp_meta.step = step
+        buffer.store(rows[0])
+        run(postgres_url, "CREATE SEQUENCE attempts")
+        run(postgres_url, REFUSE)
+        run(
+            postgres_url,
+            "CREATE TRIGGER refuse BEFORE INSERT ON experiences FOR EACH ROW "
+            "WHEN (NEW.step <> 2 OR nextval('attempts') > 0) EXECUTE FUNCTION refuse()",
+        )
+        with pytest.raises(FieldError, match=rf"row '{rows[2].id}': too large .*jsonb array ele"):
+            buffer.store_batch(rows)
+        assert scalar(postgres_url, "SELECT last_value FROM attempts") == 1
+        assert len(buffer) == 1
+
+
+def copy_states(url, states):
+    with psycopg.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE rows (id text, state jsonb)")
+        with cursor.copy("COPY rows FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types(["text", "jsonb"])
+            for state in states:
+                copy.write_row(["id", state])
+
+
+def test_the_field_that_a_server_refuses_is_named(postgres_url):
+    url = make_url(postgres_url).set(drivername="postgresql").render_as_string(False)
+    with pytest.raises(psycopg.Error) as caught:
+        copy_states(url, [Jsonb(1), Jsonb(1, dumps=lambda _: "no json")])
+    assert str(too_large(caught.value, ["a", "b"])).startswith("row 'b': state: too large")
+
+
+def test_a_value_that_sqlite_cannot_hold_is_the_callers_error(sqlite_url):
+    with ReplayBuffer(sqlite_url) as buffer:
+        store = buffer._store
+        with (
+            pytest.raises(FieldError, match=r"too large for the database \(string or blob too big"),
+            translated(store.url),
+            store.engine.connect() as connection,
+        ):
+            connection.exec_driver_sql("SELECT zeroblob(2000000000)")
