@@ -55,6 +55,22 @@ class _BinaryCursor(psycopg.Cursor[Any]):
         self.format = psycopg.pq.Format.BINARY
 
 
+class _Pool(QueuePool):
+    """Keeps no connection that comes back after it was closed."""
+
+    _is_closed = False
+
+    def dispose(self) -> None:
+        self._is_closed = True
+        super().dispose()
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        # Not before: it may be closed in between.
+        if self._is_closed:
+            super().dispose()
+
+
 def resolve_url(url: str | URL | Engine | None) -> URL:
     """Return the URL in full: default from the settings, driver named, SQLite path absolute.
 
@@ -139,6 +155,8 @@ def close_idle(url: URL) -> None:
         engine = _engines.pop(url.render_as_string(hide_password=False), None)
     if engine is not None:
         engine.dispose()
+        # Once more, for threads that got hold of the engine before, and go on with the new pool.
+        engine.pool.dispose()
 
 
 def own_engine(url: str | URL | Engine | None, resolved: URL) -> Engine | None:
@@ -184,15 +202,15 @@ def _create(url: URL) -> Engine:
         )
         engine = create_engine(
             url,
-            poolclass=QueuePool,
+            poolclass=_Pool,
             connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
             **sizes,
         )
         _listen_sqlite(engine)
-        _close_what_returns_late(engine)
         return engine
     engine = create_engine(
         url,
+        poolclass=_Pool,
         pool_size=POOL_SIZE,
         max_overflow=5,
         connect_args={
@@ -206,7 +224,6 @@ def _create(url: URL) -> Engine:
         },
     )
     listen_postgresql(engine)
-    _close_what_returns_late(engine)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)
     event.listen(engine, "invalidate", lambda *_: begin_epoch(engine))
@@ -224,26 +241,6 @@ def _settings() -> dict[str, Any]:
         "keepalives_count": 3,
         "tcp_user_timeout": 60_000,
     }
-
-
-def _close_what_returns_late(engine: Engine) -> None:
-    """Close connections that come back to a pool that was closed while they were in use."""
-    n_closings = 0
-
-    def count_closing(_engine: Engine) -> None:
-        nonlocal n_closings
-        n_closings += 1
-
-    def note(_connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info["n_closings"] = n_closings
-
-    def close_if_late(_connection: Any, record: ConnectionPoolEntry) -> None:
-        if record.info.get("n_closings", n_closings) != n_closings:
-            record.invalidate()
-
-    event.listen(engine, "engine_disposed", count_closing)
-    event.listen(engine, "connect", note)
-    event.listen(engine, "checkin", close_if_late)
 
 
 def _note_use(_connection: Any, record: ConnectionPoolEntry) -> None:

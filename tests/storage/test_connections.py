@@ -6,11 +6,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import make_url, text
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError, StorageUnreachableError
 from sqlbuffer.storage import engine as engines
 from sqlbuffer.storage.writer_lock import writer_lock
+from tests.support.processes import wait_until
+from tests.support.sql import is_sqlite, scalar
 
 
 def end_connections(url: str) -> int:
@@ -64,6 +67,50 @@ def test_buffers_of_one_url_share_one_engine(database_url: str) -> None:
         ReplayBuffer(database_url, name="b") as two,
     ):
         assert one._store.engine is two._store.engine
+
+
+def n_connections(url: str) -> int:
+    """Return how many connections to a database this process has open, idle or not."""
+    if is_sqlite(url):
+        # The last connection to close deletes the log.
+        return int(Path(f"{make_url(url).database}-wal").exists())
+    found: int = scalar(
+        url,
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name LIKE 'sqlbuffer %'",
+    )
+    return found
+
+
+def test_who_connects_behind_the_last_close_leaves_no_connection_open(schema_url: str) -> None:
+    resolved = engines.resolve_url(schema_url)
+    engine = engines.engine_for(resolved)
+    with engine.connect() as in_use:
+        in_use.execute(text("SELECT * FROM buffers"))
+        engines.close_idle(resolved)  # another thread's buffer
+    with engine.connect() as late:
+        late.execute(text("SELECT * FROM buffers"))
+        assert n_connections(schema_url) == 1
+    wait_until(lambda: n_connections(schema_url) == 0, "the connections are closed")
+
+
+def test_threads_that_open_and_close_at_once_leave_no_connection_open(buffer_url: str) -> None:
+    ReplayBuffer(buffer_url).close()
+    kept = []  # or the collector would close what is left
+
+    def open_and_close() -> None:
+        for _ in range(8):
+            with ReplayBuffer(buffer_url) as buffer:
+                kept.append(buffer._store.engine)
+                buffer.add(state=1)
+
+    threads = [threading.Thread(target=open_and_close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(kept) == 32
+    wait_until(lambda: n_connections(buffer_url) == 0, "the connections are closed", 5)
 
 
 def test_a_writer_waits_for_another_and_gives_up_with_a_named_error(tmp_path: Path) -> None:
