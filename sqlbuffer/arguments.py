@@ -1,8 +1,10 @@
 """What callers give, checked at the door: each error says what was expected and what to do."""
 
 import difflib
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -14,6 +16,7 @@ from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataErro
 from sqlbuffer.flow import NO_LIMIT, Counts, Policy
 from sqlbuffer.query import QueryBuilder, Tree
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.priority_values import checked_seqs
 from sqlbuffer.storage.records import MAX_NAME_BYTES, encode_key
@@ -155,7 +158,7 @@ def checked_reason(reason: Any) -> str | None:
 
 def check_batch_size(batch_size: int) -> None:
     """Raise unless it is an integer from 0 on."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+    if integer_of(batch_size) is None:
         raise TypeError(f"a batch size is an integer, got {batch_size!r}")
     if batch_size < 0:
         raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
@@ -169,32 +172,41 @@ def check_name(name: str) -> None:
         )
 
 
-def check_capacity(value: int | None, name: str = "max_capacity") -> None:
-    """Raise unless it is a positive integer or None."""
+def checked_capacity(value: Any, name: str = "max_capacity") -> int | None:
+    """Return a positive integer, or None."""
     if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not (1 <= value <= MAX_LIMIT):
+        return None
+    integer = integer_of(value)
+    if integer is None or not 1 <= integer <= MAX_LIMIT:
         raise BufferConfigError(f"{name} is a positive integer or None (unlimited), got {value!r}")
+    return integer
 
 
-def check_limits(limits: Limits) -> None:
-    """Raise unless a buffer can have these."""
-    for name in ("max_capacity", "max_episodes", "keep_episodes", "max_use", "max_row_bytes"):
-        check_capacity(getattr(limits, name), name)
+def checked_limits(limits: Limits) -> Limits:
+    """Return limits that a buffer can have, their numbers as Python's."""
+    capacities = ("max_capacity", "max_episodes", "keep_episodes", "max_use", "max_row_bytes")
+    counts, times = ("max_staleness", "min_size"), ("keep_samples_s", "open_timeout_s")
+    given: dict[str, Any] = {
+        **{name: checked_capacity(getattr(limits, name), name) for name in capacities},
+        **{name: _checked_count(getattr(limits, name), name) for name in counts},
+    }
+    for name in times:
+        if (value := getattr(limits, name)) is not None:
+            given[name] = checked_seconds(name, value)
+    limits = replace(limits, **given)
+    _check_together(limits)
+    return limits
+
+
+def _check_together(limits: Limits) -> None:
     if limits.max_use is not None and limits.max_use > MAX_USE:
         raise BufferConfigError(f"max_use is at most {MAX_USE}, got {limits.max_use}")
-    for name in ("max_staleness", "min_size"):
-        _check_count(getattr(limits, name), name)
     check_fits(limits.max_capacity, limits.min_size or 0)
     check_reached(limits.rate_limiter, limits.min_size or 0)
     for name in ("priorities", "track_samples", "leases", "current_session_only", "keep_expired"):
         if getattr(limits, name) not in (None, True, False):
             raise BufferConfigError(f"{name} is True or False, got {getattr(limits, name)!r}")
-    if limits.keep_samples_s is not None:
-        check_seconds("keep_samples_s", limits.keep_samples_s)
     _check_unit(limits)
-    if limits.open_timeout_s is not None:
-        check_seconds("open_timeout_s", limits.open_timeout_s)
 
 
 def _check_unit(limits: Limits) -> None:
@@ -231,11 +243,13 @@ def check_reached(policy: Policy | None, min_size: int, n_rows: int = 0) -> None
         )
 
 
-def _check_count(value: Any, name: str) -> None:
+def _checked_count(value: Any, name: str) -> int | None:
     if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not (0 <= value <= MAX_LIMIT):
+        return None
+    integer = integer_of(value)
+    if integer is None or not 0 <= integer <= MAX_LIMIT:
         raise BufferConfigError(f"{name} is an integer from 0 on, got {value!r}")
+    return integer
 
 
 def checked_clock(clock: Any, name: str = "the clock") -> int:
@@ -245,22 +259,26 @@ def checked_clock(clock: Any, name: str = "the clock") -> int:
         TypeError: No integer.
         ValueError: More than 64 bits.
     """
-    if isinstance(clock, (bool, np.bool_)) or not isinstance(clock, (int, np.integer)):
+    integer = integer_of(clock)
+    if integer is None:
         also = ", the learner's iteration or model version" if name == "the clock" else ""
         raise TypeError(f"{name} is an integer{also}, got {clock!r}")
-    if not -MAX_LIMIT - 1 <= clock <= MAX_LIMIT:
+    if not -MAX_LIMIT - 1 <= integer <= MAX_LIMIT:
         raise ValueError(f"{name} is an integer of 64 bits, got {clock}")
-    return int(clock)
+    return integer
 
 
 def checked_session(session_id: Any) -> str:
-    """Return the key of a session.
+    """Return the key of a session; numbers become text, as those of rows do.
 
     Raises:
         FieldError: No text, or none that can be stored.
     """
-    if session_id == "":
+    if isinstance(session_id, str) and not session_id:
         raise FieldError("session_id: expected text, got ''; leave it out to have one made")
+    integer, real = integer_of(session_id), real_of(session_id)
+    if real is not None and math.isfinite(real):
+        session_id = str(real if integer is None else integer)
     return encode_key(session_id, "session_id")
 
 
@@ -272,28 +290,38 @@ def checked_alpha(alpha: Any, priorities: bool | None) -> float | None:
     """
     if alpha is None:
         return None
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+    exponent = real_of(alpha)
+    if exponent is None or not 0 <= exponent <= 1:
         raise BufferConfigError(f"alpha is a number from 0 to 1, got {alpha!r}")
     if priorities is False:
         raise BufferConfigError("alpha goes with priorities=True")
-    return float(alpha)
+    return exponent
 
 
-def check_seconds(name: str, value: float) -> None:
-    """Raise unless it is a number of seconds above 0."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value <= MAX_SECONDS
-    ):
+def checked_seconds(name: str, value: Any) -> float:
+    """Return a number of seconds above 0."""
+    seconds = real_of(value)
+    if seconds is None or not 0 < seconds <= MAX_SECONDS:
         raise BufferConfigError(f"{name} is a number of seconds above 0, got {value!r}")
+    return seconds
+
+
+def checked_wait(name: str, value: Any) -> float:
+    """Return a number of seconds from 0 on that ends."""
+    seconds = real_of(value)
+    if seconds is None or not 0 <= seconds <= MAX_SECONDS:
+        raise BufferConfigError(
+            f"{name} is a number of seconds, 0 (raise at once) to {MAX_SECONDS:g}, got {value!r}"
+        )
+    return seconds
 
 
 def check_n_step(n_step: int, gamma: float) -> None:
     """Raise unless these are a number of steps from 1 on and a discount from 0 to 1."""
-    if isinstance(n_step, bool) or not isinstance(n_step, (int, np.integer)) or n_step < 1:
+    steps = integer_of(n_step)
+    if steps is None or steps < 1:
         raise ValueError(f"n_step is an integer from 1 on, got {n_step!r}")
-    if isinstance(gamma, bool) or not isinstance(gamma, (int, float, np.number)):
+    if real_of(gamma) is None:
         raise TypeError(f"gamma is a number from 0 to 1, got {gamma!r}")
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma is a number from 0 to 1, got {gamma!r}")
@@ -305,24 +333,9 @@ def check_options(durability: str | None, retry_s: float) -> None:
         raise BufferConfigError(
             f"durability is one of {', '.join(DURABILITIES)}, or omitted, got {durability!r}"
         )
-    if (
-        isinstance(retry_s, bool)
-        or not isinstance(retry_s, (int, float))
-        or not 0 <= retry_s < float("inf")
-    ):
+    seconds = real_of(retry_s)
+    if seconds is None or not 0 <= seconds < float("inf"):
         raise BufferConfigError(f"retry_s is a number of seconds, 0 or more, got {retry_s!r}")
-
-
-def check_wait(wait_s: float) -> None:
-    """Raise unless it is a number of seconds from 0 on that ends."""
-    if (
-        isinstance(wait_s, bool)
-        or not isinstance(wait_s, (int, float))
-        or not 0 <= wait_s <= MAX_SECONDS
-    ):
-        raise BufferConfigError(
-            f"wait_s is a number of seconds, 0 (raise at once) to {MAX_SECONDS:g}, got {wait_s!r}"
-        )
 
 
 def check_sufficient(found: int, wanted: int, strict: bool, barred: str = "") -> None:

@@ -10,14 +10,14 @@ from sqlbuffer.arguments import (
     SAME,
     Condition,
     Same,
-    check_capacity,
     check_fits,
-    check_limits,
     check_name,
     check_options,
-    check_seconds,
-    check_wait,
     checked_alpha,
+    checked_capacity,
+    checked_limits,
+    checked_seconds,
+    checked_wait,
 )
 from sqlbuffer.compression import check_compression
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
@@ -187,15 +187,15 @@ class ReplayBuffer(
         check_name(name)
         check_options(durability, retry_s)
         check_policy(rate_limiter)
-        check_wait(wait_s)
+        wait_s = checked_wait("wait_s", wait_s)
         limits = Limits(
             max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s, priorities,
             max_use, max_staleness, min_size, track_samples, keep_samples_s, rate_limiter,
             leases, current_session_only, keep_expired, max_row_bytes,
         )  # fmt: skip
-        check_limits(limits)
+        limits = checked_limits(limits)
         alpha = checked_alpha(alpha, priorities)
-        check_seconds("flush_s", flush_s)
+        flush_s = checked_seconds("flush_s", flush_s)
         check_compression(compression)
         if fields is None and observation_fields is not None:
             raise FieldError("observation_fields go with fields=...; leave both out to reopen")
@@ -209,10 +209,10 @@ class ReplayBuffer(
             if fields is None and meta_fields is None
             else Fields.parse(fields, observation_fields, meta_fields),
             compression=compression,
-            options=Options(durability, float(retry_s), alpha, float(wait_s)),
+            options=Options(durability, float(retry_s), alpha, wait_s),
         )
         self._decoder = self._make_decoder()
-        self._flush_s = float(flush_s)
+        self._flush_s = flush_s
         self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)
 
     @property
@@ -295,14 +295,12 @@ class ReplayBuffer(
             BufferConfigError: Fewer rows than the buffer's `min_size`.
         """
         changes = {
-            name: value
+            name: checked_capacity(value, name)
             for name, value in (("max_capacity", max_capacity), ("max_episodes", max_episodes))
             if not isinstance(value, Same)
         }
         if not changes:
             raise TypeError("resize() needs max_capacity=... or max_episodes=...")
-        for name, value in changes.items():
-            check_capacity(value, name)
         check_fits(changes.get("max_capacity"), self._store.info.min_size)
         if "max_episodes" in changes and self.evict_by != "episode":
             raise BufferConfigError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.scalars import integer_of, real_of
 
 Role = Literal["insert", "sample"]
 
@@ -59,9 +60,9 @@ class RateLimiter:
 
     def __post_init__(self) -> None:
         ratio = _number("samples_per_insert", self.samples_per_insert, above=0.0)
-        size = self.min_size
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < NO_LIMIT:
-            raise BufferConfigError(f"min_size is an integer from 1 on, got {size!r}")
+        size = integer_of(self.min_size)
+        if size is None or not 1 <= size < NO_LIMIT:
+            raise BufferConfigError(f"min_size is an integer from 1 on, got {self.min_size!r}")
         error = self.error_buffer
         if error is None:
             error = max(1_000.0, 0.1 * size * ratio, 1_000.0 * ratio)
@@ -75,7 +76,8 @@ class RateLimiter:
         else:
             error = _number("error_buffer", error, above=0.0)
         # Frozen, and equal however the numbers were given.
-        for name, value in (("samples_per_insert", ratio), ("error_buffer", error)):
+        given = {"samples_per_insert": ratio, "min_size": size, "error_buffer": error}
+        for name, value in given.items():
             object.__setattr__(self, name, value)
         self._check_bounds()
 
@@ -299,8 +301,9 @@ def check_policy(policy: Any) -> None:
 
 
 def _number(name: str, value: Any, *, above: float | None = None) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    real = real_of(value)
+    if real is None or not math.isfinite(real):
         raise BufferConfigError(f"{name} is a finite number, got {value!r}")
-    if above is not None and value <= above:
+    if above is not None and real <= above:
         raise BufferConfigError(f"{name} is above {above:g}, got {value!r}")
-    return float(value)
+    return real

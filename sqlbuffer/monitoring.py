@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlbuffer.errors import BufferConfigError, MissingExtraError, SQLBufferError
 from sqlbuffer.front.monitoring import Monitoring, check_window
+from sqlbuffer.scalars import real_of
 from sqlbuffer.stats import Distribution, Stats
 
 if TYPE_CHECKING:
@@ -85,11 +86,12 @@ class TensorBoardMonitor:
     ) -> None:
         _check_buffers([buffer])
         check_window(window_s)
-        if isinstance(every_s, bool) or not isinstance(every_s, (int, float)) or not every_s >= 0:
+        pause_s = real_of(every_s)
+        if pause_s is None or not pause_s >= 0:
             raise BufferConfigError(f"every_s is a number of seconds, 0 or more, got {every_s!r}")
         self._own = not hasattr(writer, "add_scalar")
         self._writer = _summary_writer(writer) if self._own else writer
-        self._buffer, self._every_s, self._window_s = buffer, every_s, window_s
+        self._buffer, self._every_s, self._window_s = buffer, pause_s, window_s
         self._written_at = float("-inf")
         self._began_at = time.monotonic()
         self._stop = threading.Event()

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.arguments import checked_numbers
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.query import EVERYTHING, QueryBuilder
@@ -37,7 +38,8 @@ class Annotating(Parts):
 
         Args:
             condition_or_seqs: A condition; or the rows' numbers, shape (b,): `info["seq"]` of a
-                batch, or `row.seq`. The last of equal ones counts.
+                batch, or `row.seq`. The last of equal ones counts. A set of them has no order, and
+                takes one value for all.
             reward_t: Rewards: one finite number for all rows; or, with numbers of rows, an array of
                 shape (b,).
             adv_t: Advantages, likewise.
@@ -86,6 +88,9 @@ class Annotating(Parts):
                     "label every row"
                 )
             return Annotation(node, checked_label(values, extra), version)
+        if isinstance(rows, (set, frozenset)):
+            named = checked_numbers(rows, "annotate")
+            return Annotation(named, checked_label(values, extra), version)
         numbers = checked_seqs(rows)
         labels = checked_labels(values, extra, len(numbers))
         # The last of each, in order: those who label the same rows do not cross.

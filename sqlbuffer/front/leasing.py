@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from sqlbuffer.arguments import MAX_LIMIT, MAX_SECONDS, Condition, check_seconds
+from sqlbuffer.arguments import MAX_LIMIT, Condition, checked_seconds, checked_wait
 from sqlbuffer.batches import Batch
 from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.rows import DataRow
+from sqlbuffer.scalars import integer_of
 from sqlbuffer.storage.columns import decode_columns
 from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.leasing import held as leases
@@ -84,7 +85,7 @@ class LeasedBatch(Sequence[DataRow]):
         Raises:
             LeaseLostError: It has run out, or its block has ended.
         """
-        lease_s = self._lease_s if lease_s is None else _checked_seconds("lease_s", lease_s)
+        lease_s = self._lease_s if lease_s is None else checked_seconds("lease_s", lease_s)
         if self._held.deadline == ENDED:
             raise LeaseLostError(
                 f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
@@ -263,17 +264,17 @@ class Leasing(Parts):
         _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
         wanted = Wanted(
             _checked_count("n", n),
-            _checked_seconds("lease_s", lease_s),
+            checked_seconds("lease_s", lease_s),
             order,  # type: ignore[arg-type]
             seen(self._node(condition), True),  # a claim has its statement before it knows
             group_by,  # type: ignore[arg-type]
             1 if min_group_size is None else _checked_count("min_group_size", min_group_size),
             None
             if group_timeout_s is None
-            else _checked_seconds("group_timeout_s", group_timeout_s),
+            else checked_seconds("group_timeout_s", group_timeout_s),
             on_partial == "drop",
         )
-        return Lease(self._store, self._decoder, wanted, _checked_timeout(timeout_s))
+        return Lease(self._store, self._decoder, wanted, checked_wait("timeout_s", timeout_s))
 
 
 def _check_groups(
@@ -302,27 +303,7 @@ def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def _checked_count(name: str, value: Any) -> int:
-    if (
-        isinstance(value, (bool, np.bool_))
-        or not isinstance(value, (int, np.integer))
-        or not 1 <= value <= MAX_LIMIT
-    ):
+    integer = integer_of(value)
+    if integer is None or not 1 <= integer <= MAX_LIMIT:
         raise BufferConfigError(f"{name} is an integer from 1 on, got {value!r}")
-    return int(value)
-
-
-def _checked_seconds(name: str, value: Any) -> float:
-    check_seconds(name, value)
-    return float(value)
-
-
-def _checked_timeout(value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 <= value <= MAX_SECONDS
-    ):
-        raise BufferConfigError(
-            f"timeout_s is a number of seconds, 0 (raise at once) to {MAX_SECONDS:g}, got {value!r}"
-        )
-    return float(value)
+    return integer

@@ -1,6 +1,6 @@
 """The calls that show how a buffer is used, and keep its two sides in pace."""
 
-from sqlbuffer.arguments import check_reached, check_seconds
+from sqlbuffer.arguments import check_reached, checked_seconds
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.flow import FlowState, Policy, check_policy
 from sqlbuffer.front.parts import Parts
@@ -64,8 +64,7 @@ def check_window(window_s: float) -> None:
     Raises:
         BufferConfigError: They are not.
     """
-    check_seconds("window_s", window_s)
-    if window_s > HISTORY_S:
+    if checked_seconds("window_s", window_s) > HISTORY_S:
         raise BufferConfigError(
             f"window_s is at most {HISTORY_S}: what was sampled is known for an hour, got "
             f"{window_s!r}"

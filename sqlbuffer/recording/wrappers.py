@@ -9,10 +9,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset as AutoresetWrapper
 
+from sqlbuffer.arguments import checked_session
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
 from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder
-from sqlbuffer.storage.records import encode_key, encode_step
+from sqlbuffer.storage.records import encode_step
 
 if TYPE_CHECKING:
     from sqlbuffer.front.writing import Writing
@@ -82,7 +83,7 @@ class _Records:
 
     @session_id.setter
     def session_id(self, session_id: str | None) -> None:
-        checked = None if session_id is None else encode_key(session_id, "session_id")
+        checked = None if session_id is None else checked_session(session_id)
         self._recorder.session_id = checked
 
     @property

@@ -59,8 +59,8 @@ def _one(name: str, value: Any) -> float:
     array = as_array(value, name)
     if array.ndim:
         raise FieldError(
-            f"{name}: a condition takes one number for all rows that match, got shape "
-            f"{array.shape}; give the rows by their seq to label each with its own"
+            f"{name}: a condition, or a set of rows, takes one number for all, got shape "
+            f"{array.shape}; give a list of their seq to label each with its own"
         )
     return _finite(name, array.reshape(1))[0]
 

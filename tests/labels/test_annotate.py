@@ -250,10 +250,10 @@ def test_a_condition_takes_one_value_for_all(sqlite_url: str) -> None:
             filled(sqlite_url, 2).annotate(every, **values)
 
 
-@pytest.mark.parametrize("wrong", ["one number", "a set", "rows"])
+@pytest.mark.parametrize("wrong", ["one number", "rows"])
 def test_says_how_rows_are_named(buffer_url: str, wrong: str) -> None:
     buffer = filled(buffer_url, 2)
-    given = {"one number": 1, "a set": {1, 2}, "rows": list(buffer)}[wrong]
+    given = {"one number": 1, "rows": list(buffer)}[wrong]
     with pytest.raises(FieldError, match=r"\[row\.seq for row in rows\]") as raised:
         buffer.annotate(given, reward=0.0)
     assert len(str(raised.value)) < 200
@@ -295,3 +295,14 @@ def test_labels_whose_rows_left_meanwhile_are_swept(postgres_url: str) -> None:
     run(postgres_url, "SELECT sqlbuffer_sweep_v1()")
     for table in ("labels", "label_history"):
         assert run(postgres_url, f"SELECT seq FROM {table} ORDER BY seq") == [(2,), (3,)]
+
+
+def test_a_set_of_rows_takes_one_value_for_all(buffer_url: str) -> None:
+    buffer = filled(buffer_url, 4)
+    assert buffer.annotate({4, 2, 99}, reward=7.0, extra={"judge": "a"}) == 2
+    assert buffer.annotate(frozenset(), reward=1.0) == 0
+    assert rewards(buffer) == {1: 1.0, 2: 7.0, 3: 3.0, 4: 7.0}
+    with pytest.raises(FieldError, match=r"reward_t: .* a set of rows, takes one number for all"):
+        buffer.annotate({4, 2}, reward=[7.0, 8.0])
+    with pytest.raises(FieldError, match="annotate"):
+        buffer.annotate({"a"}, reward=7.0)

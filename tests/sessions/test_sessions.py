@@ -109,7 +109,7 @@ def test_an_unknown_session_is_named(buffer):
     assert buffer.model_version() is None
 
 
-@pytest.mark.parametrize("key", ["", 3, b"s", "a\0b", "x" * 601, math.nan, True])
+@pytest.mark.parametrize("key", ["", b"s", "a\0b", "x" * 601, math.nan, True, np.True_, [3]])
 def test_a_session_has_text_for_a_key(buffer, key):
     calls = (
         lambda: buffer.start_session(key),
@@ -157,6 +157,16 @@ def test_rows_carry_the_session_that_they_were_made_in(buffer):
     assert found == ["a", "a", None, "own"]
 
 
+@pytest.mark.parametrize(("key", "text"), [(5, "5"), (np.int64(-7), "-7"), (0, "0"), (0.5, "0.5")])
+def test_a_number_for_a_session_becomes_text_wherever_it_is_given(buffer, buffer_url, key, text):
+    assert buffer.start_session(key) == text
+    assert buffer.set_model_version(3, key)
+    buffer.add(state=1, session_id=key)
+    buffer.store_batch(rows_of([1]), session_id=key)
+    assert sessions_in(buffer_url, buffer.name) == [text] * 2
+    assert buffer.session_id == text
+
+
 def sessions_in(url, name):
     statement = "SELECT session_id FROM v_experiences WHERE buffer = :name ORDER BY seq"
     return [key for (key,) in run(url, statement, name=name)]
@@ -191,7 +201,7 @@ def test_recorded_environments_carry_it(buffer_url):
         recorded.reset()
         recorded.step(0)
         with pytest.raises(FieldError, match="session_id"):
-            recorded.session_id = 3
+            recorded.session_id = b"c"
     assert sessions_in(buffer_url, "env") == ["a", "a", "b"]
 
 
