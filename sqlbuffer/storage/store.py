@@ -189,6 +189,9 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             self.pacer.before_insert(len(first))
 
         def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
+            if self.info.evict_by == "episode":
+                # First, as whoever evicts or annotates: an episode that ends may be one too many.
+                self.lock(connection)
             episodes.end(connection, self.info.id, endings, seqs)
 
         insertion = Insertion(

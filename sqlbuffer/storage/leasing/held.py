@@ -99,6 +99,8 @@ _MARK = update(leases).where(_LEASE, ~leases.c.acknowledged, _RUNS)
 _ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0))
 _PROLONG = _MARK.values(leased_until=_UNTIL_OF_ROWS)
 _PROLONG_ROWS = update(items).where(_OWN_ROWS).values(leased_until=_UNTIL)
+# In the order in which whoever deletes rows locks them.
+_HOLD = select(items.c.seq).where(_OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)
 _COUNT = update(items).where(_OWN_ROWS).values(n_uses=_USES, **_FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
 _RELEASE = update(items).where(_OWN_ROWS).values(**_FREE_AGAIN)
@@ -276,6 +278,7 @@ def renew(store: "BufferStore", held: Held, lease_s: float) -> None:
 
     def work(connection: Connection) -> None:
         values = {**_values(store, held), SECONDS: lease_s}
+        connection.execute(_HOLD, values)
         connection.execute(_PROLONG_ROWS, values)  # first, as at an acknowledgement
         if not connection.execute(_PROLONG, values).rowcount:
             raise _lost(store, held, "renewed")
@@ -298,6 +301,7 @@ def acknowledge(store: "BufferStore", held: Held) -> None:
         values = {**_values(store, held), COUNT: max_use}
         # The rows first: once they are locked nobody takes them, so those that are missing while
         # the lease still runs were deleted.
+        connection.execute(_HOLD, values)
         connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
         if not connection.execute(_ACKNOWLEDGE, values).rowcount:
             if connection.execute(_IS_CLAIMED, values).scalar():
@@ -317,6 +321,7 @@ def give_back(store: "BufferStore", held: Held) -> None:
 
     def work(connection: Connection) -> None:
         values = _values(store, held)
+        connection.execute(_HOLD, values)
         connection.execute(_RELEASE, values)
         connection.execute(_FORGET, values)
         _evict(connection, store, held.seqs)
