@@ -7,6 +7,11 @@ from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import Csv, Json, Ndjson, Url, database, example
 from sqlbuffer.cli.plain import iso_time
 
+# Not in the table where all buffers have 0 or nothing of it.
+_RARE = (
+    "expired", "used_up", "other_session", "partial", "leased", "quarantined", "clock",
+    "max_staleness", "max_use", "min_size", "alpha",
+)  # fmt: skip
 EPILOG = example("sqlbuffer info sqlite:///replay.db", "sqlbuffer info replay.db --json")
 
 
@@ -28,11 +33,20 @@ def info(url: Url = None, json: Json = False, csv: Csv = False, ndjson: Ndjson =
         facts = f"{server.version}, {shown_size(server.size_bytes)}, schema {found.revision}"
         out.print(f"{shown_url(url)}: {facts}", markup=False, soft_wrap=True)
         if answer.rows:
-            write(answer.columns, for_people(answer.columns, answer.rows), format_)
+            columns, rows = that_say_something(answer.columns, answer.rows)
+            write(columns, for_people(columns, rows), format_)
         else:
             note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
         return
     write(answer.columns, answer.rows, format_)
+
+
+def that_say_something(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> tuple[list[str], list[list[Any]]]:
+    """Return a table without those counts and limits that no buffer has."""
+    kept = [i for i, name in enumerate(columns) if name not in _RARE or any(row[i] for row in rows)]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def for_people(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:

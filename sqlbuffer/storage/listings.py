@@ -25,7 +25,8 @@ SELECT b.buffer, b.rows, b.capacity, b.fill,
     (SELECT count(DISTINCT e.task_id) FROM experiences e
      WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
     b.evict_by, b.oldest_at, b.newest_at, b.last_insert_at, b.created_at,
-    b.expired, b.used_up, b.other_session, b.partial
+    b.expired, b.used_up, b.other_session, b.partial, b.leased, b.quarantined,
+    b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
 FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
 ORDER BY b.buffer
 """

@@ -139,6 +139,16 @@ VIEWS = {
             "used_up": ("integer", "rows that left after as many uses as they may have"),
             "other_session": ("integer", "rows that left because they were of another session"),
             "partial": ("integer", "rows that left because their group stayed incomplete"),
+            "leased": ("integer", "rows that are out: see `v_leases`"),
+            "quarantined": ("integer", "rows held that are in quarantine"),
+            "clock": ("integer", "the learner's iteration or model version"),
+            "max_staleness": (
+                "integer",
+                "rows further behind the clock are not sampled; null: all are",
+            ),
+            "max_use": ("integer", "how often a row is sampled at most; null: any number of times"),
+            "min_size": ("integer", "rows there must be before any is sampled"),
+            "alpha": ("real", "exponent of the priorities; null: rows have none"),
         },
     ),
     "v_priorities": View(
@@ -203,6 +213,15 @@ VIEWS = {
             "task_id": ("text", "the task"),
             "episode_id": ("text", "which rollout of the task"),
             "step": ("integer", "step within the task"),
+        },
+    ),
+    "v_sessions": View(
+        "One row a training session.",
+        {
+            "buffer": _BUFFER,
+            "session_id": ("text", "the session"),
+            "model_version": ("integer", "version that its model has; null: none was noted"),
+            "current": ("boolean", "it is the buffer's session now"),
         },
     ),
     "v_quarantine": View(

@@ -102,6 +102,15 @@ def test_a_session_that_only_rows_name_may_be_resumed(buffer):
     assert buffer.model_version() == 3
 
 
+def test_a_view_lists_the_sessions(buffer, buffer_url):
+    listed = "SELECT session_id, model_version, current FROM v_sessions ORDER BY session_id"
+    buffer.store_batch(rows_of([1]), session_id="a")
+    assert run(buffer_url, listed) == [("a", None, False)]
+    buffer.start_session("b")
+    buffer.set_model_version(4)
+    assert run(buffer_url, listed) == [("a", None, False), ("b", 4, True)]
+
+
 def test_an_unknown_session_is_named(buffer):
     with pytest.raises(SessionNotFoundError, match=r"no session 'x'; start it with start_session"):
         buffer.set_model_version(1, "x")
