@@ -66,6 +66,7 @@ OBJECTS = {
         "trg_experiences_insert_v1",
         "sqlbuffer_keep_parts_v1",
         "sqlbuffer_hold_v1",
+        "sqlbuffer_lock_v1",
         "sqlbuffer_number_row_v1",
         "trg_experiences_number_v1",
         "sqlbuffer_draw_v1",

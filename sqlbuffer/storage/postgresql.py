@@ -283,6 +283,10 @@ class PostgreSQL:
         ((status, length),) = _driver(connection).execute(statement, (buffer_id, key, task_id))
         return None if status is None else (status, length)
 
+    def lock(self, connection: Connection, buffer_id: int) -> None:
+        """Hold the row of a buffer until the transaction ends, as any writer may."""
+        _driver(connection).execute("SELECT sqlbuffer_lock_v1(%s::integer)", (buffer_id,))
+
     def committed(self, connection: Connection, transaction: int | None) -> bool:
         """Tell whether a transaction of a lost connection was committed."""
         statement = text(

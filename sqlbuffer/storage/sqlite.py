@@ -276,6 +276,9 @@ class SQLite:
         connection.exec_driver_sql("DELETE FROM episodes WHERE id = ?", (number,))
         return None
 
+    def lock(self, connection: Connection, buffer_id: int) -> None:
+        """Hold the row of a buffer: nobody else writes meanwhile."""
+
     def committed(self, connection: Connection, transaction: int | None) -> bool:
         """Tell whether a transaction of a lost connection was committed; a file loses none."""
         return False

@@ -191,7 +191,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
             if self.info.evict_by == "episode":
                 # First, as whoever evicts or annotates: an episode that ends may be one too many.
-                self.lock(connection)
+                self._dialect.lock(connection, self.info.id)
             episodes.end(connection, self.info.id, endings, seqs)
 
         insertion = Insertion(
