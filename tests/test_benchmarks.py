@@ -49,6 +49,7 @@ LINES = {
     "`sample(256)` with 1 % of the rows annotated vs none, fewer": BOTH,
     "`sample_arrays(256)` with 1 % of the rows annotated vs none, {}": BOTH,
     "`sample_arrays(256)` with 1 % of the rows annotated vs none, fewer": BOTH,
+    "from a commit to its batch": BOTH,
     "8 consumers that lease 8 of 20,000 rows": {"PostgreSQL"},
 }
 

@@ -19,7 +19,7 @@ COUNTS = (1, 4, 8)
 N_ITEMS, MOST_ROWS = 8, 20_000
 SECONDS, ROUNDS = 3.0, 4
 # Commits at so many moments of the quarter of a second from one look to the next.
-WAKE_UPS, LOOKS_APART_S, FIRST_COMMIT_S = 100, 0.25, 0.3
+WAKE_UPS, LOOKS_APART_S, FIRST_COMMIT_S = 60, 0.25, 0.3
 WAKE_UP_TARGET_S = 0.25
 
 
