@@ -311,14 +311,17 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         )
         return window
 
-    def remove_counted(self, connection: Connection, seqs: Sequence[int], cause: str) -> None:
-        """Delete rows by key, and count them in the buffer's column for why they leave."""
+    def remove_counted(self, connection: Connection, seqs: Sequence[int], cause: str) -> int:
+        """Delete rows by key, count them in the buffer's column for why they leave, and return how
+        many there were.
+        """
         if not seqs:
-            return
+            return 0
         self.note_deletion(connection)
         n_removed = self._dialect.remove(connection, self.info.id, seqs)
         counted = {cause: buffers.c[cause] + n_removed}
         connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(counted))
+        return n_removed
 
     def _remove(
         self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq

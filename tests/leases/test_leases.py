@@ -95,6 +95,21 @@ def test_rows_that_are_used_up_and_stay_leave_when_they_are_to_expire(buffer_url
         assert scalar(buffer_url, "SELECT n_used_up FROM buffers") == 3
 
 
+def test_used_up_items_of_rows_that_are_gone_hold_nobody_up(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, max_use=1, keep_expired=True) as buffer:
+        store(buffer, range(4))
+        with buffer.lease(3, order="fifo"):
+            pass
+        # As a restored backup may have it: no delete of a row leaves these.
+        run(
+            buffer_url,
+            "INSERT INTO queue_items (buffer_id, seq, task_id, freshness, used_up) "
+            "SELECT 1, seq + 90, task_id, freshness, used_up FROM queue_items WHERE used_up",
+        )
+        assert buffer.expire().used_up == 3
+        assert [row.seq for row in buffer] == [4]
+
+
 @pytest.mark.parametrize("error", [GivenBack, KeyboardInterrupt, SystemExit])
 def test_an_exception_gives_the_rows_back_and_counts_nothing(buffer, buffer_url, error):
     with pytest.raises(error), buffer.lease(6):

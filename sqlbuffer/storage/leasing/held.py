@@ -389,9 +389,7 @@ def _retire(connection: Connection, store: "BufferStore") -> int:
     if connection.execute(alone, values).first() is None:
         return 0
     found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
-    seqs = list(found)
-    store.remove_counted(connection, seqs, "n_used_up")
-    return len(seqs)
+    return store.remove_counted(connection, list(found), "n_used_up")
 
 
 def drop(store: "BufferStore", wanted: Wanted, late: Sequence[Group]) -> None:
