@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage import functions as fn
+from sqlbuffer.storage import statements
 from sqlbuffer.storage.engine import server_epoch
 from sqlbuffer.storage.models import experiences, queue_items
-from sqlbuffer.storage.opened import Opened
+from sqlbuffer.storage.opened import Opened, text_of
 from sqlbuffer.storage.restrictions import SampledWindow
 from sqlbuffer.storage.retrying import retried
 
@@ -38,14 +40,23 @@ class LeaseKeeping(Opened):
         """That of the server; see `begin_epoch`."""
         return server_epoch(self.engine)
 
+    @cached_property
+    def _window_and_first(self) -> str:
+        queue = queue_items.c
+        first = select(func.min(queue.seq)).where(queue.buffer_id == self.info.id)
+        window = statements.sampled_window(self.info.id, self.info.evict_by)
+        return text_of(window.add_columns(first.scalar_subquery()), self.engine)
+
     @contextmanager
-    def claiming(self) -> Iterator[Connection]:
-        """A transaction that claims rows, begun with a look at the window.
+    def claiming(self, *, with_first: bool = False) -> Iterator[Connection]:
+        """A transaction that claims rows, begun with a look at the window, and behind it at the
+        first row of the queue where that is asked for.
 
         It does not wait for the disk: where a server that dies forgets a claim, its rows are free,
         and its acknowledgement is refused.
         """
-        with self._dialect.claiming(self.engine, "relaxed", self._sampled_window) as connection:
+        query = self._window_and_first if with_first else self._sampled_window
+        with self._dialect.claiming(self.engine, "relaxed", query) as connection:
             yield connection
 
     def window_answered(self, found: Sequence[Any]) -> SampledWindow:

@@ -52,7 +52,7 @@ from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.restrictions import SampledWindow
 from sqlbuffer.storage.row_reading import task_order
-from sqlbuffer.storage.statements import ROW_COLUMNS
+from sqlbuffer.storage.statements import ROW_COLUMNS, windows
 from sqlbuffer.storage.transactions import answer
 from sqlbuffer.storage.types import KeyList
 
@@ -96,7 +96,11 @@ _ADD_LEASE = insert(leases).values(
     leased_until=_UNTIL_OF_ROWS,
 )
 _MARK = update(leases).where(_LEASE, ~leases.c.acknowledged, _RUNS)
-_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0))
+_LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, type_=Integer()))
+# With the number up to which rows have left, which would be one more round trip.
+_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0)).returning(
+    _LOW.scalar_subquery()
+)
 _PROLONG = _MARK.values(leased_until=_UNTIL_OF_ROWS)
 _PROLONG_ROWS = update(items).where(_OWN_ROWS).values(leased_until=_UNTIL)
 # In the order in which whoever deletes rows locks them.
@@ -178,12 +182,17 @@ class Claim:
         store = self._store
         deadline = time.monotonic() + self._wanted.lease_s
         try:
-            with translated(store.url), store.claiming() as connection:
-                now = store.window_answered(answer(connection))
+            is_random = self._wanted.order == "random"
+            with translated(store.url), store.claiming(with_first=is_random) as connection:
+                found, first = answer(connection), None
+                if is_random and found:
+                    *window, first = found[0]
+                    found = [window]
+                now = store.window_answered(found)
                 if self._chosen and self._is_claimed(connection):
                     # A connection was lost behind its commit.
                     return self._held(connection, now, deadline), []
-                late = self._choose(connection, now)
+                late = self._choose(connection, now, first)
                 if not self._chosen:
                     return None, late
                 self._take(connection)
@@ -200,10 +209,10 @@ class Claim:
         values = {BUFFER: self._store.info.id, LEASE: self._lease_id}
         return connection.execute(_IS_CLAIMED, values).first() is not None
 
-    def _choose(self, connection: Connection, now: SampledWindow) -> list[Group]:
+    def _choose(self, connection: Connection, now: SampledWindow, first: int | None) -> list[Group]:
         store, wanted = self._store, self._wanted
         limits = store.restrictions.for_leases(connection, now, store.epoch)
-        self.scope = scope = Scope(store.info.id, now.low, now.high, limits)
+        self.scope = scope = Scope(store.info.id, now.low, now.high, limits, first)
         late: list[Group] = []
         if wanted.group_by is None:
             chosen = [[seq] for seq in choose_rows(connection, scope, wanted)]
@@ -303,11 +312,12 @@ def acknowledge(store: "BufferStore", held: Held) -> None:
         # the lease still runs were deleted.
         connection.execute(_HOLD, values)
         connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
-        if not connection.execute(_ACKNOWLEDGE, values).rowcount:
+        low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
+        if low is None:
             if connection.execute(_IS_CLAIMED, values).scalar():
                 return  # by an attempt whose connection was lost
             raise _lost(store, held, "acknowledged")
-        _evict(connection, store, held.seqs)
+        _evict(connection, store, held.seqs, low)
 
     store.write(work)
     store.ledger.done.append(held.lease_id)
@@ -324,7 +334,7 @@ def give_back(store: "BufferStore", held: Held) -> None:
         connection.execute(_HOLD, values)
         connection.execute(_RELEASE, values)
         connection.execute(_FORGET, values)
-        _evict(connection, store, held.seqs)
+        _evict(connection, store, held.seqs, store.lower_end(connection))
 
     store.write(work, "relaxed")
     store.pacer.give_back(len(held.seqs))
@@ -344,9 +354,8 @@ def _lost(store: "BufferStore", held: Held, what: str) -> LeaseLostError:
     )
 
 
-def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int]) -> None:
+def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int], low: int) -> None:
     """Delete rows that left the window while they were held."""
-    low = store.lower_end(connection)
     gone = [seq for seq in seqs if seq <= low]
     if gone:
         found = connection.execute(_UNHELD, {BUFFER: store.info.id, SEQS: gone}).scalars()

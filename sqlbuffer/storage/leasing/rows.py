@@ -46,7 +46,9 @@ def choose_rows(connection: Connection, scope: Scope, wanted: Wanted) -> list[in
 
 def lowest(connection: Connection, scope: Scope) -> int:
     """Return the number below the first row of the queue, or the lower end of the window."""
-    found = connection.execute(_LOWEST, scope.parameters()).scalar_one()
+    found = scope.first
+    if found is None:
+        found = connection.execute(_LOWEST, scope.parameters()).scalar_one()
     return scope.low if found is None else max(scope.low, int(found) - 1)
 
 

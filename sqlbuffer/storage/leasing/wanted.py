@@ -93,12 +93,14 @@ class Scope:
         low: Rows up to it have left.
         high: The newest row; None: whatever there is.
         limits: What bars rows.
+        first: The first row of the queue, where it is known.
     """
 
     buffer_id: int
     low: int
     high: int | None = None
     limits: Limits = NO_LIMITS
+    first: int | None = None
 
     def parameters(self, **more: Any) -> Mapping[str, Any]:
         """Return the values for the parameters of statements, and others."""
