@@ -67,6 +67,7 @@ OBJECTS = {
         "sqlbuffer_keep_parts_v1",
         "sqlbuffer_hold_v1",
         "sqlbuffer_lock_v1",
+        "sqlbuffer_replace_v1",
         "sqlbuffer_number_row_v1",
         "trg_experiences_number_v1",
         "sqlbuffer_draw_v1",
@@ -118,6 +119,10 @@ TABLES = (
     "label_history",
     "quarantine",
     "payload_parts",
+    "payload_changes",
+    "slot_rings",
+    "slots",
+    "slot_writers",
     "schema_info",
     "maintenance",
 )
@@ -380,6 +385,13 @@ def create_tables() -> None:
             comment="rows may have rows in payload_parts",
         ),
         sa.Column(
+            "has_changes",
+            sa.Boolean(),
+            nullable=False,
+            server_default=sa.false(),
+            comment="rows may have a row in payload_changes",
+        ),
+        sa.Column(
             "created_at",
             TIME,
             nullable=False,
@@ -618,6 +630,7 @@ def create_tables() -> None:
     op.create_index("ix_samples_buffer_id_sampled_at", "samples", ["buffer_id", "sampled_at"])
     create_flow_tables()
     create_late_tables()
+    create_slot_tables()
     op.create_table(
         "payload_parts",
         sa.Column(
@@ -755,6 +768,66 @@ def create_late_tables() -> None:
         sa.Column("reason", sa.Text(), comment="why it is not sampled"),
         time("quarantined_at", "since when"),
         sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_quarantine"),
+    )
+
+
+def create_slot_tables() -> None:
+    def column(name: str, type_: Any, comment: str, **options: Any) -> Any:
+        return sa.Column(name, type_, nullable=False, comment=comment, **options)
+
+    def buffer_id() -> Any:
+        return column("buffer_id", sa.Integer(), "the buffer", autoincrement=False)
+
+    op.create_table(
+        "payload_changes",
+        buffer_id(),
+        column("seq", sa.BigInteger(), "the experience", autoincrement=False),
+        column("fields", sa.Text(), "which fields the last change wrote"),
+        column("n_changes", sa.Integer(), "how often the row was changed"),
+        column("changed_at", TIME, "when, last", server_default=utc_now()),
+        sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_payload_changes"),
+    )
+    op.create_table(
+        "slot_rings",
+        buffer_id(),
+        column("config", JSON, "what the buffer was made with"),
+        column(
+            "next_turn",
+            sa.BigInteger(),
+            "slots up to here, counted on through every lap, are finished",
+            server_default=sa.text("0"),
+        ),
+        column(
+            "num_episodes",
+            sa.BigInteger(),
+            "episodes finished; at most one a slot",
+            server_default=sa.text("0"),
+        ),
+        sa.PrimaryKeyConstraint("buffer_id", name="pk_slot_rings"),
+    )
+    op.create_table(
+        "slots",
+        buffer_id(),
+        column("slot", sa.Integer(), "the place", autoincrement=False),
+        column(
+            "turn",
+            sa.BigInteger(),
+            "its last use: slot + lap * number of slots; -1: it is free",
+        ),
+        sa.Column("holder", KEY, comment="the writer that has it; null: nobody writes there"),
+        sa.Column("episode_id", sa.BigInteger(), comment="key of the episode that it shows"),
+        sa.Column("length", sa.Integer(), comment="its length; null while it is written"),
+        sa.Column("meta", sa.LargeBinary(), comment="its values of the meta fields, packed"),
+        sa.Column("tail", sa.LargeBinary(), comment="values of steps that have no row, packed"),
+        sa.PrimaryKeyConstraint("buffer_id", "slot", name="pk_slots"),
+    )
+    op.create_index("ix_slots_buffer_id", "slots", ["buffer_id", "turn"])
+    op.create_table(
+        "slot_writers",
+        buffer_id(),
+        column("holder", KEY, "the process: host, pid and a random part"),
+        column("seen_at", TIME, "when it last wrote", server_default=utc_now()),
+        sa.PrimaryKeyConstraint("buffer_id", "holder", name="pk_slot_writers"),
     )
 
 

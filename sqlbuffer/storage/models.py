@@ -251,6 +251,13 @@ buffers = Table(
         comment="rows may have rows in payload_parts",
     ),
     Column(
+        "has_changes",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="rows may have a row in payload_changes",
+    ),
+    Column(
         "created_at",
         TIME,
         nullable=False,
@@ -663,6 +670,66 @@ payload_parts = Table(
     *_seq_key(),
     Column("part", Integer, primary_key=True, autoincrement=False, comment="order of the part"),
     Column("bytes", BYTES, nullable=False, comment="content of the part"),
+)
+
+# What became of rows that were changed after they were written (`payload_changes.replace`).
+payload_changes = Table(
+    "payload_changes",
+    metadata,
+    *_seq_key(),
+    Column("fields", Text, nullable=False, comment="which fields the last change wrote"),
+    Column("n_changes", Integer, nullable=False, comment="how often the row was changed"),
+    Column("changed_at", TIME, nullable=False, server_default=utc_now(), comment="when, last"),
+)
+
+# Numbered places that each show one episode, where a buffer has some: those of compat.memmap.
+slot_rings = Table(
+    "slot_rings",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column("config", JSON, nullable=False, comment="what the buffer was made with"),
+    Column(
+        "next_turn",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="slots up to here, counted on through every lap, are finished",
+    ),
+    Column(
+        "num_episodes",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="episodes finished; at most one a slot",
+    ),
+)
+
+slots = Table(
+    "slots",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column("slot", Integer, primary_key=True, autoincrement=False, comment="the place"),
+    Column(
+        "turn",
+        BigInteger,
+        nullable=False,
+        comment="its last use: slot + lap * number of slots; -1: it is free",
+    ),
+    Column("holder", KEY, comment="the writer that has it; null: nobody writes there"),
+    Column("episode_id", BigInteger, comment="key of the episode that it shows"),
+    Column("length", Integer, comment="its length; null while it is written"),
+    Column("meta", BYTES, comment="its values of the meta fields, packed"),
+    Column("tail", BYTES, comment="values of steps that have no row, packed"),
+)
+# Those of the lap that goes on: a few, of any number.
+Index(None, slots.c.buffer_id, slots.c.turn)
+
+slot_writers = Table(
+    "slot_writers",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column("holder", KEY, primary_key=True, comment="the process: host, pid and a random part"),
+    Column("seen_at", TIME, nullable=False, server_default=utc_now(), comment="when it last wrote"),
 )
 
 # One row: what a package that is older than the schema goes by.

@@ -22,6 +22,7 @@ from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_wh
 from sqlbuffer.storage.vacuum import cleaner_for
 
 if TYPE_CHECKING:
+    from sqlbuffer.storage.payload_changes import Replaced
     from sqlbuffer.storage.payload_parts import Piece
 
 _NULL = b"\xff\xff\xff\xff"
@@ -119,6 +120,19 @@ _LABEL = (
     f"SELECT %s::integer, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb FROM {_LABELS} "
     "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
     "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
+)
+# Each run by itself, by the index of episodes, whatever the server knows of the tables.
+_SLOT_ROWS = (
+    "SELECT r.n::integer - 1, e.t, e.seq, e.arrays "
+    "FROM unnest(%s::integer[], %s::integer[], %s::integer[]) "
+    "WITH ORDINALITY AS r(slot, first, last, n) "
+    "JOIN slots s ON s.buffer_id = %s AND s.slot = r.slot CROSS JOIN LATERAL ("
+    "SELECT x.t, x.seq, x.arrays FROM experiences x WHERE x.buffer_id = %s "
+    "AND x.episode_id = s.episode_id AND x.t BETWEEN r.first AND r.last OFFSET 0) AS e"
+)
+_REPLACE = (
+    "SELECT sqlbuffer_replace_v1(%s::integer, %s::bigint[], %s::bytea[], %s::text[], "
+    "%s::double precision[], %s::boolean[], %s::boolean[], %s)"
 )
 _ROW_HEAD = struct.Struct(">hii")
 
@@ -351,6 +365,24 @@ class PostgreSQL:
                 if len(found) >= _PIECE_HEAD.size:
                     _, _, index, _ = _PIECE_HEAD.unpack_from(found)
                     yield index, found[_PIECE_HEAD.size :]
+
+    def slot_rows(
+        self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
+    ) -> list[tuple[int, int, int, Any]]:
+        """Return (index of its run, t, seq, arrays) of each row that slots show in runs of (slot,
+        first t, last t).
+        """
+        slots, first, last = (list(column) for column in zip(*runs, strict=True))
+        values = (slots, first, last, buffer_id, buffer_id)
+        return list(_driver(connection).execute(_SLOT_ROWS, values).fetchall())
+
+    def replace(
+        self, connection: Connection, buffer_id: int, rows: Sequence["Replaced"], names: str
+    ) -> int:
+        """Change what rows hold, and note that; return how many of them there are."""
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        ((n_changed,),) = _driver(connection).execute(_REPLACE, (buffer_id, *columns, names))
+        return int(n_changed)
 
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
         """Delete rows by key, with what the narrow tables hold of them; return how many."""

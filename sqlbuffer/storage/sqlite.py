@@ -23,6 +23,7 @@ from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
 
 if TYPE_CHECKING:
+    from sqlbuffer.storage.payload_changes import Replaced
     from sqlbuffer.storage.payload_parts import Piece
 
 _COLUMNS = (
@@ -84,6 +85,24 @@ _NOTE_LABEL = (
     "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq, version) DO UPDATE "
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
     "extra = excluded.extra, labelled_at = excluded.labelled_at"
+)
+# In this order: each run is looked up by its slot, and its steps by the index of episodes.
+_SLOT_ROWS = (
+    "SELECT r.key, e.t, e.seq, e.arrays FROM json_each(:runs) r "
+    "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
+    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.episode_id = s.episode_id "
+    "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]')"
+)
+_REPLACE = (
+    "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
+    "WHERE buffer_id = ? AND seq = ?"
+)
+_NOTE_CHANGES = (
+    "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
+    "SELECT :id, e.seq, :fields, 1 FROM json_each(:seqs) j "
+    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value WHERE true "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET fields = excluded.fields, "
+    "n_changes = n_changes + 1, changed_at = excluded.changed_at"
 )
 _FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
 _RAISE = (
@@ -409,6 +428,29 @@ class SQLite:
             noted = [(buffer_id, version, *row.history()) for row in rows]
             connection.exec_driver_sql(_NOTE_LABEL, noted)
             connection.exec_driver_sql(_LABEL, [(buffer_id, *row.now()) for row in rows])
+
+    def slot_rows(
+        self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
+    ) -> list[tuple[int, int, int, Any]]:
+        """Return (index of its run, t, seq, arrays) of each row that slots show in runs of (slot,
+        first t, last t).
+        """
+        driver: Any = connection.connection.driver_connection
+        given = {"id": buffer_id, "runs": json.dumps(runs)}
+        return list(driver.execute(_SLOT_ROWS, given).fetchall())
+
+    def replace(
+        self, connection: Connection, buffer_id: int, rows: Sequence["Replaced"], names: str
+    ) -> int:
+        """Change what rows hold, and note that; return how many of them there are."""
+        driver: Any = connection.connection.driver_connection
+        driver.execute(
+            "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
+        )
+        driver.executemany(_REPLACE, [(*row[1:], buffer_id, row.seq) for row in rows])
+        seqs = json.dumps([row.seq for row in rows])
+        noted = driver.execute(_NOTE_CHANGES, {"id": buffer_id, "fields": names, "seqs": seqs})
+        return int(noted.rowcount)
 
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole; rows leave by a

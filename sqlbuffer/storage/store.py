@@ -53,6 +53,7 @@ from sqlbuffer.storage.row_reading import RowReading
 from sqlbuffer.storage.transactions import answer
 
 T = TypeVar("T")
+Then = Callable[[Connection, Mapping[str, int]], None]
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         metas: Mapping[EpisodeKey, str] | None = None,
         whole: EpisodeKey | None = None,
         admitted: bool = False,
+        then: Then | None = None,
     ) -> Written:
         """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
@@ -176,6 +178,8 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             metas: JSON of what the user says of episodes that may begin with it.
             whole: The episode that it is, where it is stored whole or not at all.
             admitted: The rate limiter has let it in.
+            then: Done in the same transaction, behind the rest, with the numbers of all ids; twice
+                where it is not known whether it was committed.
 
         Raises:
             EpisodeExistsError: `whole` is open, or was aborted.
@@ -193,13 +197,15 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 # First, as whoever evicts or annotates: an episode that ends may be one too many.
                 self._dialect.lock(connection, self.info.id)
             episodes.end(connection, self.info.id, endings, seqs)
+            if then is not None:
+                then(connection, seqs)
 
         insertion = Insertion(
             self._dialect,
             self.url,
             self.info.id,
             list(first.values()),
-            end_episodes if endings else None,
+            end_episodes if endings or then is not None else None,
             metas,
             whole,
             self.whole_rows,

@@ -32,7 +32,7 @@ $$;
 GRANT SELECT ON
     v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_sessions, v_quarantine, v_labels, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, leases, labels, label_history, quarantine, payload_parts,
-    flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
+    payload_changes, slot_rings, slots, slot_writers, flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions, payload_parts TO sqlbuffer_writer, sqlbuffer_learner;
@@ -49,7 +49,7 @@ DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
         GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, samples, flow, queue_items, leases, labels,
-            label_history, quarantine, payload_parts
+            label_history, quarantine, payload_parts, payload_changes, slots
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
@@ -67,6 +67,9 @@ GRANT UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE ON que
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
+-- Slots of compat.memmap, which are used again: what they showed is deleted.
+GRANT INSERT, UPDATE, DELETE ON slot_rings, slots, slot_writers TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_replace_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1, sqlbuffer_hold_v1 TO sqlbuffer_learner;
 
 COMMIT;

@@ -73,6 +73,9 @@ BEGIN
     IF b.has_parts THEN
         DELETE FROM payload_parts WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
+    IF b.has_changes THEN
+        DELETE FROM payload_changes WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+    END IF;
     PERFORM set_config('sqlbuffer.internal', '', true);
     RETURN n_removed;
 END

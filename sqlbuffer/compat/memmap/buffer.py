@@ -1,0 +1,334 @@
+"""`ReplayBuffer` of memmap-replay-buffer, on a SQL database."""
+
+from collections import namedtuple
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.compat.memmap.base import Base, checked_index
+from sqlbuffer.compat.memmap.cells import Cells
+from sqlbuffer.compat.memmap.changing import Changing
+from sqlbuffer.compat.memmap.config import Config
+from sqlbuffer.compat.memmap.errors import MemmapError
+from sqlbuffer.compat.memmap.opening import check_options, existing, made
+from sqlbuffer.compat.memmap.proxies import ArrayProxy, Proxies
+from sqlbuffer.compat.memmap.storing import Storing
+from sqlbuffer.compat.memmap.tracks import INTERNAL, LENS
+from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
+from sqlbuffer.compat.memmap.writer import Writer
+from sqlbuffer.storage.slots import Slots, register
+from sqlbuffer.storage.store import BufferStore
+
+NAME = "memmap"
+# Steps are stored so long after they were given at most; or not before somebody asks.
+FLUSH_S, NEVER_S = 1.0, 1e6
+
+
+class ReplayBuffer(Storing, Changing, Base):
+    """Episodes in numbered slots, in a SQLite file in a folder or in any database of sqlbuffer.
+
+    The calls and errors are those of memmap-replay-buffer 0.2.3; inside is a buffer of sqlbuffer,
+    which the views, and `sqlbuffer.ReplayBuffer(url, name="memmap")`, show as one.
+
+    Several processes may write at once: each takes slots of its own. What one is writing the others
+    do not see before the episode has ended, and never, if that process dies.
+
+    Args:
+        folder: A folder, for a file `replay.sqlite` inside it, or a database URL.
+        max_episodes: Slots.
+        max_timesteps: Steps of a slot.
+        fields: What is stored of a step: `{name: T}`, `(T, shape)` or `(T, shape, default)`; T is
+            one of `int`, `float`, `bool`, `uint8`.
+        meta_fields: What is stored of an episode, declared likewise.
+        circular: When all slots are used, the oldest episode leaves.
+        overwrite: Delete what there is. Omitted: True for a folder, False for a URL.
+        read_only: Only read; with `overwrite=False`, of a buffer that there is.
+        flush_every_store_step: 0: steps are stored when the episode ends, when something is read,
+            and on `flush`; any other number: at the latest a second after `store` as well. What an
+            ended episode has is always stored.
+        name: Which buffer of the database.
+        **extra_config: Kept with the buffer, as JSON; compared when it is opened again.
+
+    Raises:
+        MemmapError: A malformed declaration or option; another configuration than the stored one
+            (`different config`); another process writes to what would be overwritten.
+
+    Example:
+        >>> import tempfile
+        >>> buffer = ReplayBuffer(
+        ...     tempfile.mkdtemp(), max_episodes=10, max_timesteps=5,
+        ...     fields=dict(state=("float", 2), reward="float"), meta_fields=dict(task_id="int"),
+        ... )
+        >>> with buffer.one_episode(task_id=3):
+        ...     for t in range(4):
+        ...         _ = buffer.store(state=[t, 0.0], reward=1.0)
+        >>> buffer.num_episodes, len(buffer), buffer.episode_lens[0]
+        (1, 1, 4)
+        >>> buffer.data["state"][0, 2]
+        array([2., 0.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        max_episodes: int,
+        max_timesteps: int,
+        fields: Mapping[str, Any],
+        meta_fields: Mapping[str, Any] | None = None,
+        circular: bool = False,
+        overwrite: bool | None = None,
+        read_only: bool = False,
+        flush_every_store_step: int = 1,
+        name: str = NAME,
+        **extra_config: Any,
+    ) -> None:
+        check_options(overwrite, read_only, flush_every_store_step, name)
+        config = Config.parse(
+            max_episodes, max_timesteps, fields, meta_fields, circular, extra_config
+        )
+        is_url = isinstance(folder, str) and "://" in folder
+        if read_only:
+            if overwrite or (overwrite is None and not is_url):
+                raise MemmapError("cannot overwrite a buffer in read-only mode: overwrite=False")
+            store, stored = existing(folder, name)
+            if lines := config.differences(stored):
+                raise MemmapError(
+                    f"buffer at `{folder}` was created with a different config:\n  "
+                    + "\n  ".join(lines)
+                )
+        else:
+            store = made(folder, name, config, overwrite)
+        self._set_up(folder, store, config, read_only, flush_every_store_step)
+
+    @classmethod
+    def from_folder(
+        cls, folder: str | Path, read_only: bool = False, name: str = NAME
+    ) -> "ReplayBuffer":
+        """Open the buffer that a folder or a database has, as it was made.
+
+        Args:
+            folder: The folder or the URL.
+            read_only: Only read.
+            name: Which buffer of the database.
+
+        Raises:
+            MemmapError: There is none.
+        """
+        check_options(False, read_only, 1, name)
+        store, config = existing(folder, name)
+        buffer = cls.__new__(cls)
+        buffer._set_up(folder, store, config, read_only, 1)
+        return buffer
+
+    def _set_up(
+        self, folder: Any, store: BufferStore, config: Config, read_only: bool, flush_every: int
+    ) -> None:
+        self.folder = folder if isinstance(folder, str) and "://" in folder else Path(folder)
+        self.read_only, self.flush_every_store_step = read_only, flush_every
+        self._store, self._config = store, config
+        self.max_episodes, self.max_timesteps = config.max_episodes, config.max_timesteps
+        self.circular = config.circular
+        self.tracks, self.meta_tracks = dict(config.fields), dict(config.meta)
+        make: Any = namedtuple  # whose names the type checker wants to see
+        self.memory_namedtuple = make("Memory", list(self.tracks))
+        self.store_step = self._t = 0
+        self._seen_open = {}
+        self._rows = RowCoder(self.tracks, store.layout)
+        self._metas = MetaCoder(self.meta_tracks)
+        self._writer = None
+        self._slots = Slots(store, self.max_episodes, self.circular, "")
+        if not read_only:
+            flush_s = FLUSH_S if flush_every else NEVER_S
+            self._writer = Writer(store, config, self._rows, self._metas, flush_s)
+            self._slots = self._writer.slots
+            register(store, self._writer.holder)
+        self._cells_ = Cells(store, self._slots, self._rows, self.max_timesteps)
+        self.data = Proxies({name: self._data_proxy(name) for name in self.tracks})
+        self.meta_data = Proxies({name: self._meta_proxy(name) for name in self.meta_tracks})
+
+    def _data_proxy(self, name: str) -> ArrayProxy:
+        def write(values: Any, slots: Any, ts: Any) -> None:
+            self._write_cells(slots, ts, {name: values})
+
+        return ArrayProxy(
+            self.tracks[name],
+            (self.max_episodes, self.max_timesteps),
+            lambda slots, ts: self._cells([name], slots, ts)[name],
+            write,
+            self.flush,
+        )
+
+    def _meta_proxy(self, name: str) -> ArrayProxy:
+        def read(slots: Any) -> Any:
+            found = self._meta([name], slots.ravel())[name]
+            return found.reshape((*slots.shape, *self.meta_tracks[name].shape))
+
+        def write(values: Any, slots: Any) -> None:
+            self._write_meta(slots, {name: values})
+
+        track = self.meta_tracks[name]
+        return ArrayProxy(track, (self.max_episodes,), read, write, self.flush)
+
+    @property
+    def fieldnames(self) -> set[str]:
+        """The names of the fields."""
+        return set(self.tracks)
+
+    @property
+    def meta_fieldnames(self) -> set[str]:
+        """The names of the meta fields, `episode_lens` and `_initted` included."""
+        return set(self.meta_tracks)
+
+    @property
+    def internal_meta_fieldnames(self) -> set[str]:
+        """The meta fields that every buffer has."""
+        return set(INTERNAL)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of a value of each field."""
+        return {name: track.shape for name, track in self.tracks.items()}
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The numpy type of each field."""
+        return {name: track.dtype.type for name, track in self.tracks.items()}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The declared default of each field; None without one."""
+        return {name: track.default for name, track in self.tracks.items()}
+
+    @property
+    def meta_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of a value of each meta field."""
+        return {name: track.shape for name, track in self.meta_tracks.items()}
+
+    @property
+    def meta_dtypes(self) -> dict[str, Any]:
+        """The numpy type of each meta field."""
+        return {name: track.dtype.type for name, track in self.meta_tracks.items()}
+
+    @property
+    def meta_defaults(self) -> dict[str, Any]:
+        """The declared default of each meta field; None without one."""
+        return {name: track.default for name, track in self.meta_tracks.items()}
+
+    @property
+    def should_flush(self) -> bool:
+        """Whether steps are stored without being asked for."""
+        return self.flush_every_store_step > 0
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes have ended, by all writers; at most `max_episodes`."""
+        self._flush()
+        return self._slots.ring().num_episodes
+
+    @num_episodes.setter
+    def num_episodes(self, value: int) -> None:
+        self._check_writable("num_episodes")
+        n = checked_index(value, self.max_episodes + 1, "num_episodes")
+        self._slots.set_ring(num_episodes=n)
+
+    @property
+    def episode_index(self) -> int:
+        """The slot that is being written, or the next one to be."""
+        if self._writer is not None and self._writer.is_own and self._writer.open:
+            return self._writer.open[0].slot
+        return self._slots.ring().next_turn % self.max_episodes
+
+    @episode_index.setter
+    def episode_index(self, value: int) -> None:
+        writer = self._check_writable("episode_index")
+        slot = checked_index(value, self.max_episodes, "episode_index")
+        if writer.open:
+            raise MemmapError("an episode is open; end it before episode_index is set")
+        lap = self._slots.ring().next_turn // self.max_episodes
+        self._slots.set_ring(next_turn=lap * self.max_episodes + slot)
+
+    @property
+    def timestep_index(self) -> int:
+        """How many steps the open episode has."""
+        return self._t
+
+    @timestep_index.setter
+    def timestep_index(self, value: int) -> None:
+        writer = self._check_writable("timestep_index")
+        t = checked_index(value, self.max_timesteps + 1, "timestep_index")
+        if t == 0:
+            self._t = 0
+            writer.drop()
+        elif t != self._t:
+            raise MemmapError(
+                f"timestep_index is {self._t} and can be set to 0, which drops the open episode; "
+                f"got {t}. Use `update` or `data[...]` to change steps."
+            )
+
+    @property
+    def is_new_episode(self) -> bool:
+        """Whether no step of the next episode is stored."""
+        return self._t == 0
+
+    @property
+    def episode_lens(self) -> ArrayProxy:
+        """The length of each slot, like an array of shape (max_episodes,)."""
+        return self.meta_data[LENS]
+
+    def __len__(self) -> int:
+        """Return how many slots have steps, the open episode included."""
+        return int(np.count_nonzero(self._lengths()))
+
+    def flush(self) -> None:
+        """Store all that waits; nothing where the buffer is read-only."""
+        self._flush()
+
+    def clear(self) -> None:
+        """Delete all episodes."""
+        writer = self._check_writable("clear")
+        self._t = 0
+        writer.drop()
+        self._slots.clear()
+
+    def reset_(self) -> None:
+        """Delete all episodes."""
+        self.clear()
+
+    def close(self) -> None:
+        """Store the steps of ended episodes, let go of an open one, and close the connections."""
+        if self._writer is not None:
+            self._t = 0
+            self._writer.close()
+        self._store.close()
+
+    def __del__(self) -> None:
+        writer = getattr(self, "_writer", None)
+        if writer is not None and writer.is_own and not writer.is_idle:
+            with suppress(Exception):
+                writer.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process reads what this one has stored."""
+        self._flush()
+        return {
+            "folder": self.folder,
+            "store": self._store,
+            "config": self._config,
+            "flush_every": self.flush_every_store_step,
+            "open": self._open_lengths(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_up(state["folder"], state["store"], state["config"], True, state["flush_every"])
+        self._seen_open = state["open"]
+
+    def __repr__(self) -> str:
+        shown = self._store.shown_url if isinstance(self.folder, str) else str(self.folder)
+        mode = ", read-only" if self.read_only else ""
+        return (
+            f"ReplayBuffer({shown!r}, {self.max_episodes} episodes of "
+            f"{self.max_timesteps} steps{mode})"
+        )

@@ -1,0 +1,197 @@
+"""The values of steps by slot and time: read and changed, whether they have a row or not."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.compat.memmap.values import RowCoder
+from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.payload_changes import Replaced, replace_payload
+from sqlbuffer.storage.slots import Slots
+from sqlbuffer.storage.store import BufferStore
+
+Ints = NDArray[np.int64]
+
+
+class Cells:
+    """The cells of a buffer. What was never written has its field's default.
+
+    Args:
+        store: The buffer.
+        slots: Its slots.
+        rows: How a row is laid out.
+        max_timesteps: Steps of a slot.
+    """
+
+    def __init__(
+        self, store: BufferStore, slots: Slots, rows: RowCoder, max_timesteps: int
+    ) -> None:
+        self._store, self._slots, self._rows = store, slots, rows
+        self._t = max_timesteps
+        self._tail = np.dtype([("t", "<i4"), ("row", rows.layout.record)])
+
+    def read(self, names: Iterable[str], slots: Ints, ts: Ints) -> dict[str, NDArray[Any]]:
+        """Return the values of fields in cells.
+
+        Args:
+            names: The fields.
+            slots: The slot of each cell, of any shape S.
+            ts: The step, likewise.
+
+        Returns:
+            `{name: array of shape (*S, *shape)}`.
+        """
+        names = list(names)
+        keys, back = _distinct((slots * self._t + ts).ravel())
+        tracks = self._rows.tracks
+        found = {
+            name: np.full((len(keys), *tracks[name].shape), tracks[name].fill) for name in names
+        }
+        if len(keys) and names:
+            with (
+                translated(self._store.url),
+                self._store.dialect.snapshot(self._store.engine) as connection,
+            ):
+                self._fill(connection, keys, found)
+        return {
+            name: (values if back is None else values[back]).reshape(
+                (*slots.shape, *tracks[name].shape)
+            )
+            for name, values in found.items()
+        }
+
+    def _fill(self, connection: Any, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
+        places, blobs, seqs = self._stored(connection, keys)
+        own = self._rows.names
+        if len(blobs):
+            arrays = self._rows.layout.unpack(blobs, [own[name] for name in found], seqs=seqs)
+            for name, values in found.items():
+                values[places] = arrays[own[name]]
+        if len(blobs) < len(keys):
+            left = np.ones(len(keys), bool)
+            left[places] = False
+            missing = np.flatnonzero(left)
+            at, rows = self._in_tails(connection, keys[missing])
+            for name, values in found.items():
+                values[missing[at]] = rows[own[name]]
+
+    def _stored(self, connection: Any, keys: Ints) -> tuple[Ints, list[Any], list[int]]:
+        """Return where among sorted keys those are that have a row, their bytes and numbers."""
+        runs = _runs(keys, self._t)
+        found = self._store.dialect.slot_rows(connection, self._store.info.id, runs)
+        if not found:
+            return np.empty(0, np.int64), [], []
+        runs_of, ts, seqs, blobs = zip(*found, strict=True)
+        slots = np.array([slot for slot, _, _ in runs], np.int64)[np.array(runs_of, np.int64)]
+        places = np.searchsorted(keys, slots * self._t + np.array(ts, np.int64))
+        return places, list(blobs), list(seqs)
+
+    def _in_tails(self, connection: Any, keys: Ints) -> tuple[Ints, NDArray[Any]]:
+        """Return which of sorted keys are in tails, and their rows."""
+        tails = self._slots.tails(connection, np.unique(keys // self._t).tolist())
+        at: list[Ints] = [np.empty(0, np.int64)]
+        rows = [self._rows.blanks(0)]
+        for slot, raw in tails.items():
+            tail = np.frombuffer(raw, self._tail)
+            theirs = slot * self._t + tail["t"].astype(np.int64)
+            places = np.searchsorted(keys, theirs)
+            is_wanted = (places < len(keys)) & (keys[np.minimum(places, len(keys) - 1)] == theirs)
+            at.append(places[is_wanted])
+            rows.append(tail["row"][is_wanted])
+        return np.concatenate(at), np.concatenate(rows)
+
+    def write(self, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]]) -> None:
+        """Change cells, those that have a row and others, in one transaction.
+
+        Args:
+            slots: The slot of each cell, of shape (n,); of cells named twice the last one counts.
+            ts: The step, likewise.
+            values: For each field that is written an array of shape (n, *shape) of its dtype.
+        """
+        if not len(slots):
+            return
+        self._store.write(lambda connection: self._change(connection, slots, ts, values))
+
+    def _change(
+        self, connection: Any, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]]
+    ) -> None:
+        keys, back = _distinct(slots * self._t + ts)
+        last = np.arange(len(keys)) if back is None else _last_of(back, len(keys))
+        values = {name: array[last] for name, array in values.items()}
+        self._slots.lock(connection)
+        places, blobs, seqs = self._stored(connection, keys)
+        if blobs:
+            rows = _joined(blobs, self._rows.layout.record)
+            for name, array in values.items():
+                rows[self._rows.names[name]] = array[places]
+            replaced = [
+                Replaced(seq, *columns)
+                for seq, columns in zip(seqs, self._rows.columns(rows), strict=True)
+            ]
+            core = [self._rows.names[name] for name in values]
+            n_buffer = self._store.info.id
+            replace_payload(connection, self._store.dialect, n_buffer, replaced, core)
+        left = np.ones(len(keys), bool)
+        left[places] = False
+        if left.any():
+            self._change_tails(
+                connection, keys[left], {name: array[left] for name, array in values.items()}
+            )
+
+    def _change_tails(
+        self, connection: Any, keys: Ints, values: Mapping[str, NDArray[Any]]
+    ) -> None:
+        of = keys // self._t
+        wanted = np.unique(of).tolist()
+        held = self._slots.tails(connection, wanted)
+        changed = {}
+        for slot in wanted:
+            own = np.flatnonzero(of == slot)
+            new = {name: array[own] for name, array in values.items()}
+            changed[slot] = self._tail_with(held.get(slot, b""), keys[own] % self._t, new)
+        self._slots.set_tails(connection, changed)
+
+    def _tail_with(self, raw: bytes, ts: Ints, values: Mapping[str, NDArray[Any]]) -> bytes:
+        """Return a slot's tail with cells of it changed."""
+        held = np.frombuffer(raw, self._tail)
+        all_ts = np.union1d(held["t"], ts)
+        tail = np.zeros(len(all_ts), self._tail)
+        tail["t"], tail["row"] = all_ts, self._rows.blank
+        tail[np.searchsorted(all_ts, held["t"])] = held
+        at = np.searchsorted(all_ts, ts)
+        rows = tail["row"][at]
+        for name, array in values.items():
+            rows[self._rows.names[name]] = array
+        tail["row"][at] = rows
+        return tail.tobytes()
+
+
+def _distinct(keys: Ints) -> tuple[Ints, Ints | None]:
+    """Return keys in order, each once, and which of them each given one is; None: as they were."""
+    if len(keys) < 2 or (keys[1:] > keys[:-1]).all():
+        return keys, None
+    found, back = np.unique(keys, return_inverse=True)
+    return found, back.reshape(-1)
+
+
+def _last_of(back: Ints, n: int) -> Ints:
+    """Return where each of n distinct keys was given last."""
+    last = np.zeros(n, np.int64)
+    np.maximum.at(last, back, np.arange(len(back)))
+    return last
+
+
+def _runs(keys: Ints, max_timesteps: int) -> list[tuple[int, int, int]]:
+    """Return sorted keys as runs of (slot, first step, last step)."""
+    slots, ts = np.divmod(keys, max_timesteps)
+    breaks = np.flatnonzero((np.diff(keys) != 1) | (np.diff(slots) != 0)) + 1
+    first = np.concatenate([[0], breaks])
+    last = np.concatenate([breaks, [len(keys)]]) - 1
+    return list(zip(slots[first].tolist(), ts[first].tolist(), ts[last].tolist(), strict=True))
+
+
+def _joined(blobs: Sequence[Any], record: np.dtype[Any]) -> NDArray[Any]:
+    """Return rows of bytes as one structured array that can be changed."""
+    return np.frombuffer(bytearray(b"").join(blobs), record)

@@ -1,0 +1,120 @@
+"""Opening and making the buffer behind a folder or a URL."""
+
+from pathlib import Path
+from typing import Any
+
+from sqlbuffer.compat.memmap.config import Config, core_fields, target
+from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
+from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError
+from sqlbuffer.storage import catalog, holders
+from sqlbuffer.storage.catalog import Limits
+from sqlbuffer.storage.slots import find_ring, make_ring, other_writers
+from sqlbuffer.storage.store import BufferStore
+
+
+def check_options(overwrite: Any, read_only: Any, flush_every: Any, name: Any) -> None:
+    """Raise where an option of the constructor is none."""
+    if overwrite is not None and not isinstance(overwrite, bool):
+        raise MemmapTypeError(f"overwrite is True or False, got {overwrite!r}")
+    if not isinstance(read_only, bool):
+        raise MemmapTypeError(f"read_only is True or False, got {read_only!r}")
+    if not isinstance(flush_every, int) or isinstance(flush_every, bool):
+        raise MemmapTypeError(f"flush_every_store_step is a number, got {flush_every!r}")
+    if flush_every < 0:
+        raise MemmapError(f"flush_every_store_step must be >= 0, got {flush_every}")
+    if not isinstance(name, str) or not name:
+        raise MemmapTypeError(f"name is a text, got {name!r}")
+
+
+def made(folder: Any, name: str, config: Config, overwrite: bool | None) -> BufferStore:
+    """Return the buffer, made where there is none, or anew where it is to be overwritten.
+
+    Raises:
+        MemmapError: It is stored with another configuration, or another process writes to what is
+            to be overwritten.
+    """
+    url, path = target(folder)
+    if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
+    store = _found(url, name)
+    if store is not None and (overwrite or (overwrite is None and path is not None)):
+        _drop(store, url, config, folder)
+        store = None
+    if store is None:
+        store = BufferStore.open(
+            url, name, limits=Limits(), create=None, fields=core_fields(config.fields)
+        )
+        make_ring(store, config.to_json())
+    check_same(folder, config, found_config(store, folder))
+    return store
+
+
+def _found(url: str, name: str) -> BufferStore | None:
+    try:
+        return BufferStore.open(url, name, limits=Limits(), create=False)
+    except (BufferNotFoundError, SchemaMissingError):
+        return None
+
+
+def existing(folder: Any, name: str) -> tuple[BufferStore, Config]:
+    """Return a buffer that there is, and what it was made with.
+
+    Raises:
+        MemmapError: There is none.
+    """
+    url, path = target(folder)
+    store = _found(url, name)
+    if store is None:
+        raise _missing(folder, path, name)
+    return store, found_config(store, folder)
+
+
+def found_config(store: BufferStore, folder: Any) -> Config:
+    """Return what a buffer was made with."""
+    ring = find_ring(store)
+    if ring is None:
+        raise MemmapError(
+            f"buffer {store.info.name!r} at {store.shown_url} was made by another part of this "
+            f"package and has no slots of episodes; choose another name=..."
+        )
+    return Config.from_json(ring.config)
+
+
+def check_same(folder: Any, given: Config, stored: Config) -> None:
+    """Raise where a buffer was made with another configuration."""
+    if lines := given.differences(stored):
+        raise MemmapError(
+            f"buffer at `{folder}` was created with a different config:\n  "
+            + "\n  ".join(lines)
+            + "\nPass `overwrite = True` to recreate the buffer with the new config."
+        )
+
+
+def _drop(store: BufferStore, url: str, config: Config, folder: Any) -> None:
+    """Delete a buffer, unless another process writes to it."""
+    # One whose maker died before it had slots is deleted as well.
+    if find_ring(store) is None and store.info.fields.specs != core_fields(config.fields).specs:
+        found_config(store, folder)
+    others = other_writers(store, holders.here())
+    if others:
+        host, pid, _ = others[0].rsplit(" ", 2)
+        raise MemmapError(
+            f"process {pid} on {host} writes to the buffer at `{folder}`: overwriting would delete "
+            f"its episodes. Pass `overwrite = False` to write beside it, or end it first."
+        )
+    catalog.drop_buffer(url, store.info.name)
+
+
+def _missing(folder: Any, path: Path | None, name: str) -> MemmapError:
+    if path is None:
+        return MemmapError(f"there is no buffer {name!r} at this URL")
+    hint = ""
+    if (path / "metadata.pkl").exists():
+        hint = (
+            "; it has files of memmap-replay-buffer itself, which are copied by reading each "
+            "episode there and giving it to `store_episode` here"
+        )
+    return MemmapError(
+        f"there is no replay buffer in {folder} (no replay.sqlite, which this package has in place "
+        f"of metadata.pkl){hint}"
+    )

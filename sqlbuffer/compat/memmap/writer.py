@@ -1,0 +1,274 @@
+"""The episodes that one process is writing, on their way to the database."""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from sqlbuffer.compat.memmap.config import Config
+from sqlbuffer.compat.memmap.errors import MemmapError
+from sqlbuffer.compat.memmap.values import Columns, MetaCoder, RowCoder
+from sqlbuffer.ids import uuid7
+from sqlbuffer.storage import holders
+from sqlbuffer.storage.episodes import Ending
+from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.slots import (
+    Opening,
+    SlotEnding,
+    SlotLostError,
+    Slots,
+    SlotsFullError,
+)
+from sqlbuffer.storage.store import BufferStore, Written
+from sqlbuffer.storage.write_queue import WriteQueue
+
+
+@dataclass
+class Open:
+    """An episode that is being written.
+
+    Attributes:
+        turn: The turn of its slot.
+        slot: The slot.
+        key: Its id in the database.
+        meta: Its meta values, structured, of shape ().
+        length: Steps so far.
+        last_t: The last one that has a row; -1 without any.
+        first_t: The first one.
+        return_: Sum of its rewards.
+        is_dirty: The database has other meta values.
+    """
+
+    turn: int
+    slot: int
+    key: str
+    meta: NDArray[Any]
+    length: int = 0
+    last_t: int = -1
+    first_t: int = -1
+    return_: float | None = None
+    is_dirty: bool = False
+
+    @property
+    def is_begun(self) -> bool:
+        """It has a step."""
+        return self.last_t >= 0
+
+
+class Writer:
+    """Writes episodes to the slots of a buffer; the steps go through a queue.
+
+    Args:
+        store: The buffer.
+        config: What it was made with.
+        rows: How its steps are laid out.
+        metas: How its meta values are.
+        flush_s: How long a step waits at most before it is stored.
+    """
+
+    def __init__(
+        self, store: BufferStore, config: Config, rows: RowCoder, metas: MetaCoder, flush_s: float
+    ) -> None:
+        self._store, self._config, self._flush_s = store, config, flush_s
+        self._rows, self._metas = rows, metas
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be a writer that has nothing open: a new one, or a forked child."""
+        self._pid = os.getpid()
+        self.holder = holders.new_holder(self)
+        config = self._config
+        self.slots = Slots(self._store, config.max_episodes, config.circular, self.holder)
+        self.open: list[Open] = []
+        self._openings: dict[str, Opening] = {}
+        self._mutex = threading.Lock()
+        self._queue = WriteQueue(self._write, self._flush_s)
+
+    def check_process(self) -> None:
+        """In a forked child: leave what is open to the parent."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process opened what is open."""
+        return self._pid == os.getpid()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is open, and nothing waits."""
+        return not self.open and self._queue.is_empty
+
+    def claim(self, n: int) -> list[Open]:
+        """Begin n more episodes beside those that are open.
+
+        Raises:
+            MemmapError: The buffer is full.
+        """
+        self.check_process()
+        try:
+            turns = self.slots.claim(n)
+        except SlotsFullError:
+            raise self.full() from None
+        made = [
+            Open(turn, turn % self._config.max_episodes, uuid7(), self._metas.blank.copy())
+            for turn in turns
+        ]
+        self.open += made
+        return made
+
+    def full(self) -> MemmapError:
+        """Return the error of a buffer without a free slot."""
+        n = self._config.max_episodes
+        if self._config.circular:
+            return MemmapError(
+                f"the replay buffer is full: other writers have all of its {n} slots open at once; "
+                f"make it with more `max_episodes`"
+            )
+        return MemmapError(
+            f"The replay buffer is full ({n} episodes) and is not set to be circular. Please set "
+            f"`circular = True` or clear the buffer."
+        )
+
+    def add(self, open_: Open, t: int, columns: Columns) -> None:
+        """Add a step to an open episode."""
+        meta = None
+        if not open_.is_begun:
+            meta = self._metas.said(open_.meta)
+            opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
+            with self._mutex:
+                self._openings[open_.key] = opening
+        self._queue.add(_record(open_, t, columns), meta)
+        _count(open_, t, columns.reward)
+
+    def finish(self, n: int, length: int) -> None:
+        """End the first n of the open episodes, let go of the others, and store all of it.
+
+        Args:
+            n: How many; more are begun, where fewer are open.
+            length: The length of each.
+        """
+        if n > len(self.open):
+            self.claim(n - len(self.open))
+        ended, others = self.open[:n], self.open[n:]
+        for open_ in ended:
+            open_.length = length
+            self._queue.end(self.ending(open_))
+        self.open = others
+        self.drop()
+        self._queue.flush()
+
+    def ending(self, open_: Open) -> SlotEnding:
+        """Return how an open episode ends."""
+        key = open_.key if open_.is_begun else ""
+        return SlotEnding(
+            key, key, "complete", open_.length, open_.return_,
+            f"{key}/{open_.first_t}", f"{key}/{open_.last_t}", None, None,
+            open_.turn, open_.meta.tobytes(), self._metas.said(open_.meta), open_.is_begun,
+        )  # fmt: skip
+
+    def store_whole(self, open_: Open, rows: NDArray[Any]) -> None:
+        """Store a whole episode in one transaction, and end it."""
+        self._queue.flush()
+        columns = self._rows.columns(rows)
+        records = [_record(open_, t, each) for t, each in enumerate(columns)]
+        for t, each in enumerate(columns):
+            _count(open_, t, each.reward)
+        opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
+        with self._mutex:
+            self._openings[open_.key] = opening
+        said = self._metas.said(open_.meta)
+        metas = {} if said is None else {(open_.key, open_.key): said}
+        self._write(records, [self.ending(open_)], metas)
+        self.open.remove(open_)
+
+    def drop(self) -> None:
+        """Let go of the open episodes: their steps leave, their slots are free."""
+        if not self.open:
+            return
+        self._queue.flush()
+        dropped, self.open = self.open, []
+        for open_ in dropped:
+            self._openings.pop(open_.key, None)
+        self.slots.release([open_.turn for open_ in dropped])
+
+    def flush(self) -> None:
+        """Store all that waits."""
+        if not self.is_own:
+            return
+        self._queue.flush()
+        dirty = [open_ for open_ in self.open if open_.is_dirty and open_.is_begun]
+        if not dirty:
+            return
+        metas = {open_.slot: open_.meta.tobytes() for open_ in dirty}
+        said = {open_.slot: self._metas.said(open_.meta) for open_ in dirty}
+
+        def work(connection: Any) -> None:
+            self.slots.lock(connection)
+            self.slots.set_metas(connection, metas, {s: t for s, t in said.items() if t})
+
+        self._store.write(work)
+        for open_ in dirty:
+            open_.is_dirty = False
+
+    def close(self) -> None:
+        """Store what waits of finished episodes, and let go of the others."""
+        if self.is_own:
+            self.drop()
+            self._queue.flush()
+            self.slots.leave()
+            holders.forget(self.holder)
+
+    def forget(self) -> None:
+        """Have nothing open any more, where what was is gone."""
+        self._queue.flush()
+        self.open = []
+
+    def _write(
+        self,
+        records: Sequence[Record],
+        endings: Sequence[Ending],
+        metas: Mapping[EpisodeKey, str],
+    ) -> Written:
+        keys = dict.fromkeys(record.episode_key for record in records if record.episode_key)
+        with self._mutex:
+            begun = [self._openings[key] for key in keys if key in self._openings]
+        ended = [ending for ending in endings if isinstance(ending, SlotEnding)]
+
+        def then(connection: Any, _seqs: Mapping[str, int]) -> None:
+            if begun or ended:
+                self.slots.change(connection, begun, ended)
+
+        try:
+            written = self._store.insert(records, endings=endings, metas=metas, then=then)
+        except SlotLostError:
+            raise MemmapError(
+                "an episode is lost: this process had not been heard of for so long that another "
+                "one took its slot"
+            ) from None
+        with self._mutex:
+            for opening in begun:
+                self._openings.pop(opening.key, None)
+        return written
+
+
+def _record(open_: Open, t: int, columns: Columns) -> Record:
+    key = open_.key
+    return Record(
+        f"{key}/{t}", key, None, "default", None, t, t, time.time(), key, None,
+        None, None, None, None, columns.fields, columns.reward, None, None, columns.terminated,
+        columns.truncated, None, columns.arrays or None, None, None,
+    )  # fmt: skip
+
+
+def _count(open_: Open, t: int, reward: float | None) -> None:
+    if open_.first_t < 0:
+        open_.first_t = t
+    open_.last_t, open_.length = t, max(open_.length, t + 1)
+    if reward is not None:
+        open_.return_ = (open_.return_ or 0.0) + reward

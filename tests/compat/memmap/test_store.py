@@ -1,0 +1,87 @@
+"""`store`, `one_episode` and what they leave behind (spec 1.3, 1.4)."""
+
+import numpy as np
+import pytest
+
+from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError
+
+
+def test_an_episode_is_read_as_it_was_stored(make, reopen):
+    buffer = make()
+    with buffer.one_episode(task=7) as late:
+        for t in range(3):
+            stored = buffer.store(s=np.array([t, t + 0.5]), r=float(t), a=t)
+            assert (stored.s.tolist(), stored.r, stored.a) == ([t, t + 0.5], t, t)
+        late["goal"] = [1.0, 2.0, 3.0]
+    for each in (buffer, reopen(), reopen(read_only=True)):
+        assert (each.num_episodes, len(each), each.episode_index, each.timestep_index) == (
+            1, 1, 1, 0,
+        )  # fmt: skip
+        assert each.episode_lens.tolist() == [3, 0, 0]
+        assert each.data["s"][0].tolist() == [[0, 0.5], [1, 1.5], [2, 2.5], [0, 0]]
+        assert each.data["r"][0].tolist() == [0, 1, 2, -1]
+        assert each.data["r"][1].tolist() == [-1] * 4
+        assert each.data["a"][0].dtype == np.int32
+        assert each.meta_data["task"][:].tolist() == [7, -1, -1]
+        assert each.meta_data["goal"][0].tolist() == [1, 2, 3]
+
+
+def test_a_field_that_is_missing_or_none_has_its_default(make):
+    buffer = make()
+    stored = buffer.store(s=None)
+    assert stored.s.tolist() == [0, 0]
+    assert (stored.r, stored.a) == (-1, 0)
+    assert buffer.data["r"][0, 0] == -1
+
+
+def test_a_scalar_is_broadcast_and_other_shapes_are_refused(make):
+    buffer = make()
+    assert buffer.store(s=4).s.tolist() == [4, 4]
+    for bad in ({"s": np.ones(1)}, {"r": np.ones(1)}, {"s": np.array(3.0)}, {"s": np.ones((2, 2))}):
+        with pytest.raises(ValueError, match="invalid shape"):
+            buffer.store(**bad)
+    with pytest.raises(MemmapTypeError, match="field s"):
+        buffer.store(s="x")
+    assert (buffer.timestep_index, buffer.episode_lens[0]) == (1, 1)
+
+
+def test_unknown_names_are_ignored_by_store(make):
+    buffer = make()
+    assert buffer.store(r=1.0, other=3, task=9)._asdict().keys() == {"s", "r", "a"}
+    assert buffer.meta_data["task"][0] == -1
+
+
+def test_no_more_than_max_timesteps_are_stored(make):
+    buffer = make()
+    for _ in range(4):
+        buffer.store(r=1)
+    with pytest.raises(MemmapError, match="max_timesteps"):
+        buffer.store(r=1)
+    buffer.advance_episode()
+    assert buffer.episode_lens.tolist() == [4, 0, 0]
+
+
+def test_the_open_episode_is_seen_by_its_writer_alone(make, reopen):
+    buffer = make()
+    buffer.store(r=1)
+    buffer.store(r=2)
+    assert (buffer.num_episodes, len(buffer), buffer.is_new_episode) == (0, 1, False)
+    assert buffer.data["r"][0].tolist() == [1, 2, -1, -1]
+    assert len(reopen(read_only=True)) == 0
+
+
+def test_an_empty_block_advances_nothing(make):
+    buffer = make()
+    with buffer.one_episode(task=3):
+        pass
+    assert (buffer.num_episodes, len(buffer), buffer.meta_data["task"][0]) == (0, 0, -1)
+
+
+def test_a_full_circular_buffer_lets_the_oldest_go(make):
+    buffer = make(circular=True)
+    for n in range(5):
+        buffer.store_episode(r=np.full(n % 4 + 1, n), task=n)
+    assert (buffer.num_episodes, buffer.episode_index) == (3, 2)
+    assert buffer.meta_data["task"].tolist() == [3, 4, 2]
+    assert buffer.episode_lens.tolist() == [4, 1, 3]
+    assert buffer.data["r"][1].tolist() == [4, -1, -1, -1]
