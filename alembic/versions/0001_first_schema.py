@@ -821,7 +821,7 @@ def create_slot_tables() -> None:
         sa.Column("tail", sa.LargeBinary(), comment="values of steps that have no row, packed"),
         sa.PrimaryKeyConstraint("buffer_id", "slot", name="pk_slots"),
     )
-    op.create_index("ix_slots_buffer_id", "slots", ["buffer_id", "turn"])
+    op.create_index("ix_slots_buffer_id_turn", "slots", ["buffer_id", "turn"])
     op.create_table(
         "slot_writers",
         buffer_id(),

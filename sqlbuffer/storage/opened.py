@@ -170,6 +170,10 @@ class Opened:
             bool(row.has_labels),
         )
 
+    def dropped(self) -> BufferNotFoundError:
+        """Return the error of a buffer that is there no more."""
+        return self._dropped()
+
     def _dropped(self) -> BufferNotFoundError:
         return BufferNotFoundError(
             f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"

@@ -7,12 +7,26 @@ are slots counted on through every lap, so that turn and number of slots give th
 Whoever changes anything here holds the row of `slot_rings`.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any, NamedTuple
 
-import orjson
-from sqlalchemy import Connection, Text, bindparam, cast, delete, insert, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.catalog import json_literal
@@ -23,6 +37,25 @@ from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.types import SeqList
 
+# Made once: building them anew takes several times as long as running them.
+_ID = bindparam("buffer_id", type_=Integer())
+_NAMED = fn.is_number_of(slots.c.slot, bindparam("slots", type_=SeqList()))
+_RING = select(
+    cast(slot_rings.c.config, Text), slot_rings.c.next_turn, slot_rings.c.num_episodes
+).where(slot_rings.c.buffer_id == _ID)
+_LOCKED_RING = _RING.with_for_update()
+_AHEAD = select(slots.c.turn, slots.c.holder).where(
+    slots.c.buffer_id == _ID, slots.c.turn >= bindparam("next_turn", type_=BigInteger())
+)
+_HELD = select(
+    slots.c.slot, slots.c.turn, slots.c.holder, slots.c.length, slots.c.episode_id
+).where(slots.c.buffer_id == _ID, _NAMED)
+_SHOWN = select(slots.c.slot, slots.c.length, slots.c.meta).where(slots.c.buffer_id == _ID)
+_NAMED_SHOWN = _SHOWN.where(_NAMED)
+_LENGTHS = select(slots.c.slot, slots.c.length).where(slots.c.buffer_id == _ID, slots.c.length > 0)
+_TAILS = select(slots.c.slot, slots.c.tail).where(
+    slots.c.buffer_id == _ID, _NAMED, slots.c.tail.is_not(None)
+)
 _SEE = text(
     "INSERT INTO slot_writers (buffer_id, holder) VALUES (:buffer_id, :holder) "
     "ON CONFLICT (buffer_id, holder) DO UPDATE SET seen_at = excluded.seen_at"
@@ -32,14 +65,22 @@ _CLAIM = text(
     "VALUES (:buffer_id, :slot, :turn, :holder, 0) "
     "ON CONFLICT (buffer_id, slot) DO UPDATE SET turn = excluded.turn, holder = excluded.holder"
 )
+_EPISODE = (
+    "(SELECT id FROM episodes WHERE buffer_id = :buffer_id AND key = :key AND task_id = :key)"
+)
 _BEGIN = text(
-    "UPDATE slots SET length = NULL, meta = :meta, tail = NULL, episode_id = (SELECT id "
-    "FROM episodes WHERE buffer_id = :buffer_id AND key = :key AND task_id = :key) "
+    f"UPDATE slots SET length = NULL, meta = :meta, tail = NULL, episode_id = {_EPISODE} "
     "WHERE buffer_id = :buffer_id AND slot = :slot"
 )
 _FINISH = text(
     "UPDATE slots SET length = :length, meta = :meta, holder = NULL "
     "WHERE buffer_id = :buffer_id AND slot = :slot"
+)
+_PLACE = text(
+    "INSERT INTO slots (buffer_id, slot, turn, episode_id, length, meta) "
+    f"VALUES (:buffer_id, :slot, :turn, {_EPISODE}, :length, :meta) "
+    "ON CONFLICT (buffer_id, slot) DO UPDATE SET turn = excluded.turn, holder = NULL, "
+    "episode_id = excluded.episode_id, length = excluded.length, meta = excluded.meta, tail = NULL"
 )
 _SET_META = text(
     "INSERT INTO slots (buffer_id, slot, turn, length, meta) "
@@ -55,10 +96,16 @@ _SET_LENGTH = text(
     "INSERT INTO slots (buffer_id, slot, turn, length) VALUES (:buffer_id, :slot, -1, :value) "
     "ON CONFLICT (buffer_id, slot) DO UPDATE SET length = excluded.length"
 )
+_MOVE_ON = text(
+    "UPDATE slot_rings SET next_turn = :next_turn, num_episodes = :num_episodes "
+    "WHERE buffer_id = :buffer_id"
+)
 _SAY = text(
     "UPDATE episodes SET meta = :meta WHERE buffer_id = :buffer_id AND id = "
     "(SELECT episode_id FROM slots WHERE buffer_id = :buffer_id AND slot = :slot)"
-).bindparams(bindparam("meta", type_=episodes.c.meta.type))
+).bindparams(bindparam("meta", type_=Text().with_variant(postgresql.JSONB(), "postgresql")))
+# How often a writer says that it lives.
+SEEN_S = 60.0
 
 
 class SlotsFullError(Exception):
@@ -74,12 +121,12 @@ class Ring:
     """The slots of a buffer.
 
     Attributes:
-        config: What it was made with.
+        config: JSON of what it was made with.
         next_turn: Turns up to here are finished.
         num_episodes: Episodes finished, at most one a slot.
     """
 
-    config: Mapping[str, Any]
+    config: str
     next_turn: int
     num_episodes: int
 
@@ -106,7 +153,7 @@ class SlotEnding(Ending):
     Attributes:
         turn: The slot's turn.
         meta: The slot's packed meta values.
-        said: Their JSON, for the list of episodes.
+        said: Their JSON, for the list of episodes; None where that has it.
         is_begun: It has steps.
     """
 
@@ -137,12 +184,22 @@ class Slots:
     def __init__(self, store: BufferStore, n_slots: int, is_circular: bool, holder: str) -> None:
         self.store, self._n, self._is_circular = store, n_slots, is_circular
         self._id, self.holder = store.info.id, holder
+        self._seen_at = float("-inf")
 
     def ring(self) -> Ring:
         """Return how far they are used."""
-        found = find_ring(self.store)
+        with self.store.engine.connect() as connection:
+            return self.ring_of(connection)
+
+    def ring_of(self, connection: Connection, *, locked: bool = False) -> Ring:
+        """Return how far they are used.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        found = _ring(connection, self._id, locked=locked)
         if found is None:
-            raise self.store._dropped()
+            raise self.store.dropped()
         return found
 
     def set_ring(self, next_turn: int | None = None, num_episodes: int | None = None) -> None:
@@ -166,25 +223,45 @@ class Slots:
         Raises:
             SlotsFullError: Fewer are left.
         """
-        return self.store.write(lambda connection: self._claim(connection, n))
+
+        def work(connection: Connection) -> list[int]:
+            turns = self._free(connection, self._lock(connection), n)
+            self._see(connection)
+            connection.execute(
+                _CLAIM,
+                [{**self._key(turn), "turn": turn, "holder": self.holder} for turn in turns],
+            )
+            return turns
+
+        return self.store.write(work)
 
     def n_left(self) -> int:
         """Return how many slots can be claimed."""
-        ring = self.ring()
         with self.store.engine.connect() as connection:
+            ring = self.ring_of(connection)
             return self._last(ring) - ring.next_turn - len(self._taken(connection, ring))
 
-    def _claim(self, connection: Connection, n: int) -> list[int]:
+    def place(self, connection: Connection, key: str, length: int, meta: bytes) -> None:
+        """Show a whole episode in the next slot that nobody has, in the transaction that stores its
+        steps.
+
+        Raises:
+            SlotsFullError: None is left.
+        """
         ring = self._lock(connection)
+        (turn,) = self._free(connection, ring, 1)
+        self._remove(connection, [row.episode_id for row in self._held(connection, [turn])])
+        values = {"turn": turn, "key": key, "length": length, "meta": meta}
+        connection.execute(_PLACE, {**self._key(turn), **values})
+        self._see(connection)
+        self._move_on(connection, ring, 1)
+
+    def _free(self, connection: Connection, ring: Ring, n: int) -> list[int]:
         taken = self._taken(connection, ring)
         free = (turn for turn in range(ring.next_turn, self._last(ring)) if turn not in taken)
-        turns = [turn for turn, _ in zip(free, range(n), strict=False)]
+        turns = list(islice(free, n))
         if len(turns) < n:
             raise SlotsFullError
-        connection.execute(_SEE, {"buffer_id": self._id, "holder": self.holder})
-        connection.execute(
-            _CLAIM, [{**self._key(turn), "turn": turn, "holder": self.holder} for turn in turns]
-        )
         return turns
 
     def _last(self, ring: Ring) -> int:
@@ -193,18 +270,19 @@ class Slots:
 
     def _taken(self, connection: Connection, ring: Ring) -> set[int]:
         """Return the turns ahead that are finished or have a writer that lives."""
-        ahead = select(slots.c.turn, slots.c.holder).where(
-            _of(slots, self._id), slots.c.turn >= ring.next_turn
-        )
-        found = connection.execute(ahead).all()
-        holders = {holder for _, holder in found if holder is not None}
-        alive = self._alive(connection, holders)
+        given = {"buffer_id": self._id, "next_turn": ring.next_turn}
+        found = connection.execute(_AHEAD, given).all()
+        holders = {holder for _, holder in found} - {None, self.holder}
+        alive = {self.holder}
+        if holders:
+            alive |= living(connection, self._id, self.store.info.open_timeout_s)
         return {turn for turn, holder in found if holder is None or holder in alive}
 
-    def _alive(self, connection: Connection, holders: Iterable[str]) -> set[str]:
-        if not holders:
-            return set()
-        return living(connection, self._id, self.store.info.open_timeout_s) & set(holders)
+    def _see(self, connection: Connection) -> None:
+        """Say now and then that this writer lives."""
+        if time.monotonic() - self._seen_at >= SEEN_S:
+            connection.execute(_SEE, {"buffer_id": self._id, "holder": self.holder})
+            self._seen_at = time.monotonic()
 
     def release(self, turns: Sequence[int]) -> None:
         """Give back slots whose episodes were not finished, and delete those as far as they are
@@ -213,13 +291,12 @@ class Slots:
 
         def work(connection: Connection) -> None:
             self._lock(connection)
-            own = self._own(connection, turns)
-            begun = [turn for turn, length in own.items() if length is None]
-            self._remove_shown(connection, begun)
-            keys = [self._key(turn) for turn in own]
-            for turn, key in zip(own, keys, strict=True):
-                where = _of(slots, self._id) & (slots.c.slot == key["slot"])
-                if turn in begun:
+            own = [row for row in self._held(connection, turns) if self._is_own(row, turns)]
+            begun = [row for row in own if row.length is None]
+            self._remove(connection, [row.episode_id for row in begun])
+            for row in own:
+                where = _of(slots, self._id) & (slots.c.slot == row.slot)
+                if row in begun:
                     connection.execute(delete(slots).where(where))
                 else:
                     connection.execute(update(slots).where(where).values(turn=-1, holder=None))
@@ -230,117 +307,104 @@ class Slots:
     def change(
         self, connection: Connection, begun: Sequence[Opening], ended: Sequence[SlotEnding]
     ) -> None:
-        """Show episodes that begin or end, in the transaction that stores their steps."""
-        self._lock(connection)
-        connection.execute(_SEE, {"buffer_id": self._id, "holder": self.holder})
-        self._begin(connection, begun)
-        unbegun = [Opening(ending.turn, "", ending.meta) for ending in ended if not ending.is_begun]
-        self._begin(connection, unbegun)
-        self._finish(connection, ended)
+        """Show episodes that begin or end, in the transaction that stores their steps.
+
+        Raises:
+            SlotLostError: Another writer has one of the slots.
+        """
+        ring = self._lock(connection)
+        self._see(connection)
+        empty = [Opening(each.turn, "", each.meta) for each in ended if not each.is_begun]
+        self._begin(connection, [*begun, *empty])
+        if ended:
+            self._finish(connection, ring, ended)
 
     def _begin(self, connection: Connection, begun: Sequence[Opening]) -> None:
         if not begun:
             return
-        own = self._own(connection, [each.turn for each in begun])
-        self._check_own(own, begun)
-        self._remove_shown(connection, list(own), {each.key for each in begun})
+        turns = [each.turn for each in begun]
+        held = self._held(connection, turns)
+        if {row.turn for row in held if self._is_own(row, turns)} != set(turns):
+            raise SlotLostError
+        # Where this is done once more, after a lost connection, it is the episode itself.
+        self._remove(connection, [row.episode_id for row in held], {each.key for each in begun})
         connection.execute(
             _BEGIN, [{**self._key(each.turn), "key": each.key, "meta": each.meta} for each in begun]
         )
 
-    def _finish(self, connection: Connection, ended: Sequence[SlotEnding]) -> None:
-        own = self._own(connection, [each.turn for each in ended])
-        left = [each for each in ended if each.turn in own]
-        if len(left) < len(ended):
-            # Or this was committed, and is done once more after its connection was lost.
-            self._check_own({**own, **self._finished(connection, ended)}, ended)
+    def _finish(self, connection: Connection, ring: Ring, ended: Sequence[SlotEnding]) -> None:
+        turns = [each.turn for each in ended]
+        held = {row.turn: row for row in self._held(connection, turns)}
+        if any(turn not in held or held[turn].holder not in (None, self.holder) for turn in turns):
+            raise SlotLostError
+        # Those that nobody holds have ended: this was committed when its connection was lost.
+        left = [each for each in ended if held[each.turn].holder is not None]
         if not left:
             return
         connection.execute(
             _FINISH,
             [{**self._key(each.turn), "length": each.length, "meta": each.meta} for each in left],
         )
-        said = [{**self._key(each.turn), "meta": each.said} for each in left if each.is_begun]
+        said = [{**self._key(each.turn), "meta": each.said} for each in left if each.said]
         if said:
             connection.execute(_SAY, said)
-        self._move_on(connection, len(left))
+        self._move_on(connection, ring, len(left))
 
-    def _finished(self, connection: Connection, ended: Sequence[SlotEnding]) -> dict[int, Any]:
-        """Return those of the turns that are over."""
-        wanted = bindparam(None, [each.turn % self._n for each in ended], SeqList(), unique=True)
-        where = _of(slots, self._id) & _is_in(slots.c.slot, wanted) & slots.c.holder.is_(None)
-        return dict(connection.execute(select(slots.c.turn, slots.c.length).where(where)).all())
-
-    def _move_on(self, connection: Connection, n: int) -> None:
-        ring = self._lock(connection)
-        ahead = select(slots.c.turn).where(
-            _of(slots, self._id), slots.c.turn >= ring.next_turn, slots.c.holder.is_(None)
-        )
-        done = set(connection.execute(ahead).scalars())
-        next_turn = ring.next_turn
-        while next_turn in done:
-            next_turn += 1
+    def _move_on(self, connection: Connection, ring: Ring, n: int) -> None:
+        """Count n more episodes, and go on to the first slot that is not finished."""
+        given = {"buffer_id": self._id, "next_turn": ring.next_turn}
+        done = {turn for turn, holder in connection.execute(_AHEAD, given) if holder is None}
+        next_turn = next(turn for turn in count(ring.next_turn) if turn not in done)
         num = min(ring.num_episodes + n, self._n)
-        moved = update(slot_rings).where(_of(slot_rings, self._id))
-        connection.execute(moved.values(next_turn=next_turn, num_episodes=num))
-
-    def _own(self, connection: Connection, turns: Sequence[int]) -> dict[int, int | None]:
-        """Return the lengths of those turns that this writer holds."""
-        wanted = bindparam(None, [turn % self._n for turn in turns], SeqList(), unique=True)
-        where = _of(slots, self._id) & _is_in(slots.c.slot, wanted)
-        where = where & (slots.c.holder == self.holder)
-        found = connection.execute(select(slots.c.turn, slots.c.length).where(where))
-        return {turn: length for turn, length in found if turn in set(turns)}
-
-    @staticmethod
-    def _check_own(own: Mapping[int, Any], wanted: Iterable[Opening | SlotEnding]) -> None:
-        if any(each.turn not in own for each in wanted):
-            raise SlotLostError
-
-    def _remove_shown(
-        self, connection: Connection, turns: Sequence[int], keep: Iterable[str] = ()
-    ) -> None:
-        """Delete the steps that slots show, and episodes of them that never ended."""
-        wanted = bindparam(None, [turn % self._n for turn in turns], SeqList(), unique=True)
-        shown = (
-            select(episodes.c.id, episodes.c.status)
-            .join(slots, slots.c.episode_id == episodes.c.id)
-            .where(_of(slots, self._id), _is_in(slots.c.slot, wanted))
-            .where(episodes.c.key.not_in(list(keep)))
+        connection.execute(
+            _MOVE_ON, {"buffer_id": self._id, "next_turn": next_turn, "num_episodes": num}
         )
-        found = connection.execute(shown).all()
-        if not found:
+
+    def _held(self, connection: Connection, turns: Sequence[int]) -> Sequence[Any]:
+        """Return the rows of the slots of turns."""
+        given = {"buffer_id": self._id, "slots": [turn % self._n for turn in turns]}
+        return connection.execute(_HELD, given).all()
+
+    def _is_own(self, row: Any, turns: Sequence[int]) -> bool:
+        return row.holder == self.holder and row.turn in turns
+
+    def _remove(
+        self, connection: Connection, numbers: Iterable[int | None], keep: Iterable[str] = ()
+    ) -> None:
+        """Delete the steps of episodes, and those of the episodes that never ended."""
+        left = [number for number in numbers if number is not None]
+        if left and keep:
+            kept = select(episodes.c.id).where(
+                _of(episodes, self._id), episodes.c.id.in_(left), episodes.c.key.in_(list(keep))
+            )
+            left = sorted(set(left) - set(connection.execute(kept).scalars()))
+        if not left:
             return
         self.store.note_deletion(connection)
         seq = fn.unindexed(experiences.c.seq)
-        for number, status in found:
+        for number in left:
             its = experiences.c.episode_id == number
             remove_where(connection, self.store.dialect, self._id, its, seq=seq)
-            if status == "open":
-                connection.execute(delete(episodes).where(episodes.c.id == number))
+        never = _of(episodes, self._id) & (episodes.c.status == "open") & episodes.c.id.in_(left)
+        connection.execute(delete(episodes).where(never))
 
     def shown(self, connection: Connection, wanted: Sequence[int] | None = None) -> list[Shown]:
         """Return what slots show; those that were never used are left out."""
-        statement = select(slots.c.slot, slots.c.length, slots.c.meta).where(_of(slots, self._id))
-        if wanted is not None:
-            listed = bindparam(None, wanted, SeqList(), unique=True)
-            statement = statement.where(_is_in(slots.c.slot, listed))
-        return [Shown(*row) for row in connection.execute(statement)]
+        if wanted is None:
+            found = connection.execute(_SHOWN, {"buffer_id": self._id})
+        else:
+            found = connection.execute(_NAMED_SHOWN, {"buffer_id": self._id, "slots": wanted})
+        return [Shown(*row) for row in found]
 
     def lengths(self, connection: Connection) -> list[tuple[int, int]]:
         """Return (slot, length) of those that show finished episodes with steps."""
-        where = _of(slots, self._id) & (slots.c.length > 0)
-        found = connection.execute(select(slots.c.slot, slots.c.length).where(where))
+        found = connection.execute(_LENGTHS, {"buffer_id": self._id})
         return [(slot, length) for slot, length in found]
 
     def tails(self, connection: Connection, wanted: Sequence[int]) -> dict[int, bytes]:
         """Return the packed values of steps that have no row."""
-        listed = bindparam(None, wanted, SeqList(), unique=True)
-        where = _of(slots, self._id) & _is_in(slots.c.slot, listed) & slots.c.tail.is_not(None)
-        return {
-            slot: bytes(tail)
-            for slot, tail in connection.execute(select(slots.c.slot, slots.c.tail).where(where))
-        }
+        found = connection.execute(_TAILS, {"buffer_id": self._id, "slots": wanted})
+        return {slot: bytes(tail) for slot, tail in found}
 
     def lock(self, connection: Connection) -> None:
         """Keep others from changing anything until the transaction ends."""
@@ -392,10 +456,7 @@ class Slots:
         self.store.write(work)
 
     def _lock(self, connection: Connection) -> Ring:
-        found = _ring(connection, self._id, locked=True)
-        if found is None:
-            raise self.store._dropped()
-        return found
+        return self.ring_of(connection, locked=True)
 
     def _key(self, turn: int) -> dict[str, Any]:
         return {"buffer_id": self._id, "slot": turn % self._n}
@@ -450,17 +511,10 @@ def register(store: BufferStore, holder: str) -> None:
 
 
 def _ring(connection: Connection, buffer_id: int, *, locked: bool = False) -> Ring | None:
-    ring = slot_rings.c
-    statement = select(cast(ring.config, Text), ring.next_turn, ring.num_episodes).where(
-        _of(slot_rings, buffer_id)
-    )
-    row = connection.execute(statement.with_for_update() if locked else statement).one_or_none()
-    return None if row is None else Ring(orjson.loads(row[0]), row[1], row[2])
+    statement = _LOCKED_RING if locked else _RING
+    row = connection.execute(statement, {"buffer_id": buffer_id}).one_or_none()
+    return None if row is None else Ring(row[0], row[1], row[2])
 
 
 def _of(table: Any, buffer_id: int) -> Any:
     return table.c.buffer_id == buffer_id
-
-
-def _is_in(column: Any, listed: Any) -> Any:
-    return fn.is_number_of(column, listed)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from sqlbuffer.compat.memmap.config import Config, core_fields, target
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError
@@ -77,7 +79,7 @@ def found_config(store: BufferStore, folder: Any) -> Config:
             f"buffer {store.info.name!r} at {store.shown_url} was made by another part of this "
             f"package and has no slots of episodes; choose another name=..."
         )
-    return Config.from_json(ring.config)
+    return Config.from_json(orjson.loads(ring.config))
 
 
 def check_same(folder: Any, given: Config, stored: Config) -> None:

@@ -121,22 +121,15 @@ class Storing(Base):
         self._check_room_in_time(n, from_start=True)
         if self._t:
             logger.warning("store_episode overwrites an open episode of %d steps", self._t)
-        held = writer.open[0].meta if writer.open else None
+        meta = (writer.open[0].meta if writer.open else self._metas.blank).copy()
         writer.drop()
         self._t = 0
-        (open_,) = writer.claim(1)
-        if held is not None:
-            open_.meta = held
         for name, value in metas.items():
-            open_.meta[self._metas.keys[name]] = value
+            meta[self._metas.keys[name]] = value
         rows = self._rows.blanks(n)
         for name, array in arrays.items():
             rows[self._rows.names[name]] = array
-        try:
-            writer.store_whole(open_, rows)
-        except BaseException:
-            writer.drop()
-            raise
+        writer.store_whole(rows, meta)
 
     @contextmanager
     def one_episode(self, **meta_data: Any) -> Iterator[dict[str, Any]]:

@@ -140,6 +140,7 @@ class Writer:
         meta = None
         if not open_.is_begun:
             meta = self._metas.said(open_.meta)
+            open_.is_dirty = False
             opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
             with self._mutex:
                 self._openings[open_.key] = opening
@@ -166,26 +167,40 @@ class Writer:
     def ending(self, open_: Open) -> SlotEnding:
         """Return how an open episode ends."""
         key = open_.key if open_.is_begun else ""
+        said = self._metas.said(open_.meta) if open_.is_dirty else None
         return SlotEnding(
             key, key, "complete", open_.length, open_.return_,
             f"{key}/{open_.first_t}", f"{key}/{open_.last_t}", None, None,
-            open_.turn, open_.meta.tobytes(), self._metas.said(open_.meta), open_.is_begun,
+            open_.turn, open_.meta.tobytes(), said, open_.is_begun,
         )  # fmt: skip
 
-    def store_whole(self, open_: Open, rows: NDArray[Any]) -> None:
-        """Store a whole episode in one transaction, and end it."""
+    def store_whole(self, rows: NDArray[Any], meta: NDArray[Any]) -> None:
+        """Store a whole episode in one transaction, in the next slot.
+
+        Raises:
+            MemmapError: The buffer is full.
+        """
+        self.check_process()
         self._queue.flush()
-        columns = self._rows.columns(rows)
-        records = [_record(open_, t, each) for t, each in enumerate(columns)]
-        for t, each in enumerate(columns):
-            _count(open_, t, each.reward)
-        opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
-        with self._mutex:
-            self._openings[open_.key] = opening
-        said = self._metas.said(open_.meta)
-        metas = {} if said is None else {(open_.key, open_.key): said}
-        self._write(records, [self.ending(open_)], metas)
-        self.open.remove(open_)
+        key, packed, said = uuid7(), meta.tobytes(), self._metas.said(meta)
+        open_ = Open(-1, -1, key, meta)
+        records = []
+        for t, columns in enumerate(self._rows.columns(rows)):
+            records.append(_record(open_, t, columns))
+            _count(open_, t, columns.reward)
+        ending = Ending(
+            key, key, "complete", open_.length, open_.return_, f"{key}/0",
+            f"{key}/{open_.length - 1}", None,
+        )  # fmt: skip
+
+        def then(connection: Any, _seqs: Mapping[str, int]) -> None:
+            self.slots.place(connection, key, open_.length, packed)
+
+        metas = {} if said is None else {(key, key): said}
+        try:
+            self._store.insert(records, endings=[ending], metas=metas, then=then)
+        except SlotsFullError:
+            raise self.full() from None
 
     def drop(self) -> None:
         """Let go of the open episodes: their steps leave, their slots are free."""
@@ -202,9 +217,11 @@ class Writer:
         if not self.is_own:
             return
         self._queue.flush()
-        dirty = [open_ for open_ in self.open if open_.is_dirty and open_.is_begun]
-        if not dirty:
-            return
+        if dirty := [open_ for open_ in self.open if open_.is_dirty and open_.is_begun]:
+            self._say_meanwhile(dirty)
+
+    def _say_meanwhile(self, dirty: Sequence[Open]) -> None:
+        """Store what was said of open episodes since they began."""
         metas = {open_.slot: open_.meta.tobytes() for open_ in dirty}
         said = {open_.slot: self._metas.said(open_.meta) for open_ in dirty}
 
