@@ -794,7 +794,7 @@ def create_slot_tables() -> None:
         column(
             "next_turn",
             sa.BigInteger(),
-            "slots up to here, counted on through every lap, are finished",
+            "the slot that is next, counted on through every lap",
             server_default=sa.text("0"),
         ),
         column(
@@ -822,6 +822,7 @@ def create_slot_tables() -> None:
         sa.PrimaryKeyConstraint("buffer_id", "slot", name="pk_slots"),
     )
     op.create_index("ix_slots_buffer_id_turn", "slots", ["buffer_id", "turn"])
+    op.create_index("ix_slots_held", "slots", ["buffer_id", "slot"], **where_not_null("holder"))
     op.create_table(
         "slot_writers",
         buffer_id(),

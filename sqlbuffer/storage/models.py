@@ -693,7 +693,7 @@ slot_rings = Table(
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="slots up to here, counted on through every lap, are finished",
+        comment="the slot that is next, counted on through every lap",
     ),
     Column(
         "num_episodes",
@@ -723,6 +723,13 @@ slots = Table(
 )
 # Those of the lap that goes on: a few, of any number.
 Index(None, slots.c.buffer_id, slots.c.turn)
+Index(
+    "ix_slots_held",
+    slots.c.buffer_id,
+    slots.c.slot,
+    sqlite_where=slots.c.holder.is_not(None),
+    postgresql_where=slots.c.holder.is_not(None),
+)
 
 slot_writers = Table(
     "slot_writers",

@@ -8,9 +8,9 @@ Whoever changes anything here holds the row of `slot_rings`.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -24,6 +24,7 @@ from sqlalchemy import (
     insert,
     select,
     text,
+    union,
     update,
 )
 from sqlalchemy.dialects import postgresql
@@ -44,8 +45,10 @@ _RING = select(
     cast(slot_rings.c.config, Text), slot_rings.c.next_turn, slot_rings.c.num_episodes
 ).where(slot_rings.c.buffer_id == _ID)
 _LOCKED_RING = _RING.with_for_update()
-_AHEAD = select(slots.c.turn, slots.c.holder).where(
-    slots.c.buffer_id == _ID, slots.c.turn >= bindparam("next_turn", type_=BigInteger())
+_OWN_TURN = select(slots.c.slot, slots.c.turn, slots.c.holder).where(slots.c.buffer_id == _ID)
+_AHEAD = union(
+    _OWN_TURN.where(slots.c.turn >= bindparam("next_turn", type_=BigInteger())),
+    _OWN_TURN.where(slots.c.holder.is_not(None)),
 )
 _HELD = select(
     slots.c.slot, slots.c.turn, slots.c.holder, slots.c.length, slots.c.episode_id
@@ -163,6 +166,18 @@ class SlotEnding(Ending):
     is_begun: bool = True
 
 
+class Ahead(NamedTuple):
+    """Slots that are not simply next.
+
+    Attributes:
+        used: The last turn of those that were finished in turns not yet passed.
+        held: Those that a writer has that lives.
+    """
+
+    used: dict[int, int]
+    held: set[int]
+
+
 class Shown(NamedTuple):
     """What a slot shows; an episode that is being written has no length."""
 
@@ -239,7 +254,7 @@ class Slots:
         """Return how many slots can be claimed."""
         with self.store.engine.connect() as connection:
             ring = self.ring_of(connection)
-            return self._last(ring) - ring.next_turn - len(self._taken(connection, ring))
+            return sum(1 for _ in self._claimable(ring, self._ahead(connection, ring)))
 
     def place(self, connection: Connection, key: str, length: int, meta: bytes) -> None:
         """Show a whole episode in the next slot that nobody has, in the transaction that stores its
@@ -257,26 +272,34 @@ class Slots:
         self._move_on(connection, ring, 1)
 
     def _free(self, connection: Connection, ring: Ring, n: int) -> list[int]:
-        taken = self._taken(connection, ring)
-        free = (turn for turn in range(ring.next_turn, self._last(ring)) if turn not in taken)
-        turns = list(islice(free, n))
+        turns = list(islice(self._claimable(ring, self._ahead(connection, ring)), n))
         if len(turns) < n:
             raise SlotsFullError
         return turns
 
-    def _last(self, ring: Ring) -> int:
-        """Return the first turn that may not be claimed."""
-        return ring.next_turn + self._n if self._is_circular else self._n
+    def _claimable(self, ring: Ring, ahead: "Ahead") -> Iterator[int]:
+        """Yield the turns that can be claimed, one of each slot at most."""
+        seen: set[int] = set()
+        # Past what is furthest ahead each slot has had its chance.
+        furthest = max([ring.next_turn, *ahead.used.values()]) + self._n + 1
+        for turn in range(ring.next_turn, furthest if self._is_circular else self._n):
+            slot = turn % self._n
+            if slot not in ahead.held and slot not in seen and turn > ahead.used.get(slot, -1):
+                seen.add(slot)
+                yield turn
 
-    def _taken(self, connection: Connection, ring: Ring) -> set[int]:
-        """Return the turns ahead that are finished or have a writer that lives."""
+    def _ahead(self, connection: Connection, ring: Ring) -> "Ahead":
+        """Return what became of the turns from the next one on, and which slots are held."""
         given = {"buffer_id": self._id, "next_turn": ring.next_turn}
         found = connection.execute(_AHEAD, given).all()
-        holders = {holder for _, holder in found} - {None, self.holder}
+        holders = {holder for _, _, holder in found} - {None, self.holder}
         alive = {self.holder}
         if holders:
             alive |= living(connection, self._id, self.store.info.open_timeout_s)
-        return {turn for turn, holder in found if holder is None or holder in alive}
+        return Ahead(
+            {slot: turn for slot, turn, holder in found if holder is None},
+            {slot for slot, _, holder in found if holder in alive},
+        )
 
     def _see(self, connection: Connection) -> None:
         """Say now and then that this writer lives."""
@@ -351,13 +374,18 @@ class Slots:
         self._move_on(connection, ring, len(left))
 
     def _move_on(self, connection: Connection, ring: Ring, n: int) -> None:
-        """Count n more episodes, and go on to the first slot that is not finished."""
-        given = {"buffer_id": self._id, "next_turn": ring.next_turn}
-        done = {turn for turn, holder in connection.execute(_AHEAD, given) if holder is None}
-        next_turn = next(turn for turn in count(ring.next_turn) if turn not in done)
+        """Count n more episodes, and go on to the next slot."""
+        ahead = self._ahead(connection, ring)
+        turn = ring.next_turn
+        # A ring goes on past slots that others hold; else they are waited for, and taken should
+        # their writer die.
+        while turn <= ahead.used.get(turn % self._n, -1) or (
+            self._is_circular and len(ahead.held) < self._n and turn % self._n in ahead.held
+        ):
+            turn += 1
         num = min(ring.num_episodes + n, self._n)
         connection.execute(
-            _MOVE_ON, {"buffer_id": self._id, "next_turn": next_turn, "num_episodes": num}
+            _MOVE_ON, {"buffer_id": self._id, "next_turn": turn, "num_episodes": num}
         )
 
     def _held(self, connection: Connection, turns: Sequence[int]) -> Sequence[Any]:

@@ -146,8 +146,19 @@ class ReplayBuffer(Storing, Changing, Base):
             self._slots = self._writer.slots
             register(store, self._writer.holder)
         self._cells_ = Cells(store, self._slots, self._rows, self.max_timesteps)
-        self.data = Proxies({name: self._data_proxy(name) for name in self.tracks})
-        self.meta_data = Proxies({name: self._meta_proxy(name) for name in self.meta_tracks})
+
+    # Not attributes: they refer to the buffer, which is to be deleted with the last use of it.
+    @property
+    def data(self) -> Proxies:
+        """The fields of all slots, each like an array of shape (max_episodes, max_timesteps,
+        *shape).
+        """
+        return Proxies(self.tracks, self._data_proxy)
+
+    @property
+    def meta_data(self) -> Proxies:
+        """The meta fields of all slots, each like an array of shape (max_episodes, *shape)."""
+        return Proxies(self.meta_tracks, self._meta_proxy)
 
     def _data_proxy(self, name: str) -> ArrayProxy:
         def write(values: Any, slots: Any, ts: Any) -> None:

@@ -1,7 +1,7 @@
 """`data[...]` and `meta_data[...]`: arrays that read from the database and write to it."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -182,28 +182,31 @@ class ArrayProxy(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class Proxies(Mapping[str, ArrayProxy]):
-    """The proxies of all fields by name.
+    """The proxies of all fields by name, made as they are asked for.
 
     Args:
-        made: Them.
+        names: The fields.
+        make: Makes one.
     """
 
-    def __init__(self, made: Mapping[str, ArrayProxy]) -> None:
-        self._made = dict(made)
+    def __init__(self, names: Collection[str], make: Callable[[str], ArrayProxy]) -> None:
+        self._names, self._make = names, make
 
     def __getitem__(self, name: str) -> ArrayProxy:
-        return self._made[name]
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Take back what `data[name] += 1` computed, which is written already; nothing else."""
-        if value is not self._made.get(name):
+        if not isinstance(value, ArrayProxy) or name not in self._names:
             raise TypeError(f"assign to a part of the field: data[{name!r}][:] = ...")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._names)
 
 
 def _plain(index: Any) -> Any:

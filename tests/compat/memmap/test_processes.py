@@ -1,0 +1,188 @@
+"""Several writers and readers of one buffer."""
+
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from sqlbuffer.compat.memmap import MemmapError
+from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.holders import is_alive, new_holder
+from tests.support.processes import wait_until
+
+
+def test_two_writers_take_slots_of_their_own(make, reopen):
+    first, second = make(max_episodes=4), reopen()
+    first.store(r=1.0)
+    second.store(r=2.0)
+    assert (first.episode_index, second.episode_index) == (0, 1)
+    second.advance_episode()
+    second.store_episode(r=[3.0, 3.0])
+    assert second.episode_lens.tolist() == [0, 1, 2, 0]
+    first.advance_episode()
+    assert first.episode_lens.tolist() == [1, 1, 2, 0]
+    assert (first.num_episodes, first.episode_index) == (3, 3)
+    assert first.data["r"][:3, 0].tolist() == [1, 2, 3]
+
+
+def test_a_ring_goes_round_past_a_slot_that_is_held(make, reopen):
+    first, second = make(circular=True), reopen()
+    first.store(r=7.0)
+    for i in range(5):
+        second.store_episode(r=[float(i)])
+    assert second.data["r"][:, 0].tolist() == [-1, 4, 3]
+    first.store(r=8.0)
+    first.advance_episode()
+    assert first.data["r"][:, :2].tolist() == [[7, 8], [4, -1], [3, -1]]
+    second.store_episode(r=[9.0])
+    assert second.episode_lens.tolist() == [2, 1, 1]
+    assert second.data["r"][:, 0].tolist() == [7, 4, 9]
+    second.store_episode(r=[10.0])
+    assert second.data["r"][:, 0].tolist() == [10, 4, 9]
+
+
+def test_a_ring_whose_slots_are_all_held_says_so(make, reopen):
+    writers = [make(circular=True), reopen(), reopen()]
+    for writer in writers:
+        writer.store(r=1.0)
+    with pytest.raises(MemmapError, match="other writers have all of its 3 slots open"):
+        reopen().store(r=1.0)
+    for writer in writers:
+        writer.advance_episode()
+    assert writers[0].episode_lens.tolist() == [1, 1, 1]
+
+
+def test_many_writers_lose_nothing(make, reopen):
+    writers = [make(max_episodes=24), *(reopen() for _ in range(2))]
+
+    def write(number: int) -> None:
+        for i in range(8):
+            with writers[number].one_episode(task=100 * number + i):
+                for t in range(i % 4 + 1):
+                    writers[number].store(r=100 * number + i, a=t)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    buffer = writers[0]
+    tasks = buffer.meta_data["task"].tolist()
+    assert sorted(tasks) == [100 * n + i for n in range(3) for i in range(8)]
+    assert buffer.num_episodes == 24
+    for slot, (task, length) in enumerate(zip(tasks, buffer.episode_lens.tolist(), strict=True)):
+        assert length == task % 100 % 4 + 1
+        assert buffer.data["r"][slot, :length].tolist() == [task] * length
+        assert buffer.data["a"][slot, :length].tolist() == list(range(length))
+
+
+def test_a_reader_sees_whole_episodes_while_they_are_overwritten(make, reopen):
+    buffer, reader = make(circular=True), reopen(read_only=True)
+    done = threading.Event()
+    slots, ts = np.divmod(np.arange(12), 4)
+
+    def write() -> None:
+        for i in range(40):
+            buffer.store_episode(r=np.full(4, i), a=np.full(4, i))
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    n = 0
+    while not done.is_set() or not n:
+        cells = reader._cells(["r", "a"], slots, ts)
+        for slot in range(3):
+            rewards = cells["r"][slots == slot]
+            assert len(set(rewards.tolist())) == 1  # one episode's, or none's
+            assert cells["a"][slots == slot][0] == max(rewards[0], 0)
+        n += 1
+    thread.join()
+
+
+def test_steps_are_stored_within_a_second_or_when_asked(make, buffer_url):
+    buffer = make()
+    buffer.store(r=1.0)
+    wait_until(lambda: n_rows(buffer_url) == 1, "the step is stored")
+    patient = make(name="patient", flush_every_store_step=0)
+    patient.store(r=1.0)
+    patient.store(r=1.0)
+    assert n_rows(buffer_url) == 1
+    patient.flush()
+    assert n_rows(buffer_url) == 3
+
+
+def n_rows(url: str) -> int:
+    with engine_for(resolve_url(url)).connect() as connection:
+        return connection.execute(text("SELECT count(*) FROM experiences")).scalar_one()
+
+
+def test_a_copy_reads_what_its_original_is_writing(schema_url, make):
+    buffer = make()
+    buffer.store_episode(r=[1.0])
+    buffer.store(r=2.0)
+    copy = pickle.loads(pickle.dumps(buffer))
+    assert (copy.read_only, copy.episode_lens.tolist()) == (True, [1, 1, 0])
+    assert copy.data["r"][:2, 0].tolist() == [1, 2]
+    with pytest.raises(MemmapError, match="read-only"):
+        copy.store(r=1.0)
+    copy.close()
+
+
+def test_a_closed_buffer_lets_go_of_its_open_episode(make, reopen, buffer_url):
+    buffer = make()
+    buffer.store_episode(r=[1.0])
+    buffer.store(r=2.0)
+    buffer.close()
+    other = reopen()
+    assert (len(other), n_rows(buffer_url)) == (1, 1)
+    other.store(r=3.0)
+    assert other.episode_index == 1
+
+
+def test_a_deleted_buffer_lets_go_as_well(schema_url, make, reopen):
+    from sqlbuffer.compat.memmap import ReplayBuffer
+
+    buffer = ReplayBuffer(schema_url, 3, 4, {"r": "float"})
+    buffer.store(r=1.0)
+    del buffer
+    other = reopen()
+    other.store_episode(r=[2.0])
+    assert other.episode_lens.tolist() == [1, 0, 0]
+
+
+def test_a_forked_child_writes_episodes_of_its_own(make, reopen):
+    buffer = make()
+    buffer.store(r=1.0)
+    pid = os.fork()
+    if not pid:
+        try:
+            buffer.store(r=5.0)
+            buffer.store(r=6.0)
+            buffer.advance_episode()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    buffer.store(r=2.0)
+    buffer.advance_episode()
+    assert buffer.episode_lens.tolist() == [2, 2, 0]
+    assert buffer.data["r"][:2, :2].tolist() == [[1, 2], [5, 6]]
+
+
+def test_who_lives_is_known_exactly_on_this_machine():
+    class Owner:
+        pass
+
+    owner = Owner()
+    holder = new_holder(owner)
+    host = holder.split()[0]
+    assert is_alive(holder, 1e9, 1.0)
+    del owner
+    assert not is_alive(holder, 0.0, 1.0)
+    assert is_alive(f"{host} {os.getppid()} 0", 1e9, 1.0)
+    assert is_alive(f"{host} 1 0", 1e9, 1.0)
+    assert not is_alive(f"{host} {2**22 + 5} 0", 0.0, 1.0)
+    assert is_alive("elsewhere 1 0", 0.5, 1.0)
+    assert not is_alive("elsewhere 1 0", 1.5, 1.0)
