@@ -9,31 +9,30 @@ from sqlbuffer.codec import Blob
 from sqlbuffer.storage.dialects import Dialect
 
 
-class Replaced(NamedTuple):
-    """What a row holds from now on; the other columns stay.
+class Columns(NamedTuple):
+    """What rows hold beside their keys, a value of each column for each row.
 
     Attributes:
-        seq: The row.
-        arrays: Its typed fields, packed.
+        arrays: Their typed fields, packed.
         fields: The JSON of those that conditions can use.
-        reward_t: Its reward.
+        reward_t: Their rewards.
         terminated: Whether the episode ended there.
         truncated: Whether it was cut there.
     """
 
-    seq: int
-    arrays: Blob
-    fields: str | None = None
-    reward_t: float | None = None
-    terminated: bool | None = None
-    truncated: bool | None = None
+    arrays: Sequence[Blob]
+    fields: Sequence[str | None]
+    reward_t: Sequence[float | None]
+    terminated: Sequence[bool | None]
+    truncated: Sequence[bool | None]
 
 
 def replace_payload(
     connection: Connection,
     dialect: Dialect,
     buffer_id: int,
-    rows: Sequence[Replaced],
+    seqs: Sequence[int],
+    columns: Columns,
     names: Sequence[str],
 ) -> int:
     """Change what rows hold, and note in `payload_changes` that they were changed.
@@ -44,14 +43,13 @@ def replace_payload(
         connection: The transaction.
         dialect: Its database's operations.
         buffer_id: The buffer.
-        rows: The rows; those that the buffer does not have are left out.
+        seqs: The rows, each once; those that the buffer does not have are left out.
+        columns: What they hold from now on; their other columns stay.
         names: The fields that another value was given to, for the note.
 
     Returns:
         How many rows were changed.
     """
-    if not rows:
+    if not seqs:
         return 0
-    # In one order: two processes may change several of the same ones.
-    in_order = sorted(rows, key=lambda row: row.seq)
-    return dialect.replace(connection, buffer_id, in_order, ", ".join(names))
+    return dialect.replace(connection, buffer_id, seqs, columns, ", ".join(names))

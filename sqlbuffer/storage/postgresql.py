@@ -22,7 +22,7 @@ from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_wh
 from sqlbuffer.storage.vacuum import cleaner_for
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.payload_changes import Replaced
+    from sqlbuffer.storage.payload_changes import Columns
     from sqlbuffer.storage.payload_parts import Piece
 
 _NULL = b"\xff\xff\xff\xff"
@@ -377,11 +377,16 @@ class PostgreSQL:
         return list(_driver(connection).execute(_SLOT_ROWS, values).fetchall())
 
     def replace(
-        self, connection: Connection, buffer_id: int, rows: Sequence["Replaced"], names: str
+        self,
+        connection: Connection,
+        buffer_id: int,
+        seqs: Sequence[int],
+        columns: "Columns",
+        names: str,
     ) -> int:
         """Change what rows hold, and note that; return how many of them there are."""
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        ((n_changed,),) = _driver(connection).execute(_REPLACE, (buffer_id, *columns, names))
+        values = (buffer_id, list(seqs), *(list(column) for column in columns), names)
+        ((n_changed,),) = _driver(connection).execute(_REPLACE, values)
         return int(n_changed)
 
     def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:

@@ -23,7 +23,7 @@ from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.writer_lock import writer_lock
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.payload_changes import Replaced
+    from sqlbuffer.storage.payload_changes import Columns
     from sqlbuffer.storage.payload_parts import Piece
 
 _COLUMNS = (
@@ -440,16 +440,21 @@ class SQLite:
         return list(driver.execute(_SLOT_ROWS, given).fetchall())
 
     def replace(
-        self, connection: Connection, buffer_id: int, rows: Sequence["Replaced"], names: str
+        self,
+        connection: Connection,
+        buffer_id: int,
+        seqs: Sequence[int],
+        columns: "Columns",
+        names: str,
     ) -> int:
         """Change what rows hold, and note that; return how many of them there are."""
         driver: Any = connection.connection.driver_connection
         driver.execute(
             "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
         )
-        driver.executemany(_REPLACE, [(*row[1:], buffer_id, row.seq) for row in rows])
-        seqs = json.dumps([row.seq for row in rows])
-        noted = driver.execute(_NOTE_CHANGES, {"id": buffer_id, "fields": names, "seqs": seqs})
+        driver.executemany(_REPLACE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
+        given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
+        noted = driver.execute(_NOTE_CHANGES, given)
         return int(noted.rowcount)
 
     def evict(self, connection: Connection, buffer_id: int) -> None:

@@ -12,7 +12,7 @@ from sqlbuffer.compat.memmap.cells import Cells
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.compat.memmap.tracks import INITTED, INTERNAL, LENS, Track
-from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
+from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder, StepPacker
 from sqlbuffer.compat.memmap.writer import Writer
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.slots import Slots
@@ -50,6 +50,7 @@ class Base:
     _store: BufferStore
     _rows: RowCoder
     _metas: MetaCoder
+    _packer: StepPacker
     _writer: Writer | None
     _slots: Slots
     _cells_: Cells

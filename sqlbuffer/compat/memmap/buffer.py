@@ -17,7 +17,7 @@ from sqlbuffer.compat.memmap.opening import check_options, existing, made
 from sqlbuffer.compat.memmap.proxies import ArrayProxy, Proxies
 from sqlbuffer.compat.memmap.storing import Storing
 from sqlbuffer.compat.memmap.tracks import INTERNAL, LENS
-from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
+from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder, StepPacker
 from sqlbuffer.compat.memmap.writer import Writer
 from sqlbuffer.storage.slots import Slots, register
 from sqlbuffer.storage.store import BufferStore
@@ -138,6 +138,7 @@ class ReplayBuffer(Storing, Changing, Base):
         self._seen_open = {}
         self._rows = RowCoder(self.tracks, store.layout)
         self._metas = MetaCoder(self.meta_tracks)
+        self._packer = StepPacker(self._rows)
         self._writer = None
         self._slots = Slots(store, self.max_episodes, self.circular, "")
         if not read_only:

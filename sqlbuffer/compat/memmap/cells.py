@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.values import RowCoder
 from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.payload_changes import Replaced, replace_payload
+from sqlbuffer.storage.payload_changes import replace_payload
 from sqlbuffer.storage.slots import Slots
 from sqlbuffer.storage.store import BufferStore
 
@@ -126,13 +126,14 @@ class Cells:
             rows = _joined(blobs, self._rows.layout.record)
             for name, array in values.items():
                 rows[self._rows.names[name]] = array[places]
-            replaced = [
-                Replaced(seq, *columns)
-                for seq, columns in zip(seqs, self._rows.columns(rows), strict=True)
-            ]
-            core = [self._rows.names[name] for name in values]
-            n_buffer = self._store.info.id
-            replace_payload(connection, self._store.dialect, n_buffer, replaced, core)
+            replace_payload(
+                connection,
+                self._store.dialect,
+                self._store.info.id,
+                seqs,
+                self._rows.columns(rows),
+                [self._rows.names[name] for name in values],
+            )
         left = np.ones(len(keys), bool)
         left[places] = False
         if left.any():

@@ -15,9 +15,6 @@ from sqlbuffer.compat.memmap.values import (
     as_array,
     cast,
     exact,
-    full,
-    is_scalar,
-    is_tensor,
     squeezed,
     wrong_shape,
 )
@@ -49,14 +46,8 @@ class Storing(Base):
         """
         writer = self._check_writable("store")
         self._check_room_in_time(1)
-        row = self._rows.blanks(1)
-        stored = []
-        for name, track in self.tracks.items():
-            value, given = _step_value(track, data.get(name))
-            row[self._rows.names[name]][0] = value
-            stored.append(given)
+        stored, columns = self._packer.pack(data)
         open_ = writer.open[0] if writer.open else writer.claim(1)[0]
-        (columns,) = self._rows.columns(row)
         writer.add(open_, self._t, columns)
         self._t += 1
         self.store_step += 1
@@ -81,9 +72,9 @@ class Storing(Base):
         for name, array in arrays.items():
             _assign(rows, self._rows.names[name], self.tracks[name], array)
         opened = self._opened(writer, n)
-        columns_of = self._rows.columns(rows[self._which(n, len(opened))])
-        for open_, columns in zip(opened, columns_of, strict=True):
-            writer.add(open_, self._t, columns)
+        columns = self._rows.columns(rows[self._which(n, len(opened))])
+        for i, open_ in enumerate(opened):
+            writer.add(open_, self._t, columns, i)
         self._t += 1
 
     def store_meta_batch(self, **data: Any) -> None:
@@ -333,21 +324,6 @@ class Storing(Base):
                 except ValueError as error:
                     raise MemmapError(f"field {name} - {error}") from None
                 open_.is_dirty = True
-
-
-def _step_value(track: Track, value: Any) -> tuple[NDArray[Any], Any]:
-    """Return the value of a field in a step, and what is said to be stored."""
-    if value is None:
-        default = full(track, track.fill)
-        return default, default
-    if is_scalar(value):
-        value = full(track, value)
-        return value, value
-    if not isinstance(value, (np.ndarray, list, tuple)) and not is_tensor(value):
-        raise MemmapTypeError(
-            f"field {track.name} - expected a number, an array, a tensor or a list, got {value!r}"
-        )
-    return exact(track, value), value
 
 
 def _assign(rows: NDArray[Any], key: str, track: Track, array: NDArray[Any]) -> None:

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
-from sqlbuffer.compat.memmap.values import Columns, MetaCoder, RowCoder
+from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
 from sqlbuffer.ids import uuid7
 from sqlbuffer.storage import holders
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
+from sqlbuffer.storage.payload_changes import Columns
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.slots import (
     Opening,
@@ -135,8 +136,8 @@ class Writer:
             f"`circular = True` or clear the buffer."
         )
 
-    def add(self, open_: Open, t: int, columns: Columns) -> None:
-        """Add a step to an open episode."""
+    def add(self, open_: Open, t: int, columns: Columns, row: int = 0) -> None:
+        """Add a step to an open episode: one of the rows of `columns`."""
         meta = None
         if not open_.is_begun:
             meta = self._metas.said(open_.meta)
@@ -144,8 +145,9 @@ class Writer:
             opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
             with self._mutex:
                 self._openings[open_.key] = opening
-        self._queue.add(_record(open_, t, columns), meta)
-        _count(open_, t, columns.reward)
+        record = _record(open_, t, tuple(column[row] for column in columns))
+        self._queue.add(record, meta)
+        _count(open_, t, record.reward_t)
 
     def finish(self, n: int, length: int) -> None:
         """End the first n of the open episodes, let go of the others, and store all of it.
@@ -184,10 +186,10 @@ class Writer:
         self._queue.flush()
         key, packed, said = uuid7(), meta.tobytes(), self._metas.said(meta)
         open_ = Open(-1, -1, key, meta)
-        records = []
-        for t, columns in enumerate(self._rows.columns(rows)):
-            records.append(_record(open_, t, columns))
-            _count(open_, t, columns.reward)
+        values = zip(*self._rows.columns(rows), strict=True)
+        records = [_record(open_, t, row) for t, row in enumerate(values)]
+        for t, record in enumerate(records):
+            _count(open_, t, record.reward_t)
         ending = Ending(
             key, key, "complete", open_.length, open_.return_, f"{key}/0",
             f"{key}/{open_.length - 1}", None,
@@ -274,12 +276,14 @@ class Writer:
         return written
 
 
-def _record(open_: Open, t: int, columns: Columns) -> Record:
+def _record(open_: Open, t: int, row: tuple[Any, ...]) -> Record:
+    """Return the record of a step; the row is one of `Columns`."""
+    arrays, fields, reward, terminated, truncated = row
     key = open_.key
     return Record(
         f"{key}/{t}", key, None, "default", None, t, t, time.time(), key, None,
-        None, None, None, None, columns.fields, columns.reward, None, None, columns.terminated,
-        columns.truncated, None, columns.arrays or None, None, None,
+        None, None, None, None, fields, reward, None, None, terminated, truncated, None,
+        arrays or None, None, None,
     )  # fmt: skip
 
 
