@@ -14,6 +14,7 @@ MODULES = [
     for module in pkgutil.walk_packages(sqlbuffer.__path__, "sqlbuffer.")
     # Stand-ins for what compat does not offer name the alternative instead of importing.
     if not module.name.endswith((".redis", ".odps", ".event_replay_buffer", ".processor"))
+    and not module.name.endswith((".replay_buffer_h5py", ".memmap.video", ".memmap.frontend"))
 ]
 PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.ReplayBuffer]
 

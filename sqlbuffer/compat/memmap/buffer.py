@@ -65,7 +65,7 @@ class ReplayBuffer(Storing, Changing, Base):
         >>> with buffer.one_episode(task_id=3):
         ...     for t in range(4):
         ...         _ = buffer.store(state=[t, 0.0], reward=1.0)
-        >>> buffer.num_episodes, len(buffer), buffer.episode_lens[0]
+        >>> buffer.num_episodes, len(buffer), int(buffer.episode_lens[0])
         (1, 1, 4)
         >>> buffer.data["state"][0, 2]
         array([2., 0.], dtype=float32)

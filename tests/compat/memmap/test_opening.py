@@ -1,5 +1,7 @@
 """Declarations, the constructor and its attributes (spec 1.1 to 1.3)."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -244,5 +246,8 @@ def test_what_is_not_here_names_the_alternative():
     for name in ALTERNATIVES:
         with pytest.raises(ImportError, match=f"no {name} of memmap-replay-buffer; instead, "):
             getattr(memmap, name)
+    for module in ("replay_buffer_h5py", "video", "frontend"):
+        with pytest.raises(ImportError, match="of memmap-replay-buffer; instead, "):
+            importlib.import_module(f"sqlbuffer.compat.memmap.{module}")
     with pytest.raises(AttributeError, match="nope"):
         memmap.nope  # noqa: B018

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sqlbuffer import ReplayBuffer as CoreBuffer
 from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError
 
 
@@ -85,3 +86,34 @@ def test_a_full_circular_buffer_lets_the_oldest_go(make):
     assert buffer.meta_data["task"].tolist() == [3, 4, 2]
     assert buffer.episode_lens.tolist() == [4, 1, 3]
     assert buffer.data["r"][1].tolist() == [4, -1, -1, -1]
+
+
+def test_the_rows_of_an_episode_leave_with_it(make, buffer_url):
+    buffer = make(circular=True)
+    for n in range(7):
+        with buffer.batched_episode(2):
+            for _ in range(n % 4 + 1):
+                buffer.store_batch(r=[n, n])
+        buffer.store_episode(r=[1.0, 2.0])
+    core = CoreBuffer(buffer_url, name="memmap")
+    assert len(core) == buffer.episode_lens.sum() == 3 + 3 + 2
+    core.close()
+
+
+def test_numbers_that_json_has_not_are_stored_as_well(make, buffer_url):
+    buffer = make(fields={"reward": "float", "r": "float"})
+    special = [float("nan"), float("inf"), -float("inf"), -0.0, 1e20, 1e39]
+    for value in special[:4]:
+        buffer.store(reward=value, r=value)
+    buffer.advance_episode()
+    buffer.store_episode(reward=special[2:], r=special[2:])
+    for slot, values in enumerate((special[:4], special[2:])):
+        with np.errstate(over="ignore"):
+            expected = np.array(values).astype(np.float32)
+        for name in ("reward", "r"):
+            assert buffer.data[name][slot].tobytes() == expected.tobytes()
+    core = CoreBuffer(buffer_url, name="memmap")
+    found = core.sample_arrays(128)["r"]
+    assert np.isnan(found).any()
+    assert np.isinf(found).any()
+    core.close()
