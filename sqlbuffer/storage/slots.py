@@ -172,10 +172,12 @@ class Ahead(NamedTuple):
     Attributes:
         used: The last turn of those that were finished in turns not yet passed.
         held: Those that a writer has that lives.
+        others: Those of them that are not this writer's.
     """
 
     used: dict[int, int]
     held: set[int]
+    others: set[int]
 
 
 class Shown(NamedTuple):
@@ -299,6 +301,7 @@ class Slots:
         return Ahead(
             {slot: turn for slot, turn, holder in found if holder is None},
             {slot for slot, _, holder in found if holder in alive},
+            {slot for slot, _, holder in found if holder in alive and holder != self.holder},
         )
 
     def _see(self, connection: Connection) -> None:
@@ -380,7 +383,7 @@ class Slots:
         # A ring goes on past slots that others hold; else they are waited for, and taken should
         # their writer die.
         while turn <= ahead.used.get(turn % self._n, -1) or (
-            self._is_circular and len(ahead.held) < self._n and turn % self._n in ahead.held
+            self._is_circular and len(ahead.others) < self._n and turn % self._n in ahead.others
         ):
             turn += 1
         num = min(ring.num_episodes + n, self._n)
