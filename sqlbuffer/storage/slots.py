@@ -55,6 +55,8 @@ _HELD = select(
 ).where(slots.c.buffer_id == _ID, _NAMED)
 _SHOWN = select(slots.c.slot, slots.c.length, slots.c.meta).where(slots.c.buffer_id == _ID)
 _NAMED_SHOWN = _SHOWN.where(_NAMED)
+_STATES = select(slots.c.slot, slots.c.length, slots.c.episode_id).where(slots.c.buffer_id == _ID)
+_NAMED_STATES = _STATES.where(_NAMED)
 _LENGTHS = select(slots.c.slot, slots.c.length).where(slots.c.buffer_id == _ID, slots.c.length > 0)
 _TAILS = select(slots.c.slot, slots.c.tail).where(
     slots.c.buffer_id == _ID, _NAMED, slots.c.tail.is_not(None)
@@ -426,6 +428,16 @@ class Slots:
         else:
             found = connection.execute(_NAMED_SHOWN, {"buffer_id": self._id, "slots": wanted})
         return [Shown(*row) for row in found]
+
+    def states(
+        self, connection: Connection, wanted: Sequence[int] | None = None
+    ) -> list[tuple[int, int | None, int | None]]:
+        """Return (slot, length, number of the episode that it shows); see `shown`."""
+        if wanted is None:
+            found = connection.execute(_STATES, {"buffer_id": self._id})
+        else:
+            found = connection.execute(_NAMED_STATES, {"buffer_id": self._id, "slots": wanted})
+        return [(slot, length, number) for slot, length, number in found]
 
     def lengths(self, connection: Connection) -> list[tuple[int, int]]:
         """Return (slot, length) of those that show finished episodes with steps."""

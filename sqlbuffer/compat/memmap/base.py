@@ -1,5 +1,6 @@
 """What the parts of `ReplayBuffer` go by."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,8 @@ class Base:
     _slots: Slots
     _cells_: Cells
     _t: int
+    # The snapshot that a thread reads in.
+    _held: threading.local
     # What the writer had open when this copy of it was made.
     _seen_open: dict[int, int]
 
@@ -108,7 +111,7 @@ class Base:
             `{name: array of shape (*S, *shape)}`, of the dtype of each field.
         """
         self._flush()
-        return self._cells_.read(names, slots, ts)
+        return self._cells_.read(names, slots, ts, self._reading)
 
     def _meta(self, names: Any, slots: Ints) -> dict[str, NDArray[Any]]:
         """Return the values of meta fields of slots.
@@ -122,7 +125,7 @@ class Base:
         """
         self._flush()
         names = list(names)
-        rows, lens, initted = self._slot_rows()
+        rows, lens, initted = self._slot_rows(np.unique(slots).tolist())
         found: dict[str, NDArray[Any]] = {}
         for name in names:
             if name == LENS:
@@ -133,13 +136,15 @@ class Base:
                 found[name] = np.array(rows[self._metas.keys[name]][slots])
         return found
 
-    def _slot_rows(self) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the meta values, length, and use of each slot."""
+    def _slot_rows(
+        self, wanted: list[int]
+    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the meta values, length, and use of slots, and whatever of the others."""
         rows = np.full(self.max_episodes, self._metas.blank)
         lens = np.zeros(self.max_episodes, np.int32)
         initted = np.zeros(self.max_episodes, bool)
         with self._reading() as connection:
-            shown = self._slots.shown(connection)
+            shown = self._slots.shown(connection, wanted)
         packed = [each for each in shown if each.meta]
         if packed:
             raw = b"".join(bytes(each.meta or b"") for each in packed)
@@ -153,12 +158,51 @@ class Base:
             rows[open_.slot], initted[open_.slot] = open_.meta, True
         return rows, lens, initted
 
+    def _state(self, slots: Ints | None = None) -> tuple[Ints, Ints]:
+        """Return the length of each slot and the number of the episode that it shows.
+
+        Args:
+            slots: Which slots, of shape (n,); all of them by default.
+
+        Returns:
+            The lengths, that of an open episode of this process included, 0 where a slot is empty;
+            and numbers that no two episodes share, -1 where it is empty. Both of shape (n,).
+        """
+        lengths, shown = np.zeros(self.max_episodes, np.int64), np.full(self.max_episodes, -1)
+        with self._snapshot() as (connection, open_lengths):
+            wanted = None if slots is None else slots.tolist()
+            for slot, length, episode in self._slots.states(connection, wanted):
+                lengths[slot] = open_lengths.get(slot, 0) if length is None else length
+                shown[slot] = -1 if episode is None else episode
+        return (lengths, shown) if slots is None else (lengths[slots], shown[slots])
+
     @contextmanager
-    def _reading(self) -> Iterator[Any]:
+    def _snapshot(self) -> Iterator[tuple[Any, dict[int, int]]]:
+        """Have what this thread reads in a block be of one moment.
+
+        Yields the connection, and the lengths of the episodes that this process has open, all steps
+        of which are stored.
+        """
+        held = getattr(self._held, "snapshot", None)
+        if held is not None:
+            yield held
+            return
+        # In this order: another thread may go on storing.
+        open_lengths = dict(self._open_lengths())
+        self._flush()
         with (
             translated(self._store.url),
             self._store.dialect.snapshot(self._store.engine) as connection,
         ):
+            self._held.snapshot = (connection, open_lengths)
+            try:
+                yield connection, open_lengths
+            finally:
+                self._held.snapshot = None
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        with self._snapshot() as (connection, _):
             yield connection
 
     def _write_cells(

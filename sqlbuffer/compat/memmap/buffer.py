@@ -1,5 +1,6 @@
 """`ReplayBuffer` of memmap-replay-buffer, on a SQL database."""
 
+import threading
 from collections import namedtuple
 from collections.abc import Mapping
 from contextlib import suppress
@@ -8,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.compat.memmap import loading
 from sqlbuffer.compat.memmap.base import Base, checked_index
 from sqlbuffer.compat.memmap.cells import Cells
 from sqlbuffer.compat.memmap.changing import Changing
+from sqlbuffer.compat.memmap.collector import EpisodeCollector
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.opening import check_options, existing, made
@@ -135,6 +138,7 @@ class ReplayBuffer(Storing, Changing, Base):
         make: Any = namedtuple  # whose names the type checker wants to see
         self.memory_namedtuple = make("Memory", list(self.tracks))
         self.store_step = self._t = 0
+        self._held = threading.local()
         self._seen_open = {}
         self._rows = RowCoder(self.tracks, store.layout)
         self._metas = MetaCoder(self.meta_tracks)
@@ -293,6 +297,22 @@ class ReplayBuffer(Storing, Changing, Base):
     def __len__(self) -> int:
         """Return how many slots have steps, the open episode included."""
         return int(np.count_nonzero(self._lengths()))
+
+    dataset = loading.dataset
+    dataloader = loading.dataloader
+    get_all_data = loading.get_all_data
+
+    def create_collector(
+        self,
+        num_groups: int,
+        fieldnames: tuple[str, ...] | None = None,
+        meta_fieldnames: tuple[str, ...] | None = None,
+        **collector_kwargs: Any,
+    ) -> EpisodeCollector:
+        """Return what collects episodes of several environments; see `EpisodeCollector`."""
+        return EpisodeCollector(self, num_groups, fieldnames, meta_fieldnames, **collector_kwargs)
+
+    create_rollout_collector = create_collector
 
     def flush(self) -> None:
         """Store all that waits; nothing where the buffer is read-only."""

@@ -1,18 +1,19 @@
 """The values of steps by slot and time: read and changed, whether they have a row or not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.values import RowCoder
-from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.payload_changes import replace_payload
 from sqlbuffer.storage.slots import Slots
 from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]
+Reading = Callable[[], AbstractContextManager[Any]]
 
 
 class Cells:
@@ -32,13 +33,16 @@ class Cells:
         self._t = max_timesteps
         self._tail = np.dtype([("t", "<i4"), ("row", rows.layout.record)])
 
-    def read(self, names: Iterable[str], slots: Ints, ts: Ints) -> dict[str, NDArray[Any]]:
+    def read(
+        self, names: Iterable[str], slots: Ints, ts: Ints, reading: Reading
+    ) -> dict[str, NDArray[Any]]:
         """Return the values of fields in cells.
 
         Args:
             names: The fields.
             slots: The slot of each cell, of any shape S.
             ts: The step, likewise.
+            reading: Gives a connection to read with.
 
         Returns:
             `{name: array of shape (*S, *shape)}`.
@@ -50,10 +54,7 @@ class Cells:
             name: np.full((len(keys), *tracks[name].shape), tracks[name].fill) for name in names
         }
         if len(keys) and names:
-            with (
-                translated(self._store.url),
-                self._store.dialect.snapshot(self._store.engine) as connection,
-            ):
+            with reading() as connection:
                 self._fill(connection, keys, found)
         return {
             name: (values if back is None else values[back]).reshape(

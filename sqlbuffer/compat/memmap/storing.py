@@ -175,6 +175,8 @@ class Storing(Base):
         self._say(writer.open[:batch_size], arrays)
         with self._undone(writer):
             yield
+            if not self._t and batch_size == 1:
+                writer.drop()
         self.advance_episode(batch_size)
 
     def advance_episode(self, batch_size: int = 1) -> None:
@@ -190,8 +192,6 @@ class Storing(Base):
         writer = self._check_writable("advance_episode")
         batch_size = _checked_size(batch_size, self.max_episodes)
         if not self._t and batch_size == 1:
-            if not writer.open and not self.circular and not writer.slots.n_left():
-                raise writer.full()
             return
         length, self._t = self._t, 0
         writer.finish(batch_size, length)
