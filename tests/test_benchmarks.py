@@ -51,6 +51,11 @@ LINES = {
     "`sample_arrays(256)` with 1 % of the rows annotated vs none, fewer": BOTH,
     "from a commit to its batch": BOTH,
     "8 consumers that lease 8 of 20,000 rows": {"PostgreSQL"},
+    "`store` of 1,000 steps, an episode, vs memmap-replay-buffer": BOTH,
+    "`store_episode` of 1,000 steps vs memmap-replay-buffer": BOTH,
+    "`dataloader`: trajectories, batches of 4, vs": BOTH,
+    "`dataloader`: steps, batches of 256, vs": BOTH,
+    "`dataloader`: 5-step transitions, batches of 256, vs": BOTH,
 }
 
 

@@ -15,6 +15,7 @@ from tests.benchmarks import (
     leases,
     limits,
     machine,
+    memmap,
     priorities,
     prioritized,
     sampling,
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "limits": limits.measure,
     "labels": labels.measure,
     "leases": leases.measure,
+    "memmap": memmap.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
 }
