@@ -32,6 +32,7 @@ READ = {
     "docs/arrays.md",
     "docs/backup.md",
     "docs/coming-from-aworld.md",
+    "docs/coming-from-memmap.md",
     "docs/episodes.md",
     "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/fragments.md",
@@ -425,6 +426,24 @@ def test_coming_from_aworld_names_what_the_package_has_and_has_not():
     assert {"SQLStorage", "InMemoryStorage", "MultiProcMemoryStorage"} <= set(
         re.findall(r"(\w+Storage)\(", text)
     )
+
+
+def test_coming_from_memmap(read):
+    pytest.importorskip("torch", reason="allowed: torch is not installed")
+    page = read("docs/coming-from-memmap.md")
+    assert page.names["batch"].state_.shape == (16, 3)
+    assert Path("replay_data/replay.sqlite").exists()
+
+
+def test_coming_from_memmap_names_what_the_package_has_and_has_not():
+    from sqlbuffer.compat import memmap
+    from sqlbuffer.compat.memmap.absent import ALTERNATIVES
+
+    text = text_of("docs/coming-from-memmap.md")
+    classes = {name for name in ALTERNATIVES if name.startswith("ReplayBuffer")}
+    classes |= {"ConcatReplayBuffer", "EpisodeCollector"}
+    classes |= {name for name in memmap.__all__ if name.startswith("ReplayDataset")}
+    assert {name for name in classes if f"`{name}`" not in text} == set()
 
 
 def test_schema(read, postgres_url, rollouts, postgres_programs):
