@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer.compat.memmap.collector import EpisodeCollector
+from tests.compat.memmap.loaded import SHAPE, LoadedModel
 
 torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
 
@@ -11,7 +12,13 @@ G = 3
 
 
 @pytest.fixture
-def collector(new_buffer):
+def collector():
+    return EpisodeCollector(LoadedModel(**SHAPE), G)
+
+
+@pytest.fixture
+def storing(new_buffer):
+    """Return a collector for the model, and for each database."""
     return EpisodeCollector(new_buffer(), G)
 
 
@@ -96,8 +103,8 @@ def test_a_step_that_does_not_fit_is_refused_whole(collector, values, says):
     assert collector.time_major("r").shape == (3, G)
 
 
-def test_unknown_names_raise_or_are_ignored(new_buffer):
-    strict = EpisodeCollector(new_buffer(), G)
+def test_unknown_names_raise_or_are_ignored():
+    strict = EpisodeCollector(LoadedModel(**SHAPE), G)
     for call in (
         lambda: strict.append(r=np.zeros(G), nope=1),
         lambda: strict.extend(nope=np.zeros((1, G))),
@@ -105,16 +112,16 @@ def test_unknown_names_raise_or_are_ignored(new_buffer):
         lambda: strict.field_kind("nope"),
         lambda: strict.field_shape("nope"),
         lambda: strict.per_group("nope", np.zeros(G)),
-        lambda: EpisodeCollector(new_buffer(), G, fieldnames=("nope",)),
-        lambda: EpisodeCollector(new_buffer(), G, meta_fieldnames=("nope",)),
+        lambda: EpisodeCollector(LoadedModel(**SHAPE), G, fieldnames=("nope",)),
+        lambda: EpisodeCollector(LoadedModel(**SHAPE), G, meta_fieldnames=("nope",)),
     ):
         with pytest.raises(KeyError, match="nope"):
             call()
     assert len(strict) == 0
-    loose = EpisodeCollector(new_buffer(), G, strict=False)
+    loose = EpisodeCollector(LoadedModel(**SHAPE), G, strict=False)
     loose.append(r=np.zeros(G), nope=1)
     assert set(loose.all_data()) == {"r"}
-    few = EpisodeCollector(new_buffer(), G, fieldnames=("x",), meta_fieldnames=())
+    few = EpisodeCollector(LoadedModel(**SHAPE), G, fieldnames=("x",), meta_fieldnames=())
     with pytest.raises(KeyError, match=r"valid fields are \['x'\]"):
         few.append(r=np.zeros(G))
 
@@ -122,14 +129,14 @@ def test_unknown_names_raise_or_are_ignored(new_buffer):
 @pytest.mark.parametrize(
     ("n", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
 )
-def test_there_is_at_least_one_group(new_buffer, n, error):
+def test_there_is_at_least_one_group(n, error):
     with pytest.raises(error, match="num_groups"):
-        EpisodeCollector(new_buffer(), n)
+        EpisodeCollector(LoadedModel(**SHAPE), n)
 
 
-def test_names_are_given_in_a_tuple(new_buffer):
+def test_names_are_given_in_a_tuple():
     with pytest.raises(TypeError, match="tuple"):
-        EpisodeCollector(new_buffer(), G, ["x"])
+        EpisodeCollector(LoadedModel(**SHAPE), G, ["x"])
 
 
 def test_fields_say_what_they_are(collector):
@@ -166,15 +173,15 @@ def test_trajectories_that_do_not_fit_are_refused(collector, values, says):
     assert set(collector.all_data()) == {"x", "r", "done"}
 
 
-def test_trajectories_alone_are_episodes_too(collector):
+def test_trajectories_alone_are_episodes_too(storing):
     with pytest.raises(AssertionError, match="does not match"):
-        collector.extend(r=np.zeros((2, G)), v=np.zeros((3, G, 1)))
-    collector.extend(r=np.zeros((2, G)))
-    assert len(collector) == 2
+        storing.extend(r=np.zeros((2, G)), v=np.zeros((3, G, 1)))
+    storing.extend(r=np.zeros((2, G)))
+    assert len(storing) == 2
     with pytest.raises(AssertionError, match="extend"):
-        collector.append(r=np.zeros(G))
-    collector.store()
-    assert collector.replay_buffer.episode_lens[:3].tolist() == [2, 2, 2]
+        storing.append(r=np.zeros(G))
+    storing.store()
+    assert storing.replay_buffer.episode_lens[:3].tolist() == [2, 2, 2]
 
 
 def test_of_values_of_episodes_the_last_is_kept_for_all_groups(collector):
@@ -188,12 +195,12 @@ def test_of_values_of_episodes_the_last_is_kept_for_all_groups(collector):
     assert [value.tolist() for value in collector.groups("z")] == [[1, 0], [0, 1], [0, 0]]
 
 
-def test_store_makes_an_episode_of_each_group_and_forgets_them(collector):
-    collect(collector, 3)
-    collector.extend(v=np.arange(9.0).reshape(3, G, 1))
-    collector.store(task=np.arange(G), z=np.array([5.0, 6.0]))
-    buffer = collector.replay_buffer
-    assert (buffer.num_episodes, len(collector)) == (G, 0)
+def test_store_makes_an_episode_of_each_group_and_forgets_them(storing):
+    collect(storing, 3)
+    storing.extend(v=np.arange(9.0).reshape(3, G, 1))
+    storing.store(task=np.arange(G), z=np.array([5.0, 6.0]))
+    buffer = storing.replay_buffer
+    assert (buffer.num_episodes, len(storing)) == (G, 0)
     found = {name: value.tolist() for name, value in buffer.get_all_data().items()}
     assert found["r"] == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
     assert found["v"][1] == [[1.0], [4.0], [7.0]]
@@ -202,20 +209,20 @@ def test_store_makes_an_episode_of_each_group_and_forgets_them(collector):
     assert found["z"] == [[5.0, 6.0]] * 3
     assert found["episode_lens"] == [3, 3, 3]
     with pytest.raises(ValueError, match="empty"):
-        collector.store()
-    assert collect(collector, 1).time_major("r").shape == (1, G)
+        storing.store()
+    assert collect(storing, 1).time_major("r").shape == (1, G)
 
 
-def test_store_stores_nothing_where_not_all_groups_fit(collector):
-    collect(collector).store()
-    collect(collector)
+def test_store_stores_nothing_where_not_all_groups_fit(storing):
+    collect(storing).store()
+    collect(storing)
     with pytest.raises(ValueError, match="3 episodes do not fit"):
-        collector.store()
-    assert collector.replay_buffer.num_episodes == G
-    assert len(collector) == 2, "what was collected is kept"
+        storing.store()
+    assert storing.replay_buffer.num_episodes == G
+    assert len(storing) == 2, "what was collected is kept"
     for values, error in (({"nope": 1}, KeyError), ({"r": 1}, KeyError), ({"z": 1}, ValueError)):
         with pytest.raises(error, match=r"nope|unknown field r|meta field z"):
-            collector.store(**values)
+            storing.store(**values)
 
 
 def test_batches_come_from_memory(collector):
