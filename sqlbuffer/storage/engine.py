@@ -58,6 +58,7 @@ class _BinaryCursor(psycopg.Cursor[Any]):
 class _Pool(QueuePool):
     """Keeps no connection that comes back after it was closed."""
 
+    _sqla_logger_namespace = "sqlalchemy.pool.impl.QueuePool"  # or it would log as this library
     _is_closed = False
 
     def dispose(self) -> None:

@@ -133,8 +133,10 @@ def test_advance_without_steps_does_nothing_for_one_episode(make):
     assert buffer.num_episodes == 0
     for _ in range(3):
         buffer.store_episode(r=[1.0])
+    buffer.advance_episode()
+    assert buffer.num_episodes == 3
     with pytest.raises(MemmapError, match="is full"):
-        buffer.advance_episode()
+        buffer.advance_episode(2)
 
 
 def test_store_episode_converts_scalars_and_single_items(make):
