@@ -17,6 +17,8 @@ help: ## list the commands
 demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database and sample from it
 	$(BIN)/sqlbuffer demo $(ARGS)
 
+# Hundreds of processes of the tests import the package: each would compile it anew, for 0.4 s.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
 	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 

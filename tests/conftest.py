@@ -26,6 +26,11 @@ settings.register_profile("sqlbuffer", deadline=None)
 settings.load_profile("sqlbuffer")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slow ones, so that no worker is left alone with one."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """Keep the collector from going through thousands of tests again and again: a tenth of the
     time of all of them.
