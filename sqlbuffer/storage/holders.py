@@ -9,11 +9,14 @@ from typing import Any
 _own: set[str] = set()
 
 
+def new_name() -> str:
+    """Return a name that nothing else has: host, pid and a random part."""
+    return f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:12]}"
+
+
 def new_holder(owner: Any) -> str:
-    """Return a name for an object of this process: host, pid and a random part. It lives as long as
-    the object.
-    """
-    holder = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:12]}"
+    """Return a name for an object of this process, which lives as long as the object."""
+    holder = new_name()
     _own.add(holder)
     weakref.finalize(owner, _own.discard, holder).atexit = False
     return holder
@@ -46,6 +49,6 @@ def is_alive(holder: str, age_s: float, timeout_s: float) -> bool:
     return True
 
 
-def here() -> str:
-    """Return a name of this process that holds nothing."""
-    return f"{socket.gethostname()} {os.getpid()} -"
+def is_here(holder: str) -> bool:
+    """Tell whether a holder is of this process."""
+    return holder.rsplit(" ", 1)[0] == f"{socket.gethostname()} {os.getpid()}"

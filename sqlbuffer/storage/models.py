@@ -672,7 +672,7 @@ payload_parts = Table(
     Column("bytes", BYTES, nullable=False, comment="content of the part"),
 )
 
-# What became of rows that were changed after they were written (`payload_changes.replace`).
+# What became of rows that were changed after they were written (`replace_payload`).
 payload_changes = Table(
     "payload_changes",
     metadata,

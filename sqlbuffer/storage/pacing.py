@@ -7,7 +7,6 @@ the same counts, and may pass a limit by what they have in flight: a batch each.
 """
 
 import os
-import socket
 import threading
 import time
 import uuid
@@ -24,6 +23,7 @@ from sqlbuffer.storage import flow
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.flow import Reading
 from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.holders import new_name
 from sqlbuffer.storage.retrying import retried
 from sqlbuffer.storage.stats import stats
 
@@ -66,7 +66,7 @@ class Pacer:
     def _begin(self) -> None:
         """Be a process that has counted nothing: a new one, or a forked child."""
         self._pid = os.getpid()
-        self._holder = f"{socket.gethostname()} {self._pid} {uuid.uuid4().hex[:12]}"
+        self._holder = new_name()
         self._rows = self._batches = self._owed = 0
         self._may_tell = True
         now = time.monotonic()

@@ -32,7 +32,7 @@ from sqlalchemy.dialects import postgresql
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.catalog import json_literal
 from sqlbuffer.storage.episodes import Ending
-from sqlbuffer.storage.holders import is_alive
+from sqlbuffer.storage.holders import is_alive, is_here
 from sqlbuffer.storage.models import episodes, experiences, slot_rings, slot_writers, slots
 from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.store import BufferStore
@@ -523,11 +523,11 @@ def find_ring(store: BufferStore) -> Ring | None:
         return _ring(connection, store.info.id)
 
 
-def other_writers(store: BufferStore, holder: str) -> list[str]:
+def other_writers(store: BufferStore) -> list[str]:
     """Return those of other processes that write to a buffer's slots."""
     with store.engine.connect() as connection:
         found = living(connection, store.info.id, store.info.open_timeout_s)
-    return sorted(each for each in found if each.split()[:2] != holder.split()[:2])
+    return sorted(each for each in found if not is_here(each))
 
 
 def living(connection: Connection, buffer_id: int, timeout_s: float) -> set[str]:

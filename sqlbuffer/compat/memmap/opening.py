@@ -8,7 +8,7 @@ import orjson
 from sqlbuffer.compat.memmap.config import Config, core_fields, target
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError
-from sqlbuffer.storage import catalog, holders
+from sqlbuffer.storage import catalog
 from sqlbuffer.storage.catalog import Limits
 from sqlbuffer.storage.slots import find_ring, make_ring, other_writers
 from sqlbuffer.storage.store import BufferStore
@@ -97,7 +97,7 @@ def _drop(store: BufferStore, url: str, config: Config, folder: Any) -> None:
     # One whose maker died before it had slots is deleted as well.
     if find_ring(store) is None and store.info.fields.specs != core_fields(config.fields).specs:
         found_config(store, folder)
-    others = other_writers(store, holders.here())
+    others = other_writers(store)
     if others:
         host, pid, _ = others[0].rsplit(" ", 2)
         raise MemmapError(

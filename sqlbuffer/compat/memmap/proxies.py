@@ -194,7 +194,7 @@ class Proxies(Mapping[str, ArrayProxy]):
 
     def __getitem__(self, name: str) -> ArrayProxy:
         if name not in self._names:
-            raise KeyError(name)
+            raise KeyError(f"no field {name!r}; the fields are {', '.join(self._names) or 'none'}")
         return self._make(name)
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -225,6 +225,16 @@ def test_a_tensor_is_an_index_and_a_value(buffer):
     assert buffer.episode_lens[torch.tensor(0)] == 3
 
 
+def test_an_unknown_field_is_an_error_that_names_the_fields(make):
+    buffer = make(fields={"s": "float", "r": "float"}, meta_fields={"task": "int"})
+    with pytest.raises(KeyError, match="no field 'obs'; the fields are s, r"):
+        buffer.data["obs"]
+    with pytest.raises(KeyError, match="no field 'goal'; the fields are task, "):
+        buffer.meta_data["goal"]
+    assert "obs" not in buffer.data
+    assert buffer.data.get("obs") is None
+
+
 def test_meta_data_is_written_through(buffer, reopen):
     buffer.meta_data["task"][:] = [7, 8, 9]
     buffer.meta_data["goal"][1, 2] = 5
