@@ -148,7 +148,7 @@ def _server_folder(place: Path | None) -> Iterator[Path]:
 def _memory() -> Path | None:
     """Return the memory where there is plenty, else None.
 
-    A database is 300 files: to make and to drop one takes 30 ms of a processor there, and 75 on a
+    A database is 300 files: to make and to drop one takes 22 ms of a processor there, and 77 on a
     disk. What tests cause, the death of processes, memory survives as well.
     """
     if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK):

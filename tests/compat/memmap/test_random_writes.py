@@ -1,4 +1,6 @@
-"""Random calls, side by side with a model in numpy of what the spec says."""
+"""Bare calls at random, beside a model in numpy: steps of a changing number of episodes, advances
+of more or fewer than are open, and episodes that are let go of; `test_random_use` has the blocks.
+"""
 
 from typing import Any
 
