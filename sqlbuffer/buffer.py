@@ -292,7 +292,8 @@ class ReplayBuffer(
                 is unlimited.
 
         Raises:
-            BufferConfigError: Fewer rows than the buffer's `min_size`.
+            BufferConfigError: Fewer rows than the buffer's `min_size`; or a buffer of
+                `compat.memmap`, whose slots are its limit.
         """
         changes = {
             name: checked_capacity(value, name)

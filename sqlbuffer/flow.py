@@ -204,6 +204,20 @@ class RatioWindow:
             return True
         return counts.inserted + n <= self.max_ratio * counts.sampled
 
+    def refused_insert(self, counts: Counts, n: int) -> str | None:
+        """Return why n rows may not be inserted now; None: they may."""
+        if self.may_insert(counts, n):
+            return None
+        pushed, sampled = f"{counts.inserted:.1f} + {n}", f"{counts.sampled:.1f}"
+        return f"push({pushed}) / sample({sampled}) > max ({self.max_ratio:g})"
+
+    def refused_sample(self, counts: Counts, n: int) -> str | None:
+        """Return why n rows may not be sampled now; None: they may."""
+        if self.may_sample(counts, n):
+            return None
+        pushed, sampled = f"{counts.inserted:.1f}", f"{counts.sampled:.1f} + {n}"
+        return f"push({pushed}) / sample({sampled}) < min ({self.min_ratio:g})"
+
     def room(self, counts: Counts) -> int:
         """Return how many rows may be inserted at most."""
         if counts.sampled < _NOTHING or self.max_ratio == math.inf:

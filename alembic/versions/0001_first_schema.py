@@ -23,13 +23,14 @@ SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 OBJECTS = {
     "sqlite": (
+        "episode_states_v1",
+        "new_special_rows_v1",
+        "trg_new_special_rows_queued_v1",
+        "trg_new_special_rows_by_task_v1",
+        "trg_new_special_rows_by_episode_v1",
         "trg_experiences_insert_v1",
-        "trg_experiences_insert_queued_v1",
-        "trg_experiences_insert_by_task_v1",
-        "trg_experiences_insert_by_episode_v1",
         "trg_experiences_delete_v1",
         "trg_experiences_forget_v1",
-        "episode_states_v1",
         "trg_episodes_insert_v1",
         "trg_episodes_update_v1",
         "new_experiences_v1",
@@ -50,6 +51,8 @@ OBJECTS = {
         "v_leases_v1",
         "v_queue_v1",
         "v_labels_v1",
+        "v_slots_v1",
+        "v_chunks_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -98,6 +101,8 @@ OBJECTS = {
         "v_leases_v1",
         "v_queue_v1",
         "v_labels_v1",
+        "v_slots_v1",
+        "v_chunks_v1",
     ),
 }
 TABLES = (
@@ -123,6 +128,11 @@ TABLES = (
     "slot_rings",
     "slots",
     "slot_writers",
+    "fragment_pools",
+    "chunks",
+    "fragment_workers",
+    "prepared_lists",
+    "item_rings",
     "schema_info",
     "maintenance",
 )
@@ -631,6 +641,7 @@ def create_tables() -> None:
     create_flow_tables()
     create_late_tables()
     create_slot_tables()
+    create_fragment_tables()
     op.create_table(
         "payload_parts",
         sa.Column(
@@ -829,6 +840,128 @@ def create_slot_tables() -> None:
         column("holder", KEY, "the process: host, pid and a random part"),
         column("seen_at", TIME, "when it last wrote", server_default=utc_now()),
         sa.PrimaryKeyConstraint("buffer_id", "holder", name="pk_slot_writers"),
+    )
+    op.create_table(
+        "item_rings",
+        buffer_id(),
+        column("kind", sa.Text(), "what it is used as: naive, advanced, .."),
+        column(
+            "push_count",
+            sa.BigInteger(),
+            "items pushed, those that left included",
+            server_default=sa.text("0"),
+        ),
+        column(
+            "tail",
+            sa.BigInteger(),
+            "the place of the next item, below the capacity",
+            server_default=sa.text("0"),
+        ),
+        sa.Column("state", JSON, comment="what else the kind keeps"),
+        sa.PrimaryKeyConstraint("buffer_id", name="pk_item_rings"),
+    )
+
+
+def create_fragment_tables() -> None:
+    def column(name: str, type_: Any, comment: str, **options: Any) -> Any:
+        return sa.Column(name, type_, nullable=False, comment=comment, **options)
+
+    def buffer_id() -> Any:
+        return column("buffer_id", sa.Integer(), "the buffer", autoincrement=False)
+
+    def number(name: str, comment: str, default: str, type_: Any = sa.BigInteger) -> Any:
+        return column(name, type_(), comment, server_default=sa.text(default))
+
+    op.create_table(
+        "fragment_pools",
+        buffer_id(),
+        column("config", JSON, "what the buffer was made with"),
+        column("session", KEY, "the session now"),
+        number("version", "the model version now", "-1"),
+        number(
+            "n_chunks",
+            "chunks that may be fetched: their places are 0 to n_chunks - 1",
+            "0",
+            sa.Integer,
+        ),
+        number("n_bytes", "bytes of their payloads", "0"),
+        number("next_chunk", "number of the next chunk", "1"),
+        number("low_chunk", "no chunk up to this one may be fetched", "0"),
+        column("counts", JSON, "what was added and what left"),
+        sa.PrimaryKeyConstraint("buffer_id", name="pk_fragment_pools"),
+    )
+    op.create_table(
+        "chunks",
+        buffer_id(),
+        column("chunk", sa.BigInteger(), "number in the order of insertion", autoincrement=False),
+        sa.Column(
+            "place",
+            sa.Integer(),
+            comment="place among those that may be fetched; null: it has left",
+        ),
+        column("worker_uuid", KEY, "who made it: task_id of its fragments"),
+        column("first_fid", sa.BigInteger(), "step of its first fragment"),
+        column("session", KEY, "session of its first fragment"),
+        column("model_version", sa.BigInteger(), "version of its first fragment"),
+        column("oldest_version", sa.BigInteger(), "no fragment of it is older"),
+        column("n_bytes", sa.BigInteger(), "bytes of its payloads"),
+        number("use_count", "how often it was fetched", "0", sa.Integer),
+        number("n_pins", "prepared lists that hold it", "0", sa.Integer),
+        column("seqs", SEQS, "its fragments, in order"),
+        column("inserted_at", TIME, "when it was whole", server_default=utc_now()),
+        sa.PrimaryKeyConstraint("buffer_id", "chunk", name="pk_chunks"),
+    )
+    for name in ("place", "oldest_version"):
+        op.create_index(
+            f"ix_chunks_{name}", "chunks", ["buffer_id", name], **where_not_null("place")
+        )
+    left = sa.text("place IS NULL AND n_pins = 0")
+    op.create_index(
+        "ix_chunks_left",
+        "chunks",
+        ["buffer_id", "chunk"],
+        sqlite_where=left,
+        postgresql_where=left,
+    )
+    op.create_table(
+        "fragment_workers",
+        buffer_id(),
+        column("worker_uuid", KEY, "the worker"),
+        column("last_fid", sa.BigInteger(), "number of its last fragment"),
+        column("last_seq", sa.BigInteger(), "seq of its last fragment"),
+        column("session", KEY, "session of that"),
+        column(
+            "waiting",
+            JSON,
+            "fragments that are no chunk yet: [seq, model_version, bytes] of each",
+        ),
+        sa.Column(
+            "oldest_waiting",
+            sa.BigInteger(),
+            comment="the oldest version of those; null: none",
+        ),
+        column("seen_at", TIME, "when it last wrote", server_default=utc_now()),
+        sa.PrimaryKeyConstraint("buffer_id", "worker_uuid", name="pk_fragment_workers"),
+    )
+    op.create_index(
+        "ix_fragment_workers_waiting",
+        "fragment_workers",
+        ["buffer_id", "oldest_waiting"],
+        **where_not_null("oldest_waiting"),
+    )
+    op.create_table(
+        "prepared_lists",
+        buffer_id(),
+        column("consumer", KEY, "whose list; empty: that of all"),
+        column("token", KEY, "the call that fetched it"),
+        column("chunks", JSON, "its chunks, in order"),
+        column(
+            "fragments",
+            JSON,
+            "its fragments, in order: [worker_uuid, fid_in_worker, id] of each",
+        ),
+        column("fetched_at", TIME, "when it was fetched", server_default=utc_now()),
+        sa.PrimaryKeyConstraint("buffer_id", "consumer", name="pk_prepared_lists"),
     )
 
 

@@ -65,6 +65,10 @@ class Insertion:
         metas: JSON of what the user says of episodes that may begin with the batch.
         whole: The episode that the batch is, under an id of the user's: stored whole or not at all.
         payloads: Writes and reads what rows have elsewhere.
+        first: Called in the transaction before anything else is done.
+        guarded: Another writer may commit one of the ids meanwhile.
+        lock: Waits for whoever writes to the buffer, where `first` does. Called before it is looked
+            whether a lost attempt was committed: its server process may go on for a while.
     """
 
     def __init__(
@@ -77,10 +81,15 @@ class Insertion:
         metas: Mapping[EpisodeKey, str] | None = None,
         whole: EpisodeKey | None = None,
         payloads: Payloads | None = None,
+        first: Callable[[Connection], None] | None = None,
+        lock: Callable[[Connection], object] | None = None,
+        *,
+        guarded: bool = True,
     ) -> None:
         self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
         self._records, self._then, self._metas = records, then, metas or {}
-        self._whole, self._payloads = whole, payloads
+        self._whole, self._payloads, self._first = whole, payloads, first
+        self._lock, self._guarded = lock, guarded
         self._lost: list[Outcome] = []
 
     def run(self, engine: Engine, durability: str | None) -> Outcome:
@@ -96,10 +105,16 @@ class Insertion:
                 translated(self._url),
                 self._dialect.writing(engine, durability) as connection,
             ):
+                if self._lost and self._lock is not None:
+                    self._lock(connection)
                 for earlier in self._lost:
                     if self._committed(connection, earlier):
                         return earlier
-                self._insert_new(connection, outcome)
+                if self._first is not None:
+                    self._first(connection)
+                # What `first` refuses draws no numbers.
+                if self._records or self._first is None:
+                    self._insert_new(connection, outcome)
                 if self._then is not None and (outcome.numbers or self._whole is None):
                     self._then(connection, outcome.seqs)
         except ConnectionLost:
@@ -107,6 +122,10 @@ class Insertion:
                 self._lost.append(outcome)
             raise
         return outcome
+
+    def replace(self, records: Sequence[Record]) -> None:
+        """Insert other records; for `first`."""
+        self._records = list(records)
 
     def _committed(self, connection: Connection, earlier: Outcome) -> bool:
         """Tell whether a transaction whose connection was lost was committed.
@@ -195,6 +214,7 @@ class Insertion:
                     keys.episode_ids(connection, self._buffer_id, new, self._metas),
                     keys.session_ids(connection, self._buffer_id, new),
                     drawn.priority,
+                    guarded=self._guarded,
                 )
                 if self._payloads is not None:
                     self._payloads.insert(connection, zip(seqs, new, strict=True))
@@ -202,9 +222,7 @@ class Insertion:
             except ProgramLimitExceeded as error:
                 raise too_large(error, [record.id for record in new]) from error
             except UniqueViolation as error:
-                if self._lost:
-                    # Perhaps an attempt of ours whose server process ended only now: look again.
-                    raise Deadlock(f"{error}; try again") from error
+                self._check_others(error)
                 # Another writer committed some of the ids meanwhile. The numbers drawn stay ours.
                 found = self._rows_of_ids(connection, {record.id for record in new})
                 if not found:
@@ -215,6 +233,14 @@ class Insertion:
                     return
                 outcome.stored |= found
                 held |= found.keys()
+
+    def _check_others(self, error: UniqueViolation) -> None:
+        """Raise unless another writer has the ids, and the transaction can go on."""
+        if not self._guarded:
+            raise error
+        if self._lost:
+            # Perhaps an attempt of ours whose server process ended only now: look again.
+            raise Deadlock(f"{error}; try again") from error
 
     def _rows_of_ids(self, connection: Connection, ids: set[str]) -> dict[str, Row]:
         if not ids:

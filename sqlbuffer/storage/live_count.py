@@ -1,5 +1,8 @@
 """How many rows a buffer holds, exactly, without scanning it."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from sqlalchemy import Connection, Select, func, select, union_all
 
 from sqlbuffer.storage.fork_lock import ForkLock
@@ -19,6 +22,7 @@ class LiveCount:
         self._mutex = ForkLock()
         self._state: tuple[int, ...] = ()
         self._blocks: dict[int, int] = {}
+        self._latest: dict[int, int] = {}
 
     def count(
         self,
@@ -57,7 +61,30 @@ class LiveCount:
                     **known,
                     **{block: counted.get(block, 0) for block in whole if block not in known},
                 }
+            self._latest = {**known, **counted}
         return sum(known.values()) + sum(counted.values())
+
+    def removed(self, before: tuple[int, ...], after: tuple[int, ...], seqs: Sequence[int]) -> None:
+        """Take note of rows that were deleted inside the window by who holds it locked, so that
+        blocks stay known.
+
+        Args:
+            before: The state before.
+            after: The state that it made.
+            seqs: The rows, all of which were there.
+        """
+        with self._mutex:
+            if self._state != before:
+                return
+            self._state = after
+            for block, n in Counter(seq // BLOCK for seq in seqs).items():
+                if block in self._blocks:
+                    self._blocks[block] -= n
+
+    def known(self) -> dict[int, int]:
+        """Return how many rows each block held when it was counted last."""
+        with self._mutex:
+            return dict(self._latest)
 
     @staticmethod
     def _count_unknown(

@@ -213,19 +213,23 @@ class Opened:
                 )
             population.has_labels = bool(now.has_labels)
             if self.info.priorities:
-                population.priorities = Priorities(
-                    population, self.info, self.options.alpha, self._upkeep
-                )
+                population.priorities = self.priorities_of(population)
             yield population
+
+    def priorities_of(self, population: Population) -> Priorities:
+        """Return the priorities of the rows of a population."""
+        return Priorities(population, self.info, self.options.alpha, self._upkeep)
 
     @cached_property
     def whole_rows(self) -> Payloads:
         """What reads whole rows."""
         return self.payloads()
 
-    def payloads(self, wanted: Wanted | None = None) -> Payloads:
+    def payloads(
+        self, wanted: Wanted | None = None, only: frozenset[str] | None = None
+    ) -> Payloads:
         """Return what reads rows, whole or in part."""
-        return Payloads(self._dialect, self.info.id, self.layout, wanted)
+        return Payloads(self._dialect, self.info.id, self.layout, wanted, only)
 
     @cached_property
     def _sampled_window(self) -> str:

@@ -173,17 +173,25 @@ class Payloads:
         buffer_id: The buffer.
         layout: How bytes are compressed.
         wanted: Which fields; None is all.
+        only: Which columns are read beside `seq`, for who decodes them; the others are null.
     """
 
     def __init__(
-        self, dialect: Dialect, buffer_id: int, layout: Layout, wanted: Wanted | None = None
+        self,
+        dialect: Dialect,
+        buffer_id: int,
+        layout: Layout,
+        wanted: Wanted | None = None,
+        only: frozenset[str] | None = None,
     ) -> None:
         self._dialect, self._buffer_id, self._layout = dialect, buffer_id, layout
-        self._wanted = wanted
+        self._wanted, self._only = wanted, only
         self.columns = tuple(map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS))
         self.reading = Reading(self.columns, complete=self.complete)
 
     def _column(self, name: str, column: Any) -> Any:
+        if self._only is not None and name != "seq" and name not in self._only:
+            return null().label(name)
         if self._wanted is None:
             return column
         # `extra` also has numbers that their columns cannot hold.

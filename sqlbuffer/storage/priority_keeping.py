@@ -28,10 +28,14 @@ class PriorityKeeping(Opened):
         if not seqs:
             return 0
         n_updated = self._update_priorities(seqs, priorities)
+        self.note_updates(n_updated)
+        return n_updated
+
+    def note_updates(self, n_updated: int) -> None:
+        """Look after what an update of so many priorities leaves behind."""
         self._dialect.wrote(self.engine, n_updated)
         if next(self._updates) % UPDATES_A_CLEANING == 0:
             self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
-        return n_updated
 
     @survives
     def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
@@ -39,7 +43,7 @@ class PriorityKeeping(Opened):
             translated(self.url),
             self._dialect.writing(self.engine, self.options.durability) as connection,
         ):
-            return self._dialect.update_priorities(connection, self._blocks, seqs, priorities)
+            return self._dialect.update_priorities(connection, self.blocks, seqs, priorities)
 
     def seal(self, blocks: Sequence[int]) -> int:
         """Add up blocks of priorities, so that draws need not read their rows, and delete what is
@@ -57,7 +61,7 @@ class PriorityKeeping(Opened):
             return n_sealed
         try:
             settled = self.settled()
-            for portion in self._blocks.portions(blocks):
+            for portion in self.blocks.portions(blocks):
                 n_sealed += self._seal(portion, settled)
         except (StorageReadOnlyError, StorageBusyError, StorageFullError):
             pass  # draws do without
@@ -88,8 +92,9 @@ class PriorityKeeping(Opened):
             # What is lost with a server is made again.
             self._dialect.writing(self.engine, "relaxed") as connection,
         ):
-            return self._dialect.seal(connection, self._blocks, blocks, settled)
+            return self._dialect.seal(connection, self.blocks, blocks, settled)
 
     @property
-    def _blocks(self) -> Blocks:
+    def blocks(self) -> Blocks:
+        """How the priorities are kept."""
         return Blocks(self.info.id, self.info.block_size, self.info.alpha)

@@ -99,10 +99,11 @@ class Priorities:
         at = found - blocks[0]
         sums[at], bounds[at] = found_sums, weights_of(np.abs(tops), self.alpha) * SLACK
         is_sealed[at] = True
-        # Of a block that the window cuts, some rows have left.
+        # Of a block that the window cuts, some rows have left; who draws from a part of the window
+        # cuts one at its upper end as well.
         is_cut = np.maximum(blocks * size, 1) <= low
-        is_sealed &= ~is_cut
         is_full = (blocks + 1) * size - 1 <= self._population.high
+        is_sealed &= ~is_cut & is_full
         worst = wasteful(size, sums, bounds, at[tops < 0])
         self._upkeep.note(size, blocks, is_full & ~is_cut & ~is_sealed, worst)
         return sums, bounds, is_sealed

@@ -31,6 +31,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.catalog import json_literal
+from sqlbuffer.storage.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.holders import is_alive, is_here
 from sqlbuffer.storage.models import episodes, experiences, slot_rings, slot_writers, slots
@@ -483,9 +484,7 @@ class Slots:
             self.store.note_deletion(connection)
             remove_where(connection, self.store.dialect, self._id)
             connection.execute(delete(episodes).where(_of(episodes, self._id)))
-            connection.execute(delete(slots).where(_of(slots, self._id)))
-            zero = update(slot_rings).where(_of(slot_rings, self._id))
-            connection.execute(zero.values(next_turn=0, num_episodes=0))
+            clear_slots(connection, self._id)
 
         self.store.write(work)
 
@@ -540,9 +539,13 @@ def living(connection: Connection, buffer_id: int, timeout_s: float) -> set[str]
 
 
 def register(store: BufferStore, holder: str) -> None:
-    """Note that a process writes to a buffer's slots, and forget those that died."""
+    """Note that a process writes to a buffer's slots; forget those that died, and episodes whose
+    steps were deleted by plain SQL.
+    """
 
     def work(connection: Connection) -> None:
+        lock_ring(connection, store.info.id)
+        empty_slots(connection, store.info.id)
         alive = living(connection, store.info.id, store.info.open_timeout_s)
         of = _of(slot_writers, store.info.id)
         for gone in set(connection.execute(select(slot_writers.c.holder).where(of)).scalars()):

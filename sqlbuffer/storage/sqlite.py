@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +93,20 @@ _SLOT_ROWS = (
     "CROSS JOIN experiences e ON e.buffer_id = :id AND e.episode_id = s.episode_id "
     "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]')"
 )
+# Ordered inside: an aggregate takes its rows in that order.
+_SLOT_RUNS = (
+    "SELECT (SELECT CAST(group_concat(o.arrays, '') AS BLOB) FROM ("
+    "SELECT e.arrays FROM experiences e WHERE e.buffer_id = :id AND e.episode_id = s.episode_id "
+    "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]') "
+    "ORDER BY e.t) o) FROM json_each(:runs) r "
+    "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
+    "ORDER BY r.key"
+)
+# group_concat is said to be for text. It takes any bytes, unless the file is in UTF-16.
+_JOINS_BYTES = (
+    "SELECT hex(CAST(group_concat(x, '') AS BLOB)) = '00FF8000C3' "
+    "FROM (SELECT x'00FF8000' AS x UNION ALL SELECT x'C3')"
+)
 _REPLACE = (
     "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
     "WHERE buffer_id = ? AND seq = ?"
@@ -112,6 +126,10 @@ _RAISE = (
 # A claim of 256 random rows writes a page for each: 1 MB a batch. Checkpoints after every fourth
 # batch took more than half of the commits' time; pages that come again are now written once.
 _CLAIMS_PRAGMA = "PRAGMA wal_autocheckpoint = 8000"
+_EVICT = (
+    "DELETE FROM experiences WHERE buffer_id = :id "
+    "AND seq <= (SELECT max(seq) FROM experiences WHERE buffer_id = :id) - :n"
+)
 # What was held when it left the window. Not with each row: it is looked for from the first one on.
 _EVICT_UNHELD = (
     "DELETE FROM experiences WHERE buffer_id = :id "
@@ -178,6 +196,8 @@ def _read_value(driver: Any, buffer_id: int, piece: "Piece") -> Iterator[bytes]:
 
 class SQLite:
     """The operations that PostgreSQL does otherwise; `postgresql.PostgreSQL` has the same ones."""
+
+    _joins_bytes: bool | None = None
 
     @contextmanager
     def writing(
@@ -311,6 +331,8 @@ class SQLite:
         episode_ids: Sequence[int | None],
         session_ids: Sequence[int | None],
         priority: float | None = None,
+        *,
+        guarded: bool = True,
     ) -> None:
         """Write the records under their numbers; those that were given no priority have this one.
 
@@ -398,6 +420,42 @@ class SQLite:
         found = driver.execute(statement, (buffer_id, json.dumps(list(seqs)), max_use))
         return {seq for (seq,) in found.fetchall()}
 
+    def add_uses(
+        self, connection: Connection, buffer_id: int, counts: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Count so many uses of each row, and return how many it has now."""
+        statement = (
+            "INSERT INTO uses (buffer_id, seq, n_uses) "
+            "SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?) "
+            "WHERE true ON CONFLICT (buffer_id, seq) DO UPDATE "
+            "SET n_uses = n_uses + excluded.n_uses RETURNING seq, n_uses"
+        )
+        driver: Any = connection.connection.driver_connection
+        listed = json.dumps(sorted(counts.items()))
+        return dict(driver.execute(statement, (buffer_id, listed)).fetchall())
+
+    def seqs_of_ids(
+        self, connection: Connection, buffer_id: int, ids: Sequence[str]
+    ) -> dict[str, int]:
+        """Return the numbers of the rows of ids, of those that there are."""
+        statement = (
+            "SELECT j.value, e.seq FROM json_each(?) j "
+            "CROSS JOIN experiences e ON e.buffer_id = ? AND e.id = j.value"
+        )
+        driver: Any = connection.connection.driver_connection
+        return dict(driver.execute(statement, (json.dumps(list(ids)), buffer_id)).fetchall())
+
+    def uses_of(
+        self, connection: Connection, buffer_id: int, seqs: Sequence[int]
+    ) -> dict[int, int]:
+        """Return how often rows were used, of those that were."""
+        statement = (
+            "SELECT u.seq, u.n_uses FROM json_each(?) j "
+            "CROSS JOIN uses u ON u.buffer_id = ? AND u.seq = j.value"
+        )
+        driver: Any = connection.connection.driver_connection
+        return dict(driver.execute(statement, (json.dumps(list(seqs)), buffer_id)).fetchall())
+
     def give_back(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
         """Undo a use of each of different rows."""
         connection.exec_driver_sql(
@@ -439,6 +497,21 @@ class SQLite:
         given = {"id": buffer_id, "runs": json.dumps(runs)}
         return list(driver.execute(_SLOT_ROWS, given).fetchall())
 
+    def slot_runs(
+        self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
+    ) -> list[Any] | None:
+        """Return the arrays of the rows of each run, joined in the order of t, or None where the
+        database cannot; see `slot_rows`. Half as dear as that for a thousand rows.
+        """
+        driver: Any = connection.connection.driver_connection
+        if self._joins_bytes is None:
+            ((joins,),) = driver.execute(_JOINS_BYTES)
+            self._joins_bytes = bool(joins)
+        if not self._joins_bytes:
+            return None
+        given = {"id": buffer_id, "runs": json.dumps(runs)}
+        return [joined for (joined,) in driver.execute(_SLOT_RUNS, given)]
+
     def replace(
         self,
         connection: Connection,
@@ -458,20 +531,20 @@ class SQLite:
         return int(noted.rowcount)
 
     def evict(self, connection: Connection, buffer_id: int) -> None:
-        """Evict what is one too many where tasks or episodes leave whole; rows leave by a
-        trigger.
-        """
+        """Evict what is too much after a batch; what others write leaves by triggers."""
         state = text(
-            "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes, has_queue "
-            "FROM buffers WHERE id = :id"
+            "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes, has_queue, "
+            "max_capacity FROM buffers WHERE id = :id"
         )
         rows = select(experiences.c.seq).where(experiences.c.buffer_id == buffer_id)
         while True:
-            unit, rows_over, episodes_over, has_queue = connection.execute(
+            unit, rows_over, episodes_over, has_queue, capacity = connection.execute(
                 state, {"id": buffer_id}
             ).one()
             if has_queue:
                 connection.exec_driver_sql(_EVICT_UNHELD, {"id": buffer_id})
+            elif unit == "row" and capacity is not None:
+                connection.exec_driver_sql(_EVICT, {"id": buffer_id, "n": capacity})
             victims = None
             if unit == "task" and (rows_over or 0) > 0:
                 victims = self._oldest_task(connection, buffer_id, rows)

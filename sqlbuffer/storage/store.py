@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, case, delete, select, update
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import SessionNotFoundError, StorageError
+from sqlbuffer.errors import BufferConfigError, SessionNotFoundError, StorageError
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import Node
 from sqlbuffer.specs import Fields
@@ -18,6 +18,7 @@ from sqlbuffer.storage import quarantine as quarantining
 from sqlbuffer.storage.catalog import BufferInfo, Limits
 from sqlbuffer.storage.claims import Housekeeping
 from sqlbuffer.storage.dialects import dialect_for
+from sqlbuffer.storage.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.engine import (
     close_idle,
     engine_for,
@@ -167,7 +168,9 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         metas: Mapping[EpisodeKey, str] | None = None,
         whole: EpisodeKey | None = None,
         admitted: bool = False,
+        first: Callable[[Connection], None] | None = None,
         then: Then | None = None,
+        lock: Callable[[Connection], object] | None = None,
     ) -> Written:
         """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
@@ -178,19 +181,21 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             metas: JSON of what the user says of episodes that may begin with it.
             whole: The episode that it is, where it is stored whole or not at all.
             admitted: The rate limiter has let it in.
+            first: Done in the same transaction, before the rest; anew with it.
             then: Done in the same transaction, behind the rest, with the numbers of all ids; twice
                 where it is not known whether it was committed.
+            lock: What `first` waits for; see `Insertion`.
 
         Raises:
             EpisodeExistsError: `whole` is open, or was aborted.
             FlowControlError: The rate limiter did not let it in in time.
         """
         records = prepared(records, self.layout)
-        first: dict[str, Record] = {}
+        of_ids: dict[str, Record] = {}
         for record in records:
-            first.setdefault(record.id, record)
+            of_ids.setdefault(record.id, record)
         if not admitted:
-            self.pacer.before_insert(len(first))
+            self.pacer.before_insert(len(of_ids))
 
         def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
             if self.info.evict_by == "episode":
@@ -204,11 +209,13 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             self._dialect,
             self.url,
             self.info.id,
-            list(first.values()),
+            list(of_ids.values()),
             end_episodes if endings or then is not None else None,
             metas,
             whole,
             self.whole_rows,
+            first,
+            lock,
         )
         outcome = self._insert(insertion)
         n_bytes = sum(r.payload_bytes for r in records if r.payload_bytes)
@@ -220,12 +227,42 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 fresh.discard(record.id)
                 continue
             held = outcome.stored.get(record.id)
-            other = first[record.id] if held is None else held[1:]
+            other = of_ids[record.id] if held is None else held[1:]
             same = not (outcome.refused and held is None) and same_content(
                 record, other, ignore=ignore, layout=self.layout
             )
             (written.duplicates if same else written.conflicts).append(record.id)
         return written
+
+    def insert_made(
+        self,
+        records: Sequence[Record],
+        make: Callable[[Connection, Sequence[Record]], Sequence[Record]],
+        lock: Callable[[Connection], object],
+        then: Then | None = None,
+    ) -> None:
+        """Store records that are made whole in the transaction that inserts them, all or none; over
+        lost connections.
+
+        Args:
+            records: What is known of them before.
+            make: Called first, with these as they are stored; returns them whole, with ids that
+                nobody else gives. None: nothing is stored.
+            lock: What that waits for; see `Insertion`.
+            then: Done behind the rest, with the numbers of all ids.
+        """
+        known = prepared(records, self.layout)
+
+        def first(connection: Connection) -> None:
+            insertion.replace(make(connection, known))
+
+        insertion = Insertion(
+            self._dialect, self.url, self.info.id, known, then, payloads=self.whole_rows,
+            first=first, lock=lock, guarded=False,
+        )  # fmt: skip
+        outcome = self._insert(insertion)
+        n_bytes = sum(record.payload_bytes for record in known if record.payload_bytes)
+        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes)
 
     @survives
     def _insert(self, insertion: Insertion) -> Outcome:
@@ -235,11 +272,15 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
     def delete(self, node: Node) -> int:
         """Delete the rows that match; return how many."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
+            has_slots = lock_ring(connection, self.info.id)
             window = self.note_deletion(connection)
             # Nothing newer than the window noted: its lower end follows from the newest row.
             matching = statements.in_window(self.info.id, window.low, seen(node, window.has_labels))
             seq = statements.seq_for(node)
-            return self._remove(connection, matching, seq <= window.high, seq=seq)
+            n_removed = self._remove(connection, matching, seq <= window.high, seq=seq)
+            if has_slots and n_removed:
+                empty_slots(connection, self.info.id)
+            return n_removed
 
     @repeats
     def clear(self) -> int:
@@ -247,10 +288,13 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         rows were live.
         """
         with translated(self.url), self._dialect.writing(self.engine) as connection:
+            has_slots = lock_ring(connection, self.info.id)
             window = self.note_deletion(connection)
             self._remove(connection, experiences.c.seq <= window.low)
             n_removed = self._remove(connection, experiences.c.seq <= window.high)
             connection.execute(delete(episode_rows).where(episode_rows.c.buffer_id == self.info.id))
+            if has_slots:
+                clear_slots(connection, self.info.id)
             return n_removed
 
     @repeats
@@ -287,6 +331,11 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
     def resize(self, limits: Mapping[str, int | None]) -> None:
         """Set columns of the buffer that are limits, and evict at once what no longer fits."""
         with translated(self.url), self._dialect.writing(self.engine) as connection:
+            if lock_ring(connection, self.info.id):
+                raise BufferConfigError(
+                    f"buffer {self.info.name!r} is one of sqlbuffer.compat.memmap and holds what "
+                    f"its slots show; make it anew with another max_episodes=..."
+                )
             self.lock(connection)
             window = self.note_deletion(connection)
             connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(**limits))

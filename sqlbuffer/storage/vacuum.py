@@ -53,7 +53,8 @@ WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regcla
     to_regclass('priorities'), to_regclass('priority_blocks'), to_regclass('uses'),
     to_regclass('samples'), to_regclass('flow'), to_regclass('queue_items'), to_regclass('leases'),
     to_regclass('labels'), to_regclass('label_history'), to_regclass('quarantine'),
-    to_regclass('payload_parts'), to_regclass('payload_changes'), to_regclass('slots'))
+    to_regclass('payload_parts'), to_regclass('payload_changes'), to_regclass('slots'),
+    to_regclass('chunks'))
 """
 )
 

@@ -224,6 +224,24 @@ VIEWS = {
             "current": ("boolean", "it is the buffer's session now"),
         },
     ),
+    "v_chunks": View(
+        "One row a chunk of fragments (`compat.minestudio`), until its payloads leave.",
+        {
+            "buffer": _BUFFER,
+            "chunk": ("integer", "number in the order of insertion"),
+            "worker_uuid": ("text", "who made it: `task_id` of its fragments"),
+            "first_fid": ("integer", "`step` of its first fragment"),
+            "fragments": ("integer", "how many it has"),
+            "session_id": ("text", "the training session of the first"),
+            "model_version": ("integer", "version of the model that made the first"),
+            "staleness": ("integer", "by how much the oldest is behind the model now"),
+            "use_count": ("integer", "how often it was fetched"),
+            "ready": ("boolean", "it may be fetched"),
+            "prepared": ("boolean", "a prepared list holds it"),
+            "size_bytes": ("integer", "bytes of its payloads"),
+            "inserted_at": ("time", "when it was whole"),
+        },
+    ),
     "v_quarantine": View(
         "One row a step in quarantine: it is kept, and not sampled.",
         {
@@ -274,6 +292,21 @@ VIEWS = {
             "value": ("real", "the value estimate it gave"),
             "extra": ("JSON", "the keys of extra it gave"),
             "labelled_at": ("time", "when"),
+        },
+    ),
+    "v_slots": View(
+        "One row a slot that shows an episode, of buffers of `compat.memmap`; `v_experiences` has "
+        "its steps by `episode_id`.",
+        {
+            "buffer": _BUFFER,
+            "slot": ("integer", "its number"),
+            "episode_id": (
+                "text",
+                "the episode that it shows; null where a length was set and nothing stored",
+            ),
+            "length": ("integer", "steps; null while it is written"),
+            "open": ("boolean", "it is being written"),
+            "meta": ("JSON", "values of its meta fields, without large ones"),
         },
     ),
     "v_windows": View(

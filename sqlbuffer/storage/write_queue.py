@@ -244,7 +244,7 @@ def _flush_all() -> None:
             # Nobody comes back for what a limiter keeps out now.
             queue.flush(admit_all)
         except SQLBufferError as error:
-            logger.error("%d steps were lost at the end: %s", queue.n_waiting, error)
+            logger.error("lost at the end: %d waiting step(s): %s", queue.n_waiting, error)
 
 
 def _forget_all() -> None:

@@ -1,13 +1,18 @@
 """The roles that `sqlbuffer db roles` makes, used by logins that are no superusers."""
 
+from contextlib import closing
+
 import psycopg
 import pytest
 from psycopg import sql
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer.compat import memmap
+from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.storage import claims, triggers
 from tests.cli.conftest import execute_script
+from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
 from tests.support.fragments import make_fragment, parts_of
 
@@ -299,3 +304,88 @@ def test_the_script_says_what_is_missing_where_there_is_no_schema(postgres_url):
 
 def test_the_command_prints_the_script(run):
     assert run("db", "roles").output == triggers.body("postgresql", "roles")
+
+
+MEMMAP = {
+    "name": "slots", "max_episodes": 2, "max_timesteps": 3, "circular": True,
+    "fields": {"r": "float"}, "meta_fields": {"task": "int"},
+}  # fmt: skip
+
+
+def test_learners_use_slots_and_what_they_show_again(with_roles, login):
+    url = login("sqlbuffer_learner")
+    with closing(memmap.ReplayBuffer(url, **MEMMAP)) as buffer:
+        for number in range(3):
+            with buffer.one_episode(task=number):
+                buffer.store(r=number)
+                buffer.flush()
+                buffer.store(r=number)
+        buffer.store_episode(r=[7.0], task=7)
+        buffer.data["r"][:, :] = 9.0
+        buffer.meta_data["task"][0] = 5
+        assert buffer.episode_lens[:].tolist() == [2, 1]
+        assert buffer.data["r"][:].tolist() == [[9.0] * 3] * 2
+    with closing(memmap.ReplayBuffer(url, **MEMMAP, overwrite=False)) as buffer:
+        buffer.store(r=1.0)
+        buffer.flush()
+        buffer.timestep_index = 0
+        buffer.clear()
+        buffer.store_batch(r=[1.0, 2.0])
+        buffer.advance_episode(2)
+    with ReplayBuffer(url, name="slots", create=False) as core:
+        assert core.delete(QueryBuilder().eq("r", 1).build()) == 1
+    with psycopg.connect(login("sqlbuffer_analyst")) as connection:
+        assert connection.execute("SELECT slot, length FROM v_slots").fetchall() == [(1, 1)]
+
+
+@pytest.mark.parametrize("role", ["sqlbuffer_writer", "sqlbuffer_analyst"])
+def test_others_read_slots_and_change_nothing(with_roles, login, role):
+    with closing(memmap.ReplayBuffer(login("sqlbuffer_learner"), **MEMMAP)) as buffer:
+        buffer.store_episode(r=[1.0, 2.0], task=3)
+    url = login(role)
+    for opened in (
+        lambda: memmap.ReplayBuffer(url, **MEMMAP),
+        lambda: memmap.ReplayBuffer.from_folder(url, name="slots"),
+        lambda: memmap.ReplayBuffer(url, **{**MEMMAP, "name": "new"}),
+    ):
+        with pytest.raises(StorageReadOnlyError, match=r"sqlbuffer_learner.*read_only=True"):
+            opened()
+    # What a writer began to make, whoever may goes on with.
+    memmap.ReplayBuffer(login("sqlbuffer_learner"), **{**MEMMAP, "name": "new"}).close()
+    with closing(memmap.ReplayBuffer.from_folder(url, read_only=True, name="slots")) as buffer:
+        assert buffer.data["r"][0].tolist() == [1.0, 2.0, 0.0]
+        assert (buffer.num_episodes, len(buffer)) == (1, 1)
+        assert buffer.meta_data["task"][0] == 3
+    with ReplayBuffer(url, name="slots", create=False) as core:
+        assert len(core.sample_arrays(4).r) == 4
+        with pytest.raises(StorageReadOnlyError):
+            core.delete(QueryBuilder().eq("r", 1).build())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE slots SET length = 1",
+        "DELETE FROM slot_rings",
+        "INSERT INTO slot_writers (buffer_id, holder) VALUES (1, 'x')",
+        "SELECT sqlbuffer_replace_v1(1, '{1}', '{x}', '{null}', '{1}', '{null}', '{null}', 'r')",
+    ],
+)
+def test_writers_change_no_slots_and_no_payload(with_roles, login, statement):
+    refused(login("sqlbuffer_writer"), statement)
+
+
+def test_learners_add_and_fetch_fragments(with_roles, login):
+    config = {"max_chunks": 2, "max_staleness": 1, "max_reuse": 1, "fragments_per_chunk": 1}
+    with ReplayBufferInterface(config, url=login("sqlbuffer_learner")) as buffer:
+        buffer.update_model_version("one", 1)
+        for fid in range(3):
+            send(buffer, "w", fid, 1, "one", obs=b"x" * 2**21)
+        assert len(buffer.fetch_fragments(2, timeout=0)) == 2
+        assert buffer.release_prepared() == 2
+        buffer.update_model_version("two", 2)
+        assert buffer.store.get_disk_space() == 0  # they may delete what has left
+        buffer.store.clear()
+    refused(login("sqlbuffer_writer"), "DELETE FROM chunks")
+    with psycopg.connect(login("sqlbuffer_analyst")) as connection:
+        assert connection.execute("SELECT count(*) FROM v_chunks").fetchone() == (0,)

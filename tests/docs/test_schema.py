@@ -61,6 +61,8 @@ def test_views_have_the_documented_columns(schema_url, view):
 def test_every_view_is_documented(both_urls):
     query = "SELECT name FROM sqlite_master WHERE type = 'view'"
     names = {name for (name,) in readonly.query(both_urls["sqlite"], query).rows}
+    # Rows are sent through it on their way in; it shows nothing.
+    names.remove("new_special_rows")
     assert names == {*VIEWS, "new_experiences", "episode_states"}
     query = "SELECT viewname FROM pg_views WHERE schemaname = current_schema()"
     assert {name for (name,) in readonly.query(both_urls["postgresql"], query).rows} == names

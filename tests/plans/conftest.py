@@ -24,7 +24,7 @@ def large_databases(request, tmp_path_factory):
             return f"sqlite:///{path}"
         template = request.getfixturevalue("postgres_template")
         url = request.getfixturevalue("postgres_server").create_database(template=template)
-        for table in ("experiences", "queue_items"):
+        for table in ("experiences", "queue_items", "chunks", "fragment_workers"):
             run(url, f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
         return url
 

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from sqlbuffer import (
     FifoSampler,
@@ -24,7 +24,7 @@ from sqlbuffer.query import EVERYTHING
 from sqlbuffer.storage.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.readers.transitions import TransitionReader
 from sqlbuffer.storage.readers.windows import WindowReader
-from sqlbuffer.storage.vacuum import cleaner_for
+from tests.plans.watch import Watch, rows_read
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, run
 from tests.support.stepped_rows import make_row, make_rows
 
@@ -152,82 +152,6 @@ def fill_episodes(url):
         )
         connection.execute(text(f"UPDATE buffers SET low_seq = 1000000 WHERE id = {number}"))
     return buffer
-
-
-def rows_read(connection):
-    """Return how many rows scans and indexes have given in this session of late."""
-    (row,) = connection.connection.driver_connection.execute(
-        "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
-        "FROM pg_stat_xact_user_tables "
-        "WHERE relname IN ('experiences', 'priorities', 'labels', 'label_history')"
-    )
-    return row
-
-
-class Watch:
-    """Notes the statements that an engine sends, and what the database does for them."""
-
-    def __init__(self, engine):
-        self.engine, self.statements = engine, []
-        self.rows_scanned = self.rows_fetched = self.steps = 0
-        self._listeners = [("before_cursor_execute", self._note)]
-        if engine.dialect.name == "sqlite":
-            self._listeners.append(("checkout", self._count_steps))
-        else:
-            self._listeners += [
-                ("begin", self._start_counting),
-                ("commit", self._count_rows),
-                ("rollback", self._count_rows),
-            ]
-
-    def __enter__(self):
-        for name, listener in self._listeners:
-            event.listen(self.engine, name, listener)
-        return self
-
-    def __exit__(self, *_):
-        # An event is not to fire in a thread while its listeners change.
-        cleaner = cleaner_for(self.engine).thread
-        if cleaner is not None:
-            cleaner.join()
-        for name, listener in self._listeners:
-            event.remove(self.engine, name, listener)
-        self.engine.dispose()
-
-    def _note(self, _connection, _cursor, statement, parameters, _context, executemany):
-        if not executemany and re.search("experiences|v_windows|priorit|label", statement):
-            self.statements.append((statement, parameters))
-
-    def _start_counting(self, connection):
-        # What earlier transactions of the session read may not have been reported yet.
-        self._before = rows_read(connection)
-
-    def _count_rows(self, connection):
-        scanned, fetched = rows_read(connection)
-        self.rows_scanned += scanned - self._before[0]
-        self.rows_fetched += fetched - self._before[1]
-
-    def _count_steps(self, connection, _record, _proxy):
-        connection.set_progress_handler(self._step, 100)
-
-    def _step(self):
-        self.steps += 100
-        return 0
-
-    def plans(self):
-        """Return the plan of each statement noted that is a select, as text."""
-        prefix = "EXPLAIN QUERY PLAN " if self.engine.dialect.name == "sqlite" else "EXPLAIN "
-        with self.engine.connect() as connection:
-            if self.engine.dialect.name == "postgresql":
-                connection.exec_driver_sql("SET LOCAL max_parallel_workers_per_gather = 2")
-            return [
-                "\n".join(
-                    str(row[-1])
-                    for row in connection.exec_driver_sql(prefix + statement, parameters)
-                )
-                for statement, parameters in self.statements
-                if re.match(r"\s*(SELECT|WITH)\b", statement)
-            ]
 
 
 def tasks_stored(buffer):

@@ -34,7 +34,8 @@ def large(large_url):
 class Cost:
     """What a database does for some statements."""
 
-    def __init__(self, connection):
+    def __init__(self, connection, tables=TABLES):
+        self._tables = tables
         self._driver = connection.connection.driver_connection
         self._is_sqlite = connection.dialect.name == "sqlite"
         self.scanned = self.fetched = self.steps = 0
@@ -56,7 +57,7 @@ class Cost:
     def _rows(self):
         return self._driver.execute(
             "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
-            f"FROM pg_stat_xact_user_tables WHERE relname IN {TABLES}"
+            f"FROM pg_stat_xact_user_tables WHERE relname IN {self._tables}"
         ).fetchone()
 
     def _step(self):

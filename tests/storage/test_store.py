@@ -466,11 +466,11 @@ def test_a_row_committed_between_the_look_and_the_insert_is_found(make_database_
     buffer = ReplayBuffer(url)
     insert = buffer._store._dialect.insert
 
-    def insert_late(connection, *arguments):
+    def insert_late(connection, *arguments, **options):
         buffer._store._dialect.insert = insert
         other = ReplayBuffer(url)
         other.store_batch([make_row(1, id="r1"), make_row(22, id="r2")])
-        return insert(connection, *arguments)
+        return insert(connection, *arguments, **options)
 
     buffer._store._dialect.insert = insert_late
     result = buffer.store_batch(make_rows(range(4), prefix="r"))

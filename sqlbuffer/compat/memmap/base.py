@@ -193,6 +193,7 @@ class Base:
         with (
             translated(self._store.url),
             self._store.dialect.snapshot(self._store.engine) as connection,
+            connection.begin(),  # cells are read past SQLAlchemy, which would not do so by itself
         ):
             self._held.snapshot = (connection, open_lengths)
             try:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ from sqlbuffer.compat.memmap.base import Base, checked_index
 from sqlbuffer.compat.memmap.cells import Cells
 from sqlbuffer.compat.memmap.changing import Changing
 from sqlbuffer.compat.memmap.collector import EpisodeCollector
-from sqlbuffer.compat.memmap.config import Config
+from sqlbuffer.compat.memmap.config import Config, core_fields
 from sqlbuffer.compat.memmap.errors import MemmapError
-from sqlbuffer.compat.memmap.opening import check_options, existing, made
+from sqlbuffer.compat.memmap.opening import check_options, existing, made, telling_who_may
 from sqlbuffer.compat.memmap.proxies import ArrayProxy, Proxies
 from sqlbuffer.compat.memmap.storing import Storing
 from sqlbuffer.compat.memmap.tracks import INTERNAL, LENS
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder, StepPacker
 from sqlbuffer.compat.memmap.writer import Writer
+from sqlbuffer.specs import check_same
 from sqlbuffer.storage.slots import Slots, register
 from sqlbuffer.storage.store import BufferStore
 
@@ -53,11 +54,15 @@ class ReplayBuffer(Storing, Changing, Base):
             and on `flush`; any other number: at the latest a second after `store` as well. What an
             ended episode has is always stored.
         name: Which buffer of the database.
+        observation_fields: The fields that an observation is made of, for
+            `sqlbuffer.ReplayBuffer.sample_transitions`; `obs` by default.
         **extra_config: Kept with the buffer, as JSON; compared when it is opened again.
 
     Raises:
         MemmapError: A malformed declaration or option; another configuration than the stored one
             (`different config`); another process writes to what would be overwritten.
+        FieldError: Other observation fields than the stored ones.
+        StorageReadOnlyError: The role, or the file, may only be read.
 
     Example:
         >>> import tempfile
@@ -86,12 +91,14 @@ class ReplayBuffer(Storing, Changing, Base):
         read_only: bool = False,
         flush_every_store_step: int = 1,
         name: str = NAME,
+        observation_fields: Sequence[str] | None = None,
         **extra_config: Any,
     ) -> None:
         check_options(overwrite, read_only, flush_every_store_step, name)
         config = Config.parse(
             max_episodes, max_timesteps, fields, meta_fields, circular, extra_config
         )
+        core = core_fields(config.fields, observation_fields)
         is_url = isinstance(folder, str) and "://" in folder
         if read_only:
             if overwrite or (overwrite is None and not is_url):
@@ -103,7 +110,9 @@ class ReplayBuffer(Storing, Changing, Base):
                     + "\n  ".join(lines)
                 )
         else:
-            store = made(folder, name, config, overwrite)
+            with telling_who_may(folder):
+                store = made(folder, name, config, core, overwrite)
+        check_same(core, store.info.fields)
         self._set_up(folder, store, config, read_only, flush_every_store_step)
 
     @classmethod
@@ -149,7 +158,8 @@ class ReplayBuffer(Storing, Changing, Base):
             flush_s = FLUSH_S if flush_every else NEVER_S
             self._writer = Writer(store, config, self._rows, self._metas, flush_s)
             self._slots = self._writer.slots
-            register(store, self._writer.holder)
+            with telling_who_may(folder):
+                register(store, self._writer.holder)
         self._cells_ = Cells(store, self._slots, self._rows, self.max_timesteps)
 
     # Not attributes: they refer to the buffer, which is to be deleted with the last use of it.

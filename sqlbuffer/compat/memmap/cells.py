@@ -14,6 +14,12 @@ from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]
 Reading = Callable[[], AbstractContextManager[Any]]
+Run = tuple[int, int, int]  # slot, first and last step
+
+# Steps of a run, on average, from which on the database joins their rows.
+LONG_RUN = 8
+# Values have a limit of 1 GB in both databases.
+MAX_JOINED_BYTES = 64 * 1024 * 1024
 
 
 class Cells:
@@ -64,8 +70,14 @@ class Cells:
         }
 
     def _fill(self, connection: Any, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
-        places, blobs, seqs = self._stored(connection, keys)
         own = self._rows.names
+        runs = _runs(keys, self._t)
+        whole = self._whole(connection, keys, runs) if len(keys) >= LONG_RUN * len(runs) else None
+        if whole is not None:
+            for name, values in found.items():
+                values[:] = whole[own[name]]
+            return
+        places, blobs, seqs = self._stored(connection, keys, runs)
         if len(blobs):
             arrays = self._rows.layout.unpack(blobs, [own[name] for name in found], seqs=seqs)
             for name, values in found.items():
@@ -78,9 +90,20 @@ class Cells:
             for name, values in found.items():
                 values[missing[at]] = rows[own[name]]
 
-    def _stored(self, connection: Any, keys: Ints) -> tuple[Ints, list[Any], list[int]]:
+    def _whole(self, connection: Any, keys: Ints, runs: list[Run]) -> NDArray[Any] | None:
+        """Return the rows of sorted keys as one structured array, or None where one has no row."""
+        sizes = [(last - first + 1) * self._rows.size for _, first, last in runs]
+        if max(sizes) > MAX_JOINED_BYTES:
+            return None
+        joined = self._store.dialect.slot_runs(connection, self._store.info.id, runs)
+        if joined is None or [len(each or b"") for each in joined] != sizes:
+            return None
+        return np.frombuffer(b"".join(joined), self._rows.layout.record)
+
+    def _stored(
+        self, connection: Any, keys: Ints, runs: list[Run]
+    ) -> tuple[Ints, list[Any], list[int]]:
         """Return where among sorted keys those are that have a row, their bytes and numbers."""
-        runs = _runs(keys, self._t)
         found = self._store.dialect.slot_rows(connection, self._store.info.id, runs)
         if not found:
             return np.empty(0, np.int64), [], []
@@ -122,7 +145,7 @@ class Cells:
         last = np.arange(len(keys)) if back is None else _last_of(back, len(keys))
         values = {name: array[last] for name, array in values.items()}
         self._slots.lock(connection)
-        places, blobs, seqs = self._stored(connection, keys)
+        places, blobs, seqs = self._stored(connection, keys, _runs(keys, self._t))
         if blobs:
             rows = _joined(blobs, self._rows.layout.record)
             for name, array in values.items():
@@ -185,7 +208,7 @@ def _last_of(back: Ints, n: int) -> Ints:
     return last
 
 
-def _runs(keys: Ints, max_timesteps: int) -> list[tuple[int, int, int]]:
+def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
     """Return sorted keys as runs of (slot, first step, last step)."""
     slots, ts = np.divmod(keys, max_timesteps)
     breaks = np.flatnonzero((np.diff(keys) != 1) | (np.diff(slots) != 0)) + 1

@@ -56,17 +56,17 @@ class Changing(Base):
 
         Args:
             episode_indices: The slots, of shape (n,).
-            timestep_index: The step.
+            timestep_index: The step; a negative one is counted from the last of `max_timesteps`.
             name: The field.
             datapoints: Their values, of shape (n, *shape).
 
         Raises:
-            MemmapError: No such step or field, or another shape.
-            MemmapIndexError: No such slot.
+            MemmapError: No such field, or another shape.
+            MemmapIndexError: No such slot or step.
         """
         self._check_writable("store_batch_datapoint")
         track = self._track(name)
-        t = checked_index(timestep_index, self.max_timesteps, "timestep_index")
+        t = self._step_number(timestep_index)
         slots = self._slot_numbers(episode_indices)
         values = _spread(track, datapoints, (len(slots),))
         self._write_cells(slots, np.full(len(slots), t), {name: values})
@@ -176,6 +176,15 @@ class Changing(Base):
             if not -n <= index < n:
                 raise MemmapIndexError(f"index {index} is out of bounds for {n} episodes")
         return np.asarray(given.astype(np.int64) % n)
+
+    def _step_number(self, index: Any) -> int:
+        """Return the number of a step given as numpy takes an index."""
+        n = self.max_timesteps
+        if not _is_integer(index):
+            return checked_index(index, n, "timestep_index")
+        if not -n <= index < n:
+            raise MemmapIndexError(f"timestep_index {index} is out of bounds for {n} steps")
+        return int(index % n)
 
 
 def _spread(track: Track, value: Any, leading: tuple[int, ...]) -> NDArray[Any]:

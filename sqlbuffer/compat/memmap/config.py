@@ -18,7 +18,7 @@ MAX_DEFAULT_ITEMS = 1_024
 FILE = "replay.sqlite"
 KNOWN = (
     "folder", "max_episodes", "max_timesteps", "fields", "meta_fields", "circular", "overwrite",
-    "read_only", "flush_every_store_step", "name",
+    "read_only", "flush_every_store_step", "name", "observation_fields",
 )  # fmt: skip
 # What a step is worth, and how an episode ends: a scalar field of such a name is that.
 _COLUMNS = {"reward": ("int", "float", "uint8"), "terminated": ("bool",), "truncated": ("bool",)}
@@ -134,9 +134,31 @@ def core_names(tracks: Mapping[str, Track]) -> dict[str, str]:
     return found
 
 
-def core_fields(tracks: Mapping[str, Track]) -> Fields:
-    """Return the typed fields of the buffer in the database; conditions can use scalars."""
+def core_fields(tracks: Mapping[str, Track], observations: Any = None) -> Fields:
+    """Return the typed fields of the buffer in the database; conditions can use scalars.
+
+    Args:
+        tracks: The fields.
+        observations: The names of those that an observation is made of; None: `obs`, or those that
+            are stored.
+
+    Raises:
+        MemmapTypeError: These are no names.
+        MemmapError: No such field.
+    """
     names = core_names(tracks)
+    unsaid = frozenset({"observations"} if observations is None else ())
+    if observations is None:
+        observations = [name for name in tracks if name == "obs"]
+    elif not isinstance(observations, (tuple, list)):
+        raise MemmapTypeError(
+            f"observation_fields are names of fields such as ('state',), got {observations!r}"
+        )
+    for name in observations:
+        if name not in tracks:
+            raise MemmapError(
+                f"observation_fields: {name!r} is none of the fields {', '.join(tracks) or 'none'}"
+            )
     specs = {
         names[name]: FieldSpec(
             names[name],
@@ -147,7 +169,7 @@ def core_fields(tracks: Mapping[str, Track]) -> Fields:
         )
         for name, track in tracks.items()
     }
-    return Fields(specs)
+    return Fields(specs, tuple(names[name] for name in observations), unsaid=unsaid)
 
 
 def own_columns(tracks: Mapping[str, Track]) -> dict[str, str]:

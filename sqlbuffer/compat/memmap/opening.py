@@ -1,13 +1,22 @@
 """Opening and making the buffer behind a folder or a URL."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from sqlbuffer.compat.memmap.config import Config, core_fields, target
+from sqlbuffer.compat.memmap.config import Config, target
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
-from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    SchemaMissingError,
+    StorageReadOnlyError,
+    StorageUnreachableError,
+)
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.specs import Fields
 from sqlbuffer.storage import catalog
 from sqlbuffer.storage.catalog import Limits
 from sqlbuffer.storage.slots import find_ring, make_ring, other_writers
@@ -28,27 +37,64 @@ def check_options(overwrite: Any, read_only: Any, flush_every: Any, name: Any) -
         raise MemmapTypeError(f"name is a text, got {name!r}")
 
 
-def made(folder: Any, name: str, config: Config, overwrite: bool | None) -> BufferStore:
+def made(
+    folder: Any, name: str, config: Config, fields: Fields, overwrite: bool | None
+) -> BufferStore:
     """Return the buffer, made where there is none, or anew where it is to be overwritten.
+
+    Args:
+        folder: The folder or the URL.
+        name: Which buffer of the database.
+        config: What it is made with.
+        fields: How its fields are stored.
+        overwrite: Make it anew; None: in a folder.
 
     Raises:
         MemmapError: It is stored with another configuration, or another process writes to what is
             to be overwritten.
+        StorageUnreachableError: The folder cannot be made.
     """
     url, path = target(folder)
     if path is not None:
-        path.mkdir(parents=True, exist_ok=True)
+        _make_folder(path)
     store = _found(url, name)
     if store is not None and (overwrite or (overwrite is None and path is not None)):
-        _drop(store, url, config, folder)
+        _drop(store, url, fields, folder)
         store = None
     if store is None:
-        store = BufferStore.open(
-            url, name, limits=Limits(), create=None, fields=core_fields(config.fields)
-        )
+        store = BufferStore.open(url, name, limits=Limits(), create=None, fields=fields)
+    # Its maker may have died, or may not have had the right, before it had slots.
+    if find_ring(store) is None and _is_unused(store, fields):
         make_ring(store, config.to_json())
     check_same(folder, config, found_config(store, folder))
     return store
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageUnreachableError(
+            f"cannot make the folder {path}: {error.strerror}; name a folder that may be written"
+        ) from error
+
+
+def _is_unused(store: BufferStore, fields: Fields) -> bool:
+    return store.info.fields.specs == fields.specs and store.count(EVERYTHING) == 0
+
+
+@contextmanager
+def telling_who_may(folder: Any) -> Iterator[None]:
+    """Have the error of a role that may not write say which one may, and how to read."""
+    try:
+        yield
+    except StorageReadOnlyError as error:
+        if target(folder)[0].startswith("sqlite"):
+            raise
+        raise StorageReadOnlyError(
+            f"{error}. Storing here takes the role sqlbuffer_learner or the owner's; to read, open "
+            f"it with overwrite=False, read_only=True"
+        ) from None
 
 
 def _found(url: str, name: str) -> BufferStore | None:
@@ -92,10 +138,10 @@ def check_same(folder: Any, given: Config, stored: Config) -> None:
         )
 
 
-def _drop(store: BufferStore, url: str, config: Config, folder: Any) -> None:
+def _drop(store: BufferStore, url: str, fields: Fields, folder: Any) -> None:
     """Delete a buffer, unless another process writes to it."""
     # One whose maker died before it had slots is deleted as well.
-    if find_ring(store) is None and store.info.fields.specs != core_fields(config.fields).specs:
+    if find_ring(store) is None and store.info.fields.specs != fields.specs:
         found_config(store, folder)
     others = other_writers(store)
     if others:

@@ -80,6 +80,8 @@ def full(track: Track, value: Any) -> NDArray[Any]:
         if not track.shape:
             return np.array(value, track.dtype)
         return np.full(track.shape, value, track.dtype)
+    if isinstance(value, np.generic) and value.dtype == track.dtype and not track.shape:
+        return np.array(value)
     if isinstance(value, float):
         value = np.float64(value)
     with np.errstate(invalid="ignore", over="ignore"):

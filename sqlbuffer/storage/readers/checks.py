@@ -108,8 +108,8 @@ def check_observations(fields: Fields) -> None:
     """Raise FieldError unless there are observation fields, all of fixed shape."""
     if not fields.observations:
         raise FieldError(
-            "transitions need an observation field: declare one named obs, or name it with "
-            "observation_fields=[...]"
+            "transitions need an observation field, and the buffer was made without: make it with "
+            "one named obs, or with ReplayBuffer(.., observation_fields=[...])"
         )
     for name in fields.observations:
         if fields.specs[name].is_variable:

@@ -76,8 +76,15 @@ def test_meta_of_open_episodes_may_be_said_before_their_first_step(make, reopen)
     assert buffer.meta_data["task"].tolist() == [6, 7, -1]
     buffer.advance_episode(2)
     assert reopen().meta_data["task"].tolist() == [6, 7, -1]
-    with pytest.raises(ValueError, match="invalid meta field names"):
-        buffer.store_meta_batch(r=[1])
+    for given, message in (
+        ({"r": [1]}, "invalid meta field names"),
+        ({}, "No data provided to store_meta_batch"),
+        ({"task": [1, 2], "goal": np.ones((1, 3))}, "same batch size"),
+        ({"task": []}, "no episodes"),
+        ({"goal": np.ones((2, 2))}, "field goal - "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            buffer.store_meta_batch(**given)
 
 
 def test_an_empty_batched_block_advances_empty_episodes(make):
@@ -145,6 +152,9 @@ def test_store_episode_converts_scalars_and_single_items(make):
     assert buffer.data["r"][0].tolist() == [1, 1, 0, 0]
     assert buffer.data["one"][0].tolist() == [[1], [2], [0], [0]]
     assert buffer.meta_data["k"][0].tolist() == [3]
+    scalar = make(name="scalar")
+    scalar.store_episode(r=[1.0], task=[7])
+    assert scalar.meta_data["task"][0] == 7
 
 
 BAD_EPISODES = [

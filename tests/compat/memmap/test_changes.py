@@ -7,6 +7,7 @@ from sqlalchemy import text
 from sqlbuffer import ReplayBuffer as CoreBuffer
 from sqlbuffer.compat.memmap import MemmapError, MemmapIndexError, MemmapTypeError
 from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.slots import Slots
 
 
 @pytest.fixture
@@ -68,6 +69,22 @@ def test_update_writes_the_first_steps_of_all_episodes(buffer):
     assert buffer.data["r"].tolist() == [[8, 8, 3, -1], [8, 8, -1, -1], [-1] * 4]
     assert buffer.meta_data["task"].tolist() == [1, 2, -1]
     assert buffer.episode_lens.tolist() == [3, 1, 0]
+
+
+def test_the_steps_of_an_open_episode_are_updated_as_well(make, reopen):
+    buffer = make()
+    buffer.store(r=1.0)
+    buffer.store(r=2.0)
+    buffer.update(r=[[8.0, 9.0, 7.0]], task=[4])
+    assert buffer.data["r"][0].tolist() == [8, 9, 7, -1]
+    buffer.advance_episode()
+    assert reopen().data["r"][0].tolist() == [8, 9, 7, -1]
+    assert (reopen().episode_lens[0], reopen().meta_data["task"][0]) == (2, 4)
+
+
+def test_a_step_of_several_slots_is_counted_from_the_end_too(buffer):
+    buffer.store_batch_datapoint([0, 1], -1, "r", [7, 8])
+    assert buffer.data["r"][:, 3].tolist() == [7, 8, -1]
 
 
 def test_update_of_a_scalar_touches_the_first_step_only(buffer):
@@ -152,6 +169,12 @@ BAD_DATAPOINTS = [
     ("store_meta_datapoint", (0, "goal", 1), ValueError),
     ("store_batch_datapoint", ([0, 1], 0, "q", [1, 2]), ValueError),
     ("store_batch_datapoint", ([0, 5], 0, "r", [1, 2]), IndexError),
+    ("store_batch_datapoint", ([0, 1], 4, "r", [1, 2]), IndexError),
+    ("store_batch_datapoint", ([0, 1], -5, "r", [1, 2]), IndexError),
+    ("store_batch_datapoint", ([0, 1], "0", "r", [1, 2]), MemmapTypeError),
+    ("store_batch_datapoint", ([0, 1], None, "r", [1, 2]), MemmapTypeError),
+    ("store_batch_datapoint", ([0, 1], True, "r", [1, 2]), MemmapTypeError),
+    ("store_batch_datapoint", ([0, 1], 0, "r", [1, 2, 3]), ValueError),
     ("store_batch_meta_datapoint", ([0, 1], "q", [1, 2]), ValueError),
 ]
 
@@ -248,3 +271,19 @@ def test_meta_data_is_written_through(buffer, reopen):
 def test_several_cells_of_one_name_take_the_last_value(buffer):
     buffer.data["r"][[0, 0, 0], [1, 1, 3]] = [7, 8, 9]
     assert buffer.data["r"][0].tolist() == [1, 8, 3, 9]
+
+
+def test_steps_and_what_is_behind_them_are_read_of_one_moment(make, reopen, monkeypatch):
+    buffer = make()
+    buffer.store_episode(r=[1.0, 2.0])
+    buffer.data["r"][0, 2:] = 3.0
+    other, tails = reopen(), Slots.tails
+
+    def late(slots, connection, wanted):
+        monkeypatch.undo()
+        other.data["r"][0] = 9.0
+        return tails(slots, connection, wanted)
+
+    monkeypatch.setattr(Slots, "tails", late)
+    assert buffer.data["r"][0].tolist() == [1, 2, 3, 3]
+    assert buffer.data["r"][0].tolist() == [9, 9, 9, 9]

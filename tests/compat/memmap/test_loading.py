@@ -534,3 +534,50 @@ def test_values_that_change_in_place_are_read_as_they_are(new_buffer):
     buffer.data["r"][0, 0] = 9.0
     assert [item["r"].item() for item in dataset] == [9.0, 1.0]
     assert dataset[0]["done"]
+
+
+def test_tensors_have_the_types_that_were_declared(new_buffer):
+    buffer = new_buffer(
+        fields={"f": "float", "i": "int", "b": "bool", "u": ("uint8", 2)}, meta_fields={"m": "int"}
+    )
+    with buffer.one_episode(m=3):
+        for t in range(3):
+            buffer.store(f=t, i=t, b=bool(t), u=np.full(2, t, np.uint8))
+    types = {"f": torch.float32, "i": torch.int32, "b": torch.bool, "u": torch.uint8}
+    types["m"] = torch.int32
+    for options, more in (
+        ({"return_mask": True}, {"_lens": torch.int64, "_mask": torch.bool}),
+        ({"return_indices": True}, {"_lens": torch.int64, "_index": torch.int64}),
+        ({"timestep_level": True, "return_indices": True}, {"_indices": torch.int64}),
+        (
+            {"n_steps": 1, "next_fields": ("u",), "sequence_fields": ("b",)},
+            {"next_u": torch.uint8, "seq_b": torch.bool, "n_step_lens": torch.int64},
+        ),
+    ):
+        batch = first(buffer.dataloader(2, **options))
+        assert {name: value.dtype for name, value in batch.items()} == {**types, **more}
+    found = {name: value.dtype for name, value in buffer.get_all_data().items()}
+    assert found == {**types, "episode_lens": torch.int32}
+
+
+def test_the_order_is_that_of_slots_after_the_ring_has_wrapped_around(new_buffer):
+    buffer = fill(new_buffer(circular=True), (1, 2, 1, 1, 2))
+    batch = first(buffer.dataloader(9, timestep_level=True, return_indices=True))
+    assert batch["r"].tolist() == [5, 6, 1, 2, 3, 4]
+    assert batch["_indices"].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [3, 0]]
+
+
+def test_a_mask_needs_the_lengths(buffer):
+    loader = buffer.dataloader(2, return_mask=True, dataset_kwargs={"return_episode_lens": False})
+    with pytest.raises(KeyError, match="_lens"):
+        first(loader)
+
+
+def test_episodes_without_steps_count_in_all_data_alone(new_buffer):
+    buffer = new_buffer()
+    buffer.advance_episode(2)
+    fill(buffer, (2,))
+    found = buffer.get_all_data()
+    assert found["r"].tolist() == [[0, 0], [0, 0], [0, 1]]
+    assert found["episode_lens"].tolist() == [0, 0, 2]
+    assert (len(buffer), len(buffer.dataset())) == (1, 1)

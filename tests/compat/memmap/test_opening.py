@@ -10,6 +10,8 @@ from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError, ReplayBuffer
 from sqlbuffer.compat.memmap.absent import ALTERNATIVES
 from sqlbuffer.compat.memmap.config import Config, core_fields, core_names
 from sqlbuffer.compat.memmap.tracks import Track, parse_tracks
+from sqlbuffer.errors import StorageUnreachableError
+from tests.support.sql import run
 
 SIZES = {"max_episodes": 2, "max_timesteps": 3}
 
@@ -183,12 +185,20 @@ def test_read_only_wants_a_buffer_that_is_there_and_does_not_write(make, buffer_
         "store": {"r": 1}, "store_batch": {"r": [1]}, "store_meta_batch": {"task": [1]},
         "store_episode": {"r": [1]}, "advance_episode": {}, "update": {"r": [[1]]}, "clear": {},
         "store_datapoint": {"episode_index": 0, "timestep_index": 0, "name": "r", "datapoint": 1},
+        "store_meta_datapoint": {"episode_index": 0, "name": "task", "datapoint": 1},
+        "store_batch_datapoint": {
+            "episode_indices": [0], "timestep_index": 0, "name": "r", "datapoints": [1],
+        },
+        "store_batch_meta_datapoint": {"episode_indices": [0], "name": "task", "datapoints": [1]},
     }  # fmt: skip
     for call, given in calls.items():
         with pytest.raises(ValueError, match=f"cannot call `{call}` in read-only mode"):
             getattr(reader, call)(**given)
+    for block in (reader.one_episode(), reader.batched_episode(1)):
+        with pytest.raises(ValueError, match="_episode` in read-only mode"):
+            block.__enter__()
     with pytest.raises(ValueError, match="read-only"):
-        reader.one_episode().__enter__()
+        reader.reset_()
     with pytest.raises(ValueError, match="read-only"):
         reader.data["r"][0, 0] = 3
     with pytest.raises(ValueError, match="read-only"):
@@ -251,3 +261,38 @@ def test_what_is_not_here_names_the_alternative():
             importlib.import_module(f"sqlbuffer.compat.memmap.{module}")
     with pytest.raises(AttributeError, match="nope"):
         memmap.nope  # noqa: B018
+
+
+def test_the_modules_of_upstream_have_their_names():
+    for module, names in {
+        "replay_buffer": [
+            "ReplayBuffer", "ReplayDataset", "ReplayDatasetTrajectory", "ReplayDatasetTimestep",
+            "ReplayDatasetNStep", "ReplayDatasetTimeWindow",
+        ],
+        "concat_replay_buffer": ["ConcatReplayBuffer"],
+        "episode_collector": ["EpisodeCollector"],
+    }.items():  # fmt: skip
+        found = importlib.import_module(f"sqlbuffer.compat.memmap.{module}")
+        assert {name: getattr(found, name) for name in names} == {
+            name: getattr(memmap, name) for name in names
+        }
+    assert memmap.ReplayDataset is memmap.ReplayDatasetTrajectory
+    with pytest.raises(ImportError, match="no ReplayBufferBase of memmap-replay-buffer; instead"):
+        from sqlbuffer.compat.memmap.replay_buffer import ReplayBufferBase  # noqa: F401
+    with pytest.raises(ImportError, match="nope"):
+        from sqlbuffer.compat.memmap.replay_buffer import nope  # noqa: F401
+
+
+def test_a_buffer_whose_maker_died_before_it_had_slots_is_gone_on_with(make, buffer_url):
+    make().close()
+    run(buffer_url, "DELETE FROM slot_rings")
+    buffer = make()
+    buffer.store_episode(r=[1.0])
+    assert make(overwrite=False).num_episodes == 1
+
+
+def test_a_folder_that_cannot_be_made_says_why(make, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(StorageUnreachableError, match=r"cannot make the folder .*: .*may be"):
+            make(folder=folder)

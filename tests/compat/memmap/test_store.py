@@ -46,6 +46,24 @@ def test_a_scalar_is_broadcast_and_other_shapes_are_refused(make):
     assert (buffer.timestep_index, buffer.episode_lens[0]) == (1, 1)
 
 
+def test_lists_tuples_and_numbers_of_numpy_are_values(make):
+    buffer = make()
+    buffer.store(s=[1, 2], r=np.float64(3), a=np.array(4))
+    buffer.store(s=(3, 4), r=True, a=np.int64(5))
+    assert buffer.data["s"][0, :2].tolist() == [[1, 2], [3, 4]]
+    assert buffer.data["r"][0, :2].tolist() == [3, 1]
+    assert buffer.data["a"][0, :2].tolist() == [4, 5]
+
+
+def test_a_step_stored_before_a_block_is_the_first_of_its_episode(make):
+    buffer = make()
+    buffer.store(r=9.0)
+    with buffer.one_episode(task=2):
+        buffer.store(r=1.0)
+    assert (buffer.num_episodes, buffer.meta_data["task"][0]) == (1, 2)
+    assert buffer.data["r"][0].tolist() == [9, 1, -1, -1]
+
+
 def test_unknown_names_are_ignored_by_store(make):
     buffer = make()
     assert buffer.store(r=1.0, other=3, task=9)._asdict().keys() == {"s", "r", "a"}

@@ -30,9 +30,9 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_sessions, v_quarantine, v_labels, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_sessions, v_chunks, v_quarantine, v_labels, v_slots, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
     buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, leases, labels, label_history, quarantine, payload_parts,
-    payload_changes, slot_rings, slots, slot_writers, flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
+    payload_changes, slot_rings, slots, slot_writers, item_rings, fragment_pools, chunks, fragment_workers, prepared_lists, flow, flow_waits, flow_history, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions, payload_parts TO sqlbuffer_writer, sqlbuffer_learner;
@@ -49,7 +49,7 @@ DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
         GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, samples, flow, queue_items, leases, labels,
-            label_history, quarantine, payload_parts, payload_changes, slots
+            label_history, quarantine, payload_parts, payload_changes, slots, chunks
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
@@ -62,6 +62,8 @@ GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON quarantine TO sqlbuffer_learner;
 GRANT INSERT, UPDATE ON labels, label_history TO sqlbuffer_learner;
 GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
+-- Items of compat.ding that leave take their weight out of the sums.
+GRANT INSERT ON priority_blocks TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 GRANT UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE ON queue_items TO sqlbuffer_learner;
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
@@ -69,7 +71,11 @@ GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 -- Slots of compat.memmap, which are used again: what they showed is deleted.
 GRANT INSERT, UPDATE, DELETE ON slot_rings, slots, slot_writers TO sqlbuffer_learner;
+-- Rings of compat.ding: whoever pushes counts.
+GRANT INSERT, UPDATE ON item_rings TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_replace_v1 TO sqlbuffer_learner;
+-- Chunks of compat.minestudio, which leave by their own rules.
+GRANT INSERT, UPDATE, DELETE ON fragment_pools, chunks, fragment_workers, prepared_lists TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_seal_v1, sqlbuffer_hold_v1 TO sqlbuffer_learner;
 
 COMMIT;

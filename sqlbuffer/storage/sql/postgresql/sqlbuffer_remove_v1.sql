@@ -1,6 +1,7 @@
 -- Deletes rows by key, with what the narrow tables hold of them; returns how many.
+-- With the numbers at hand, and no statistics, the planner reads the whole buffer for 100 of them: 40 ms instead of one.
 CREATE FUNCTION sqlbuffer_remove_v1(p_buffer_id integer, p_seqs bigint[]) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     b buffers%ROWTYPE;
     n_removed bigint;

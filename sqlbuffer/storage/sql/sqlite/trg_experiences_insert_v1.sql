@@ -1,9 +1,14 @@
--- First in, first out: what has left the window of its buffer is deleted.
+-- First in, first out: what has left the window of its buffer is deleted. The library draws the numbers of a batch first and
+-- evicts behind it, once for all of its rows; of a buffer that evicts by row the trigger then has nothing to do.
 CREATE TRIGGER trg_experiences_insert_v1 AFTER INSERT ON experiences
+WHEN coalesce((SELECT next_seq <= NEW.seq OR evict_unit <> 'row' OR has_queue FROM buffers WHERE id = NEW.buffer_id), true)
 BEGIN
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this buffer_id')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE id = NEW.buffer_id);
     UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq;
+    INSERT INTO new_special_rows (buffer_id, seq, task_id, episode_id, model_version, session_id)
+    SELECT NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id
+    FROM buffers WHERE id = NEW.buffer_id AND (evict_unit <> 'row' OR has_queue);
     DELETE FROM experiences
     WHERE buffer_id = NEW.buffer_id
       AND seq <= NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue);

@@ -1,7 +1,7 @@
 -- Where eviction is by task: the task whose last write is oldest leaves whole; a lone task loses its own oldest row.
 -- Rows of a batch, whose later numbers are drawn already, wait for its last: a batch is one write, and the library
 -- evicts the rest behind it.
-CREATE TRIGGER trg_experiences_insert_by_task_v1 AFTER INSERT ON experiences
+CREATE TRIGGER trg_new_special_rows_by_task_v1 INSTEAD OF INSERT ON new_special_rows
 WHEN (SELECT evict_unit = 'task' FROM buffers WHERE id = NEW.buffer_id)
 BEGIN
     INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq) VALUES (NEW.buffer_id, NEW.task_id, 1, NEW.seq)

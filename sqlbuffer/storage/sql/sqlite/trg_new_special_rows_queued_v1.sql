@@ -1,7 +1,7 @@
 -- Where rows are handed out by leases: each has a row in the queue, and what has left the window of its buffer is deleted
 -- unless somebody holds it. Only the last numbers are looked at: what was held when it left goes when it is given back, or
 -- with the next batch.
-CREATE TRIGGER trg_experiences_insert_queued_v1 AFTER INSERT ON experiences
+CREATE TRIGGER trg_new_special_rows_queued_v1 INSTEAD OF INSERT ON new_special_rows
 WHEN (SELECT has_queue FROM buffers WHERE id = NEW.buffer_id)
 BEGIN
     INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)

@@ -1,0 +1,3 @@
+"""Fragments in chunks, fetched by chance and kept while they are prepared: what
+`compat.minestudio` goes by.
+"""

@@ -1,0 +1,93 @@
+"""What a database does for the statements of an operation: the witnesses of tests of plans."""
+
+import re
+
+from sqlalchemy import event
+
+from sqlbuffer.storage.vacuum import cleaner_for
+
+TABLES = ("experiences", "priorities", "labels", "label_history")
+STATEMENTS = "experiences|v_windows|priorit|label"
+
+
+def rows_read(connection, tables=TABLES):
+    """Return how many rows scans and indexes have given in this session of late."""
+    (row,) = connection.connection.driver_connection.execute(
+        "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
+        "FROM pg_stat_xact_user_tables WHERE relname = ANY (%s)",
+        (list(tables),),
+    )
+    return row
+
+
+class Watch:
+    """Notes the statements that an engine sends, and what the database does for them.
+
+    Args:
+        engine: The engine.
+        tables: Those in which rows read are counted, on PostgreSQL.
+        noted: A pattern of statements whose plans are looked at.
+    """
+
+    def __init__(self, engine, tables=TABLES, noted=STATEMENTS):
+        self.engine, self.statements = engine, []
+        self._tables, self._noted = tables, noted
+        self.rows_scanned = self.rows_fetched = self.steps = 0
+        self._listeners = [("before_cursor_execute", self._note)]
+        if engine.dialect.name == "sqlite":
+            self._listeners.append(("checkout", self._count_steps))
+        else:
+            self._listeners += [
+                ("begin", self._start_counting),
+                ("commit", self._count_rows),
+                ("rollback", self._count_rows),
+            ]
+
+    def __enter__(self):
+        for name, listener in self._listeners:
+            event.listen(self.engine, name, listener)
+        return self
+
+    def __exit__(self, *_):
+        # An event is not to fire in a thread while its listeners change.
+        cleaner = cleaner_for(self.engine).thread
+        if cleaner is not None:
+            cleaner.join()
+        for name, listener in self._listeners:
+            event.remove(self.engine, name, listener)
+        self.engine.dispose()
+
+    def _note(self, _connection, _cursor, statement, parameters, _context, executemany):
+        if not executemany and re.search(self._noted, statement):
+            self.statements.append((statement, parameters))
+
+    def _start_counting(self, connection):
+        # What earlier transactions of the session read may not have been reported yet.
+        self._before = rows_read(connection, self._tables)
+
+    def _count_rows(self, connection):
+        scanned, fetched = rows_read(connection, self._tables)
+        self.rows_scanned += scanned - self._before[0]
+        self.rows_fetched += fetched - self._before[1]
+
+    def _count_steps(self, connection, _record, _proxy):
+        connection.set_progress_handler(self._step, 100)
+
+    def _step(self):
+        self.steps += 100
+        return 0
+
+    def plans(self):
+        """Return the plan of each statement noted that is a select, as text."""
+        prefix = "EXPLAIN QUERY PLAN " if self.engine.dialect.name == "sqlite" else "EXPLAIN "
+        with self.engine.connect() as connection:
+            if self.engine.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL max_parallel_workers_per_gather = 2")
+            return [
+                "\n".join(
+                    str(row[-1])
+                    for row in connection.exec_driver_sql(prefix + statement, parameters)
+                )
+                for statement, parameters in self.statements
+                if re.match(r"\s*(SELECT|WITH)\b", statement)
+            ]
