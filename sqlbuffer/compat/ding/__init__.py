@@ -1,0 +1,61 @@
+"""DI-engine's replay buffers on a SQL database: `ding.worker.replay_buffer` by another name.
+
+Change `from ding.worker.replay_buffer import ...` to `from sqlbuffer.compat.ding import ...`.
+Without a `url` in its config a buffer is private and starts empty, as there; with one it is shared
+by every process that names it, and kept.
+"""
+
+from typing import Any
+
+from sqlbuffer.compat.ding.absent import ALTERNATIVES, absent
+from sqlbuffer.compat.ding.advanced import AdvancedReplayBuffer
+from sqlbuffer.compat.ding.base import IBuffer, create_buffer, get_buffer_cls, register_buffer
+from sqlbuffer.compat.ding.elastic import ElasticReplayBuffer
+from sqlbuffer.compat.ding.episode import EpisodeReplayBuffer
+from sqlbuffer.compat.ding.errors import (
+    ItemError,
+    PriorityError,
+    ReplayConfigError,
+    ReplayError,
+    UnknownBufferError,
+)
+from sqlbuffer.compat.ding.naive import NaiveReplayBuffer
+from sqlbuffer.compat.ding.sequence import SequenceReplayBuffer
+from sqlbuffer.compat.ding.utils import (
+    PeriodicThruputMonitor,
+    SampledDataAttrMonitor,
+    ThruputController,
+    TickTime,
+    UsedDataRemover,
+    generate_id,
+)
+
+__all__ = [
+    "AdvancedReplayBuffer",
+    "ElasticReplayBuffer",
+    "EpisodeReplayBuffer",
+    "IBuffer",
+    "ItemError",
+    "NaiveReplayBuffer",
+    "PeriodicThruputMonitor",
+    "PriorityError",
+    "ReplayConfigError",
+    "ReplayError",
+    "SampledDataAttrMonitor",
+    "SequenceReplayBuffer",
+    "ThruputController",
+    "TickTime",
+    "UnknownBufferError",
+    "UsedDataRemover",
+    "create_buffer",
+    "generate_id",
+    "get_buffer_cls",
+    "register_buffer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Say what to use instead of the names that DI-engine has and this package has not."""
+    if name in ALTERNATIVES:
+        raise absent(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

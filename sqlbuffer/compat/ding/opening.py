@@ -1,0 +1,76 @@
+"""The buffer in a database behind a config."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlbuffer.compat.ding.errors import ReplayConfigError
+from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.storage.catalog import Limits
+from sqlbuffer.storage.engine import is_memory, resolve_url
+from sqlbuffer.storage.item_rings import ItemRing, make_ring
+from sqlbuffer.storage.opened import DEFAULT_OPTIONS, Options
+from sqlbuffer.storage.store import BufferStore
+
+PRIVATE = "sqlite://"  # in the memory of this process
+
+
+def opened_ring(
+    url: str,
+    name: str,
+    kind: str,
+    size: int,
+    limits: Limits | None = None,
+    options: Options = DEFAULT_OPTIONS,
+) -> ItemRing:
+    """Return the ring at a URL, made where there is none.
+
+    Args:
+        url: Where.
+        name: Its name there.
+        kind: What it is used as.
+        size: How many items it holds.
+        limits: What else it is limited to.
+        options: What the opener chooses for itself.
+
+    Raises:
+        ReplayConfigError: It was made otherwise.
+    """
+    wanted = replace(limits or Limits(), max_capacity=size)
+    try:
+        store = BufferStore.open(url, name, limits=wanted, create=None, options=options)
+    except BufferConfigError as error:
+        said = str(error).replace("max_capacity=", "replay_buffer_size=")
+        raise ReplayConfigError(
+            f"{said.partition('; leave')[0]}; give the stored value, or another name: "
+            f"{{'name': ...}}"
+        ) from None
+    made_as = make_ring(store, kind)
+    if made_as is None:
+        raise ReplayConfigError(
+            f"buffer {name!r} at {store.shown_url} holds rows of another part of this package; "
+            f"give another name: {{'name': ...}}"
+        )
+    if made_as != kind:
+        raise ReplayConfigError(
+            f"buffer {name!r} at {store.shown_url} was made as type {made_as!r}, not {kind!r}; "
+            f"give that type, or another name: {{'name': ...}}"
+        )
+    return ItemRing(store, kind, size)
+
+
+def url_of(url: Any) -> str:
+    """Return the URL that a config means.
+
+    Raises:
+        ReplayConfigError: It is neither a URL nor a path.
+        URLError: A URL of another database.
+    """
+    if url is None:
+        return PRIVATE
+    if not isinstance(url, (str, Path)) or not str(url):
+        raise ReplayConfigError(f"url is a database URL or the path of a SQLite file, got {url!r}")
+    text = str(url)
+    if "://" not in text:
+        return f"sqlite:///{Path(text).expanduser().absolute()}"
+    return PRIVATE if is_memory(resolve_url(text)) else text

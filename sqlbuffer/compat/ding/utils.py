@@ -1,0 +1,24 @@
+"""The helper classes of DI-engine's buffers, for `from ...utils import` as there."""
+
+from sqlbuffer.compat.ding.attributes import SampledDataAttrMonitor, TickTime
+from sqlbuffer.compat.ding.throughput import PeriodicThruputMonitor, ThruputController
+from sqlbuffer.compat.ding.used_data import UsedDataRemover
+
+__all__ = [
+    "PeriodicThruputMonitor",
+    "SampledDataAttrMonitor",
+    "ThruputController",
+    "TickTime",
+    "UsedDataRemover",
+    "generate_id",
+]
+
+
+def generate_id(name: str, data_id: int) -> str:
+    """Return the id of the item of a number.
+
+    Example:
+        >>> generate_id("buffer", 3)
+        'buffer_3'
+    """
+    return f"{name}_{data_id}"

@@ -1,0 +1,26 @@
+"""A naive buffer of plain Python values."""
+
+
+class Model:
+    """What a `NaiveReplayBuffer` does, on a list."""
+
+    def __init__(self, size):
+        self.size, self.items, self.push_count, self.tail = size, [], 0, 0
+
+    def push(self, items):
+        self.items = [*self.items, *items][-self.size :]
+        self.push_count += len(items)
+        self.tail = (self.tail + len(items)) % self.size
+
+    def clear(self):
+        self.items, self.push_count, self.tail = [], 0, 0
+
+    def can_draw(self, n, replace):
+        return n <= len(self.items) or (replace and bool(self.items))
+
+    def state(self):
+        data = [None] * self.size
+        for i, item in enumerate(self.items):
+            data[(self.tail - len(self.items) + i) % self.size] = item
+        counts = {"valid_count": len(self.items), "push_count": self.push_count}
+        return {"data": data, "tail": self.tail, **counts}

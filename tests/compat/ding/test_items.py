@@ -1,0 +1,191 @@
+"""Items come back equal, or are refused."""
+
+import collections
+import datetime
+import enum
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.codec import ExactEncoder, decode, dumps, equal
+from sqlbuffer.compat.ding import ItemError, create_buffer
+from sqlbuffer.compat.ding.items import decoded_item, encoded_item
+from tests.compat.ding.conftest import held
+
+torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+
+Step = collections.namedtuple("Step", "obs reward")
+
+
+def same(left, right):
+    """Tell whether two values are the same in kind, dtype, shape and content."""
+    if type(left).__name__ != type(right).__name__:
+        return False
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return equal(left, right, strict=True)
+
+
+def round_trip(item):
+    text, arrays = encoded_item(item, "item")
+    return decoded_item(text, None if arrays is None else bytes(arrays))
+
+
+ITEMS = {
+    "cartpole": {
+        "obs": np.arange(4, dtype=np.float32), "action": np.array([1]), "done": False,
+        "reward": np.array([1.0], np.float32), "next_obs": np.ones(4, np.float32), "n": None,
+    },
+    "nested": {"a": [1, (2.5, "x", None), {"b": [np.zeros((2, 3)), b"raw"]}], "$tensor": {1: True}},
+    "named tuple": Step(np.zeros(2), 0.5),
+    "numpy scalars": [np.float32(0.1), np.float16(2), np.int8(-3), np.bool_(True)],
+    "large numpy": [np.uint64(2**63), np.datetime64("2020-01-01")],
+    "odd numpy": [np.complex64(1j), np.array(["ab", "c"]), np.float64("nan")],
+    "odd arrays": [np.zeros((0, 3)), np.array(5), np.arange(12).reshape(3, 4).T, np.array([True])],
+    "numbers": [float("nan"), float("inf"), -0.0, 1e300, 2**70, 3j, datetime.date(2020, 1, 1)],
+    "text": ["", "a\0b", "\ud800", "é", {"k\0": 1, "$array": [1]}],
+    "a list": [1, 2],
+    "a tuple": (1, 2),
+    "a number": 3,
+    "an array": np.arange(3),
+    "a large array": {"x": np.arange(300_000, dtype=np.float64), "y": torch.ones(20_000)},
+}  # fmt: skip
+TENSORS = [
+    torch.arange(4, dtype=torch.float32), torch.tensor(3, dtype=torch.int64), torch.zeros(0, 3),
+    torch.ones(2, 3).t(), torch.tensor([True, False]), torch.ones(2, dtype=torch.bfloat16),
+    torch.tensor(1.5, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float16)[::2],
+    torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, dtype=torch.uint8),
+    torch.zeros(0, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float8_e4m3fn).view(torch.int8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_an_item_comes_back_equal(item):
+    assert same(round_trip(item), item)
+
+
+@pytest.mark.parametrize("tensor", TENSORS, ids=lambda t: f"{t.dtype} {tuple(t.shape)}")
+def test_a_tensor_comes_back_as_one_of_its_dtype(tensor):
+    for item in (tensor, {"x": tensor}, {"x": [tensor, {"y": tensor}]}):
+        assert same(round_trip(item), item)
+
+
+def test_a_tensor_with_a_graph_comes_back_without(make):
+    buffer = make()
+    weight = torch.nn.Parameter(torch.ones(2))
+    buffer.push([{"w": weight, "y": weight * 2}], 0)
+    (item,) = buffer.sample(1, 0)
+    assert item["w"].tolist() == [1, 1]
+    assert item["y"].tolist() == [2, 2]
+    assert not item["y"].requires_grad
+
+
+def test_items_come_back_equal_from_a_database(make):
+    buffer = make(size=20)
+    buffer.push(list(ITEMS.values()), 0)
+    assert all(map(same, held(buffer), ITEMS.values()))
+    assert all(any(same(item, other) for other in ITEMS.values()) for item in buffer.sample(9, 0))
+
+
+def test_what_is_sampled_may_be_changed_without_changing_what_is_stored(make):
+    buffer = make()
+    for more in ({}, {"list": [1]}):  # alike, and not
+        pushed = {"obs": np.zeros(2), "t": torch.zeros(2), **more}
+        buffer.clear()
+        buffer.push(pushed, 0)
+        pushed["obs"] += 1
+        for item in buffer.sample(3, 0, replace=True):
+            item["obs"] += 1
+            item["t"] += 1
+            item.setdefault("list", []).append(2)
+        (item,) = buffer.sample(1, 0)
+        assert (item["obs"].tolist(), item["t"].tolist()) == ([0, 0], [0, 0])
+        assert item.get("list") == more.get("list")
+        assert more in ({}, {"list": [1]})
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+REFUSED = [
+    object(), torch.ones(2).to_sparse(), np.array([object()]), Color.RED, pathlib.Path("x"),
+    collections.deque([1]), torch.float32, int, lambda: 0, np.ma.masked_array([1], [True]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
+def test_what_would_come_back_as_something_else_is_refused_and_its_place_named(value):
+    for item in ({"a": [1, {"b": value}]}, {"a": [np.zeros(2), {"b": value}]}):
+        with pytest.raises(TypeError, match=r"item\.a\[1\]\.b: cannot store"):
+            encoded_item(item, "item")
+
+
+def test_a_list_with_a_refused_item_is_not_stored_at_all(make):
+    buffer = make()
+    with pytest.raises(ItemError, match=r"item 1\.obs: cannot store a builtins.object"):
+        buffer.push([{"obs": 1}, {"obs": object()}], 0)
+    assert (buffer.count(), buffer.push_count) == (0, 0)
+
+
+def test_an_item_inside_itself_is_refused():
+    item = {}
+    item["self"] = item
+    with pytest.raises(TypeError, match="contains itself"):
+        encoded_item(item, "item")
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st_numpy.arrays(
+        st_numpy.scalar_dtypes(), st_numpy.array_shapes(min_dims=0, min_side=0, max_side=3)
+    )
+    | st.builds(lambda x: torch.as_tensor(x), st.lists(st.floats(width=32), max_size=3)),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    | st.tuples(inner, inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(values)
+def test_any_value_is_written_as_the_general_encoder_writes_it(value):
+    text, arrays = encoded_item({"v": value}, "item")
+    general = ExactEncoder()
+    tree = general.tree({"v": value}, "item")
+    expected = decode(dumps(tree), bytes(general.blob))
+    assert same_to_the_bit(decode(text, arrays), expected)
+    for _ in range(2):  # as it is read first, and once it is known
+        assert same_to_the_bit(decoded_item(text, bytes(arrays or b"")), expected)
+
+
+def same_to_the_bit(left, right):
+    encoded = [ExactEncoder() for _ in range(2)]
+    trees = [encoder.tree(v, "") for encoder, v in zip(encoded, (left, right), strict=True)]
+    return trees[0] == trees[1] and encoded[0].blob == encoded[1].blob
+
+
+def test_the_core_reads_what_was_pushed_and_scalars_are_columns(buffer_url):
+    config = {"type": "naive", "replay_buffer_size": 5, "url": buffer_url}
+    buffer = create_buffer(config, None, "experiment", "learner")
+    buffer.push(
+        {"obs": torch.zeros(3), "reward": torch.tensor([0.5]), "done": True, "collect_iter": 7}, 12
+    )
+    with ReplayBuffer(buffer_url, name="learner") as core:
+        (row,) = core.get_all()
+    buffer.close()
+    assert (row.exp_data.reward_t, row.exp_meta.step, row.exp_meta.model_version) == (0.5, 12, 7)
+    assert (row.exp_meta.task_id, row.exp_meta.agent_id) == ("learner", "experiment")
+    assert row.exp_data.state["done"] is True
+    assert row.exp_data.state["obs"].dtype == torch.float32

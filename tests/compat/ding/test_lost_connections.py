@@ -1,0 +1,83 @@
+"""Connections to PostgreSQL that are cut at the commit: each push is counted once."""
+
+import pytest
+
+from sqlbuffer.compat.ding import create_buffer
+from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.insertion import Insertion
+from sqlbuffer.storage.item_rings import ItemRing
+from tests.compat.ding.conftest import held
+from tests.compat.ding.test_used_data import Tracking, items
+from tests.support.proxy import proxied
+
+
+@pytest.fixture
+def proxy(make_database_url):
+    with proxied(make_database_url("postgresql", schema=True)) as proxy:
+        yield proxy
+        engine_for(resolve_url(proxy.url)).dispose()
+
+
+@pytest.mark.parametrize("cuts", [["before"], ["after"], ["before", "after"]], ids=str)
+def test_a_push_is_counted_once_and_what_it_overwrites_used_once(proxy, cuts):
+    buffer = Tracking({"replay_buffer_size": 3, "enable_track_used_data": True, "url": proxy.url})
+    buffer.push(items(0, 1, 2), 0)
+    proxy.cuts = list(cuts)
+    buffer.push(items(3, 4), 0)
+    assert proxy.n_cut == len(cuts)
+    # The numbers of a push that was undone count against the capacity: items may leave early.
+    used, left = buffer._remover.calls, [item["data_id"] for item in held(buffer)]
+    assert (buffer.push_count, [*used, *left]) == (5, [0, 1, 2, 3, 4])
+    assert left[-2:] == [3, 4]
+    state = buffer.state_dict()
+    buffer.push(items(5), 0)
+    proxy.cuts = list(cuts)
+    buffer.load_state_dict(state)
+    assert proxy.n_cut == 2 * len(cuts)
+    assert buffer.state_dict() == state
+    assert sorted(buffer.sample(len(left), 0, slice(None)), key=str) == items(*left)
+    buffer.close()
+
+
+@pytest.mark.parametrize("cuts", [["before"], ["after"]], ids=str)
+def test_stale_items_leave_though_the_connection_of_the_sample_is_lost(proxy, cuts):
+    config = {"type": "advanced", "replay_buffer_size": 9, "max_staleness": 3}
+    buffer = create_buffer({**config, "url": proxy.url})
+    buffer.push([{"obs": i, "collect_iter": i} for i in range(9)], 0)
+    assert len(buffer.sample(2, 2)) == 2
+    proxy.cuts = list(cuts)
+    drawn = buffer.sample(3, 8)
+    assert proxy.n_cut == 1
+    assert {item["obs"] for item in drawn} <= {6, 7, 8}
+    assert buffer.count() == 3
+    buffer.close()
+
+
+@pytest.mark.parametrize("kind", ["naive", "advanced"])
+def test_a_push_whose_first_attempt_ends_late_is_counted_once(proxy, monkeypatch, kind):
+    buffer = create_buffer({"type": kind, "replay_buffer_size": 9, "url": proxy.url})
+    buffer.push([{"obs": 0}], 0)
+    committed, has_waited = Insertion._committed, False
+    counts_of = ItemRing.counts_of
+
+    def late(*arguments):
+        """Say no until who asks has waited for the server process of the attempt."""
+        return has_waited and committed(*arguments)
+
+    def waiting(*arguments, locked=False):
+        nonlocal has_waited
+        has_waited |= locked and proxy.n_cut == 1
+        return counts_of(*arguments, locked=locked)
+
+    monkeypatch.setattr(Insertion, "_committed", late)
+    monkeypatch.setattr(ItemRing, "counts_of", waiting)
+    proxy.cuts = ["after"]
+    items = [{"obs": 1}, {"obs": 2}]
+    buffer.push(items, 0)
+    assert has_waited
+    assert (buffer.count(), buffer.push_count) == (3, 3)
+    state = buffer.state_dict()
+    assert [item["obs"] for item in state["data"][:3]] == [0, 1, 2]
+    if kind == "advanced":
+        assert [item["replay_unique_id"] for item in items] == ["buffer_1", "buffer_2"]
+    buffer.close()

@@ -1,0 +1,109 @@
+import logging
+
+import pytest
+
+from sqlbuffer.compat.ding import NaiveReplayBuffer
+from tests.compat.ding.conftest import held, placed
+from tests.conftest import KINDS
+
+
+@pytest.fixture(params=["private", *KINDS])
+def place(request, make_database_url):
+    return placed(request.param, make_database_url)
+
+
+def test_the_oldest_items_leave_when_one_is_pushed_at_a_time(make):
+    buffer = make()
+    for i in range(7):
+        buffer.push({"obs": i}, cur_collector_envstep=i)
+    assert held(buffer) == [{"obs": i} for i in range(2, 7)]
+    assert (buffer.count(), buffer.push_count, buffer.state_dict()["tail"]) == (5, 7, 2)
+
+
+def test_of_a_list_longer_than_the_buffer_its_last_items_stay_and_all_are_counted(make):
+    buffer = make()
+    buffer.push(list(range(3)), 0)
+    buffer.push(list(range(100, 113)), 0)
+    assert held(buffer) == [108, 109, 110, 111, 112]
+    assert (buffer.count(), buffer.push_count, buffer.state_dict()["tail"]) == (5, 16, 1)
+
+
+def test_an_empty_list_is_no_push(make):
+    buffer = make()
+    buffer.push([], 0)
+    assert (buffer.count(), buffer.push_count) == (0, 0)
+
+
+def test_none_is_an_item_like_any_other(make):
+    buffer = make()
+    buffer.push(None, 0)
+    buffer.push([None, {"obs": 1}], 0)
+    assert (buffer.count(), buffer.push_count) == (3, 3)
+    assert sorted(buffer.sample(3, 0), key=str) == [None, None, {"obs": 1}]
+    again = make(name="again")
+    again.load_state_dict(buffer.state_dict())
+    assert held(again) == [None, None, {"obs": 1}]
+
+
+def test_a_sample_has_each_item_once_and_no_item_that_left(make):
+    buffer = make()
+    buffer.push(list(range(9)), 0)
+    assert sorted(buffer.sample(5, 0)) == [4, 5, 6, 7, 8]
+    assert len(set(buffer.sample(3, 0))) == 3
+
+
+def test_a_sample_of_none_is_an_empty_list_and_of_too_many_is_none(make, caplog):
+    buffer = make()
+    assert buffer.sample(0, 0) == []
+    with caplog.at_level(logging.WARNING, "sqlbuffer"):
+        assert buffer.sample(1, 0) is None
+        assert buffer.sample(1, 0, replace=True) is None
+        assert buffer.sample(1, 0, sample_range=slice(None)) is None
+        buffer.push([1, 2], 0)
+        assert buffer.sample(3, 0) is None
+    assert len(caplog.records) == 4
+    assert len(buffer.sample(8, 0, replace=True)) == 8
+
+
+def test_clear_begins_anew(make):
+    buffer = make()
+    buffer.push([1, 2, 3], 0)
+    buffer.clear()
+    assert (buffer.count(), buffer.push_count, buffer.sample(1, 0)) == (0, 0, None)
+    buffer.push([4, 5], 0)
+    assert (held(buffer), buffer.state_dict()["tail"]) == ([4, 5], 2)
+
+
+def test_update_warns_and_changes_nothing(make, caplog):
+    buffer = make()
+    buffer.push([1], 0)
+    with caplog.at_level(logging.WARNING, "sqlbuffer"):
+        buffer.update({"priority": [1.0]})
+    assert "does nothing" in caplog.text
+    assert held(buffer) == [1]
+
+
+def test_closing_clears_a_private_buffer_and_leaves_a_shared_one(make, place):
+    buffer = make()
+    buffer.push([1, 2], 0)
+    buffer.close()
+    buffer.close()
+    again = make()
+    expected = 2 if place else 0
+    assert (buffer.count(), again.count(), again.push_count) == (expected,) * 3
+    assert buffer.is_shared is bool(place)
+
+
+def test_two_buffers_of_one_name_are_one_where_there_is_a_url(make, place):
+    first, second = make(), make()
+    first.push([1, 2], 0)
+    second.push([3], 0)
+    assert first.count() == (3 if place else 2)
+    assert first.push_count == (3 if place else 2)
+    assert sorted(second.sample(second.count(), 0)) == ([1, 2, 3] if place else [3])
+
+
+def test_a_default_buffer_holds_ten_thousand():
+    buffer = NaiveReplayBuffer(NaiveReplayBuffer.default_config())
+    assert buffer.replay_buffer_size == 10_000
+    buffer.close()
