@@ -56,6 +56,16 @@ LINES = {
     "`dataloader`: trajectories, batches of 4, vs": BOTH,
     "`dataloader`: steps, batches of 256, vs": BOTH,
     "`dataloader`: 5-step transitions, batches of 256, vs": BOTH,
+    "`fetch_fragments(64)` of 4,800 chunks vs of 100": BOTH,
+    "`add_fragment` of 8 MB vs a plain file with fsync": BOTH,
+    "`load_fragment` of 8 MB vs a plain file": BOTH,
+    "`push` of a list of 100, naive, vs DI-engine": BOTH,
+    "`push` of 100 items one by one, naive, vs DI-engine": BOTH,
+    "`sample(64)`, naive, vs DI-engine": BOTH,
+    "`push` of a list of 100, advanced, vs DI-engine": BOTH,
+    "`push` of 100 items one by one, advanced, vs DI-engine": BOTH,
+    "`sample(64)`, advanced, vs DI-engine": BOTH,
+    "`update` of 64, advanced, vs DI-engine": BOTH,
 }
 
 

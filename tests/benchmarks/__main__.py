@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.benchmarks import (
     arrays,
+    ding,
     fragments,
     frames,
     labels,
@@ -16,6 +17,7 @@ from tests.benchmarks import (
     limits,
     machine,
     memmap,
+    minestudio,
     priorities,
     prioritized,
     sampling,
@@ -45,6 +47,8 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "labels": labels.measure,
     "leases": leases.measure,
     "memmap": memmap.measure,
+    "minestudio": minestudio.measure,
+    "ding": ding.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
 }

@@ -15,6 +15,7 @@ MODULES = [
     # Stand-ins for what compat does not offer name the alternative instead of importing.
     if not module.name.endswith((".redis", ".odps", ".event_replay_buffer", ".processor"))
     and not module.name.endswith((".replay_buffer_h5py", ".memmap.video", ".memmap.frontend"))
+    and not module.name.endswith((".minestudio.actor", ".ding.buffer", ".ding.data"))
 ]
 PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.ReplayBuffer]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
+from tests.docs.pages import fenced_blocks
 from tests.support.markdown import ROOT
 from tests.support.processes import wait_until
 from tests.support.sql import run, scalar
@@ -56,7 +57,7 @@ def is_running(process):
 
 
 def test_every_example_is_run_here():
-    tested = {"agent_rollouts.py", "dqn_cartpole.py", "grpo_groups.py"}
+    tested = {"agent_rollouts.py", "dqn_cartpole.py", "grpo_groups.py", "online_rollouts.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -94,6 +95,17 @@ def test_each_group_is_trained_on_once_though_a_trainer_is_killed(schema_url, tm
     assert "0 of 96 rows were never trained on" in printed
     episodes = "SELECT status, count(*), min(episode_return) > 0 FROM v_episodes GROUP BY status"
     assert run(schema_url, episodes) == [("complete", 32, True)]
+
+
+def test_the_rules_hold_in_an_online_run_whose_trainer_is_killed(sqlite_url, tmp_path):
+    words = command("online_rollouts.py", "--url", sqlite_url)
+    with started(tmp_path, *words) as (process, read):
+        process.wait(60)
+        printed = read()
+    assert process.returncode == 0, printed
+    # Every run prints the same, and the page shows it.
+    assert any(block.body.endswith(printed) for block in fenced_blocks("docs/examples.md"))
+    assert "BROKEN" not in printed
 
 
 @pytest.mark.slow

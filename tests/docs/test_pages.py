@@ -32,7 +32,9 @@ READ = {
     "docs/arrays.md",
     "docs/backup.md",
     "docs/coming-from-aworld.md",
+    "docs/coming-from-di-engine.md",
     "docs/coming-from-memmap.md",
+    "docs/coming-from-minestudio.md",
     "docs/episodes.md",
     "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/fragments.md",
@@ -443,6 +445,41 @@ def test_coming_from_memmap_names_what_the_package_has_and_has_not():
     classes = {name for name in ALTERNATIVES if name.startswith("ReplayBuffer")}
     classes |= {"ConcatReplayBuffer", "EpisodeCollector"}
     classes |= {name for name in memmap.__all__ if name.startswith("ReplayDataset")}
+    assert {name for name in classes if f"`{name}`" not in text} == set()
+
+
+def test_coming_from_minestudio(read):
+    page = read("docs/coming-from-minestudio.md")
+    assert page.names["part"].next_obs is None
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_chunks WHERE ready") == 4
+
+
+def test_coming_from_minestudio_names_what_the_package_has_and_has_not():
+    from sqlbuffer.compat import minestudio
+    from sqlbuffer.compat.minestudio.absent import ALTERNATIVES
+    from sqlbuffer.compat.minestudio.config import Config
+
+    text = text_of("docs/coming-from-minestudio.md")
+    types = {name for name in minestudio.__all__ if name.startswith(("Fragment", "Replay"))}
+    types -= {"FragmentError", "FragmentNotFoundError", "FragmentTypeError"}
+    records = {name for name in ALTERNATIVES if name.endswith(("Actor", "Record", "Manager"))}
+    names = {*types, *records, *Config.model_fields}
+    assert {name for name in names if not re.search(rf"`{name}\b", text)} == set()
+
+
+def test_coming_from_di_engine(read):
+    page = read("docs/coming-from-di-engine.md")
+    assert page.names["row"].exp_data.reward_t == 1.0
+    assert Path("checkpoints/buffer.hkl").exists()
+
+
+def test_coming_from_di_engine_names_what_the_package_has_and_has_not():
+    from sqlbuffer.compat import ding
+    from sqlbuffer.compat.ding.absent import ALTERNATIVES
+
+    text = text_of("docs/coming-from-di-engine.md")
+    classes = {name for name in [*ALTERNATIVES, *ding.__all__] if "Buffer" in name}
+    classes -= {"UnknownBufferError"}
     assert {name for name in classes if f"`{name}`" not in text} == set()
 
 

@@ -1,0 +1,53 @@
+"""MineStudio's online replay buffer on a SQL database: `minestudio.online.rollout.replay_buffer`
+by another name.
+
+Change `from minestudio.online.rollout.replay_buffer import ReplayBufferInterface` to
+`from sqlbuffer.compat.minestudio import ReplayBufferInterface`. It needs no Ray, and works inside
+Ray's actors. What the buffer holds survives restarts, and its rules hold exactly, with any number
+of processes.
+"""
+
+from typing import Any
+
+from sqlbuffer.compat.minestudio.absent import ALTERNATIVES, absent
+from sqlbuffer.compat.minestudio.config import Config, DatabaseConfig
+from sqlbuffer.compat.minestudio.datatypes import (
+    FragmentDataDict,
+    FragmentIndex,
+    FragmentMetadata,
+    SampleFragment,
+    StepRecord,
+)
+from sqlbuffer.compat.minestudio.errors import (
+    FetchTimeoutError,
+    FragmentAssertionError,
+    FragmentError,
+    FragmentNotFoundError,
+    FragmentTypeError,
+)
+from sqlbuffer.compat.minestudio.fragment_store import FragmentStore
+from sqlbuffer.compat.minestudio.interface import ReplayBufferInterface
+
+__all__ = [
+    "Config",
+    "DatabaseConfig",
+    "FetchTimeoutError",
+    "FragmentAssertionError",
+    "FragmentDataDict",
+    "FragmentError",
+    "FragmentIndex",
+    "FragmentMetadata",
+    "FragmentNotFoundError",
+    "FragmentStore",
+    "FragmentTypeError",
+    "ReplayBufferInterface",
+    "SampleFragment",
+    "StepRecord",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Say what to use instead of the names that MineStudio has and this package has not."""
+    if name in ALTERNATIVES:
+        raise absent(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,151 @@
+"""What a buffer is made with: `rollout_config.replay_buffer_config` of MineStudio."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
+from sqlbuffer.storage.fragments.pool import Rules
+
+FILE = "replay.sqlite"
+_HELP = {
+    "max_chunks": "how many chunks may be fetched at most, such as 4800",
+    "max_staleness": "by how many model versions a fragment may be behind; 0: only the current one",
+    "max_reuse": "how often a chunk is fetched at most; 1: once",
+    "fragments_per_chunk": "how many consecutive fragments of a worker are a chunk; 1: each one",
+    "fragments_per_report": "every how many fragments is reported; leave it out for never",
+    "max_bytes": "bytes of payloads that may be fetched at most; leave it out for any",
+    "clear": "True deletes what the buffer holds; leave it out to go on with it",
+    "database_config": "a mapping with path=... (a folder) or url=...",
+    "path": "a folder",
+    "url": "a database URL",
+    "num_shards": "a number, which is not needed here",
+}
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class DatabaseConfig(BaseModel):
+    """Where a buffer is.
+
+    Attributes:
+        path: A folder, which a SQLite file is made in; relative to the working folder.
+        url: A database URL in its place.
+        num_shards: Taken and ignored: one database does what shards did.
+
+    Example:
+        >>> DatabaseConfig(path="cache", num_shards=8).path
+        'cache'
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    path: str | None = None
+    url: str | None = None
+    num_shards: int | None = None
+
+
+class Config(BaseModel):
+    """What a buffer is made with; the names are MineStudio's, but for `max_bytes` and `clear`.
+
+    Attributes:
+        max_chunks: Chunks that may be fetched at most; the oldest leave first.
+        max_staleness: By how much a fragment may be behind the model's version.
+        max_reuse: How often a chunk is fetched at most.
+        fragments_per_chunk: Consecutive fragments of one worker that are a chunk.
+        fragments_per_report: Every so many fragments the state is reported.
+        max_bytes: Bytes of payloads that may be fetched at most.
+        clear: Delete what the buffer holds.
+        database_config: Where it is.
+
+    Example:
+        >>> Config.parse(
+        ...     {"max_chunks": 9, "max_staleness": 2, "max_reuse": 2, "fragments_per_chunk": 1}
+        ... ).max_chunks
+        9
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    max_chunks: _Count
+    max_staleness: Annotated[int, Field(ge=0, lt=2**62)]
+    max_reuse: _Count
+    fragments_per_chunk: _Count
+    fragments_per_report: _Count | None = None
+    max_bytes: Annotated[int, Field(ge=1, lt=2**62)] | None = None
+    clear: bool = False
+    database_config: DatabaseConfig = DatabaseConfig()
+
+    @classmethod
+    def parse(cls, given: Any) -> "Config":
+        """Return what a dict, or a DictConfig of omegaconf, says.
+
+        Raises:
+            FragmentTypeError: Neither of them.
+            FragmentError: An unknown or missing name, or a value that cannot be; names each.
+        """
+        if not isinstance(given, Mapping):
+            raise FragmentTypeError(
+                f"config is a dict or a DictConfig with {', '.join(cls.model_fields)}; "
+                f"got {given!r}"
+            )
+        try:
+            return cls.model_validate(_plain(given))
+        except ValidationError as error:
+            lines = "\n  ".join(_line(each) for each in error.errors())
+            raise FragmentError(f"the config of the replay buffer:\n  {lines}") from None
+
+    @property
+    def rules(self) -> Rules:
+        """What the database goes by."""
+        return Rules(**{name: getattr(self, name) for name in Rules.__dataclass_fields__})
+
+
+def location(path: Any, url: Any) -> str | None:
+    """Return the URL of a folder or a URL; None: neither.
+
+    Raises:
+        FragmentError: Both, or a folder that cannot be made.
+        FragmentTypeError: A folder that is none.
+    """
+    if path is not None and url is not None:
+        raise FragmentError(f"a buffer is at a path or at a url; got {path!r} and a url")
+    if path is None:
+        return url  # type: ignore[no-any-return]
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise FragmentTypeError(f"path is a folder, got {path!r}")
+    folder = folder_of(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FragmentError(f"path {str(path)!r} cannot be made a folder: {error}") from None
+    return f"sqlite:///{folder / FILE}"
+
+
+def folder_of(path: str | Path) -> Path:
+    """Return a folder in full, so that it is the same for all processes that are told."""
+    return Path(path).expanduser().absolute()
+
+
+def _plain(value: Any) -> Any:
+    """Return mappings as dicts; a DictConfig resolves what refers to something else."""
+    if isinstance(value, Mapping):
+        return {key: _plain(value[key]) for key in value}
+    return str(value) if isinstance(value, Path) else value
+
+
+def _line(error: Any) -> str:
+    """Return what is wrong, where, and what is right."""
+    where = ".".join(map(str, error["loc"]))
+    name = str(error["loc"][-1])
+    if error["type"] == "extra_forbidden":
+        known = DatabaseConfig if len(error["loc"]) > 1 else Config
+        near = difflib.get_close_matches(name, known.model_fields, 1, 0.6)
+        meant = f"is it {near[0]}?" if near else f"there are {', '.join(known.model_fields)}"
+        return f"{where}: unknown; {meant}"
+    hint = _HELP.get(name, "")
+    if error["type"] == "missing":
+        return f"{where}: missing; {hint}"
+    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}; {hint}"

@@ -1,0 +1,24 @@
+"""What is reported of a buffer, under MineStudio's names."""
+
+from sqlbuffer.storage.fragments.pool import Pool
+
+PREFIX = "replay_buffer/"
+_COUNTED = (
+    "fragments", "chunks", "fetches", "fetched", "used_up", "evicted", "stale", "other_session",
+    "broken", "dropped", "gaps", "missing",
+)  # fmt: skip
+
+
+def metrics(pool: Pool) -> dict[str, float]:
+    """Return the numbers of a buffer; what is not known yet is left out, so that none is NaN."""
+    counts = pool.counts
+    known = {
+        "fragments_per_second": counts.per_second,
+        "replay_buffer_size (chunk)": pool.n_chunks,
+        "model_version": pool.version,
+        "avg_reuse": counts.reuse,
+        "avg_staleness": counts.staleness,
+        "size_bytes": pool.n_bytes,
+        **{name: getattr(counts, name) for name in _COUNTED},
+    }
+    return {PREFIX + name: value for name, value in known.items() if value is not None}

@@ -1,0 +1,58 @@
+"""Fragments and their metadata, as rollout workers make them."""
+
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.compat.minestudio import (
+    FragmentIndex,
+    FragmentMetadata,
+    ReplayBufferInterface,
+    SampleFragment,
+)
+
+T = 4
+
+
+def make_fragment(worker: str = "w", fid: int = 0, **changes: Any) -> SampleFragment:
+    """Return a fragment of T steps that can be told from others."""
+    rng = np.random.default_rng(fid)
+    fields: dict[str, Any] = {
+        "obs": {"image": rng.integers(0, 256, (T, 2, 2, 3), np.uint8)},
+        "action": {"buttons": np.full((T, 1), fid), "camera": np.zeros((T, 1), np.int64)},
+        "next_done": np.zeros(T, bool),
+        "reward": np.full(T, fid, np.float32),
+        "first": np.arange(T) == 0,
+        "in_state": [np.full(3, fid, np.float32)],
+        "worker_uuid": worker,
+        "fid_in_worker": fid,
+        "next_obs": {"image": np.zeros((2, 2, 3), np.uint8)},
+        "episode_uuids": [f"{worker}-{fid}"] * T,
+    }
+    return SampleFragment(**{**fields, **changes})
+
+
+def send(
+    buffer: ReplayBufferInterface,
+    worker: str,
+    fid: int,
+    version: int = -1,
+    session: str = "",
+    **changes: Any,
+) -> None:
+    """Add a fragment."""
+    metadata = FragmentMetadata(version, session, worker, fid)
+    buffer.add_fragment(make_fragment(worker, fid, **changes), metadata)
+
+
+def send_all(
+    buffer: ReplayBufferInterface, worker: str, fids: Any, version: int = -1, session: str = ""
+) -> None:
+    """Add fragments of a worker."""
+    for fid in fids:
+        send(buffer, worker, fid, version, session)
+
+
+def indices(fetched: list[tuple[FragmentIndex, str]]) -> list[tuple[str, int]]:
+    """Return what fragments are, without their ids."""
+    return [(index.worker_uuid, index.fid_in_worker) for index, _ in fetched]

@@ -1,0 +1,137 @@
+"""Several workers, trainers and versions at once, on one buffer."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from sqlbuffer.compat.minestudio import (
+    FetchTimeoutError,
+    FragmentAssertionError,
+    ReplayBufferInterface,
+    interface,
+)
+from tests.compat.minestudio.conftest import CONFIG
+from tests.compat.minestudio.fragments import indices, send
+from tests.conftest import MakeDatabaseUrl
+from tests.support.processes import run_at_once
+from tests.support.sql import run, scalar
+
+N_FRAGMENTS = 30
+PER_CHUNK = 2
+MAX_REUSE = 2
+RULES = {
+    **CONFIG, "max_chunks": 6, "max_reuse": MAX_REUSE, "fragments_per_chunk": PER_CHUNK,
+    "max_staleness": 2,
+}  # fmt: skip
+
+
+def work(url: str, worker: str) -> None:
+    """Send fragments of the version now."""
+    with ReplayBufferInterface(url=url) as buffer:
+        for fid in range(N_FRAGMENTS):
+            version = int(buffer.stats()["replay_buffer/model_version"])
+            send(buffer, worker, fid, version, "s")
+
+
+def train(url: str, consumer: str, publishes: bool) -> list[list[tuple[str, int]]]:
+    """Fetch until nothing comes any more; return what was fetched, all of it loaded."""
+    fetched = []
+    with ReplayBufferInterface(url=url) as buffer:
+        for version in range(1, 100):
+            try:
+                found = buffer.fetch_fragments(2 * PER_CHUNK, timeout=1.0, consumer=consumer)
+            except FetchTimeoutError:
+                return fetched
+            assert buffer.prepared_fragments(consumer) == found
+            for index, id_ in found:
+                assert buffer.load_fragment(id_).index == index
+            fetched.append(indices(found))
+            if publishes and version % 4 == 0:
+                buffer.update_model_version("s", version // 4)
+    raise AssertionError("more than there was")
+
+
+def test_the_rules_hold_with_many_processes_at_once(buffer_url: str) -> None:
+    with ReplayBufferInterface(RULES, url=buffer_url) as buffer:
+        buffer.update_model_version("s", 0)
+        workers = [(work, buffer_url, f"w{i}") for i in range(3)]
+        trainers = [(train, buffer_url, "a", True), (train, buffer_url, "b", False)]
+        fetched = [each for found in run_at_once([*workers, *trainers])[3:] for each in found]
+        stats = {k.removeprefix("replay_buffer/"): v for k, v in buffer.stats().items()}
+        buffer.fetch_fragments(0)  # deletes what others, who did not wait, may have left
+    uses: Counter[tuple[tuple[str, int], ...]] = Counter()
+    for each in fetched:
+        first, second = tuple(each[:PER_CHUNK]), tuple(each[PER_CHUNK:])
+        assert first != second
+        for chunk in (first, second):
+            assert len({worker for worker, _ in chunk}) == 1
+            assert [fid - chunk[0][1] for _, fid in chunk] == list(range(PER_CHUNK))
+            uses[chunk] += 1
+    assert len(uses) > 1
+    assert max(uses.values()) <= MAX_REUSE
+    assert sum(uses.values()) == stats["fetched"]
+    assert stats["fragments"] == 3 * N_FRAGMENTS
+    assert stats["chunks"] * PER_CHUNK + stats["dropped"] == 3 * N_FRAGMENTS
+    left = sum(stats[cause] for cause in ("used_up", "evicted", "stale", "other_session"))
+    assert left + stats["replay_buffer_size (chunk)"] == stats["chunks"]
+    places = run(buffer_url, "SELECT place FROM chunks WHERE place IS NOT NULL ORDER BY place")
+    assert [place for (place,) in places] == list(range(len(places)))
+    n_held = scalar(buffer_url, "SELECT count(*) FROM chunks WHERE place IS NOT NULL OR n_pins > 0")
+    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == n_held * PER_CHUNK
+
+
+def test_two_fetches_at_once_never_hand_out_more_than_there_is(buffer_url: str) -> None:
+    with ReplayBufferInterface({**RULES, "max_reuse": 1}, url=buffer_url) as buffer:
+        for fid in range(3 * PER_CHUNK):
+            send(buffer, "w", fid)
+        found: list[Any] = []
+
+        def fetch(consumer: str) -> None:
+            try:
+                found.append(buffer.fetch_fragments(2 * PER_CHUNK, timeout=0, consumer=consumer))
+            except FetchTimeoutError as error:
+                found.append(error)
+
+        threads = [threading.Thread(target=fetch, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {type(each) for each in found} == {list, FetchTimeoutError}
+
+
+@pytest.mark.parametrize("fids", [(1, 2), (2, 1)])
+def test_two_that_send_as_one_worker_lose_nothing_unnoticed(
+    make_database_url: MakeDatabaseUrl, monkeypatch: pytest.MonkeyPatch, fids: tuple[int, int]
+) -> None:
+    """The first of them has the number of its row before the other one, and waits for it."""
+    url = make_database_url("postgresql", schema=True)
+    with ReplayBufferInterface(RULES, url=url) as buffer, ReplayBufferInterface(url=url) as other:
+        send(buffer, "w", 0)
+        add, overtaken, refused = interface.add, [], []
+
+        def overtake(*args: Any) -> Any:
+            if not overtaken:
+                overtaken.append(True)
+                send(other, "w", fids[1])
+            return add(*args)
+
+        monkeypatch.setattr(interface, "add", overtake)
+        try:
+            send(buffer, "w", fids[0])
+        except FragmentAssertionError as error:
+            refused.append(str(error))
+        monkeypatch.undo()
+        if not refused:
+            send(buffer, "w", fids[0])  # again: it is there
+        send(buffer, "w", 3)
+        stored = [fid for (fid,) in run(url, "SELECT step FROM experiences ORDER BY step")]
+        if fids == (1, 2):
+            assert "fragment 1 came behind a later one" in refused[0]
+            assert stored == [2, 3]  # what waited before the gap is dropped
+        else:
+            assert not refused
+            assert stored == [0, 1, 2, 3]
+        buffer.fetch_fragments(len(stored), timeout=0)
