@@ -527,6 +527,7 @@ def create_tables() -> None:
         sa.UniqueConstraint(
             "buffer_id", "key", "task_id", name="uq_episodes_buffer_id_key_task_id"
         ),
+        sqlite_autoincrement=True,
     )
     op.create_index("ix_episodes_buffer_id_id", "episodes", ["buffer_id", "id"])
     held = sa.text("n_rows > 0")
@@ -812,6 +813,12 @@ def create_slot_tables() -> None:
             "num_episodes",
             sa.BigInteger(),
             "episodes finished; at most one a slot",
+            server_default=sa.text("0"),
+        ),
+        column(
+            "changes",
+            sa.BigInteger(),
+            "how often stored steps were changed or deleted in place",
             server_default=sa.text("0"),
         ),
         sa.PrimaryKeyConstraint("buffer_id", name="pk_slot_rings"),

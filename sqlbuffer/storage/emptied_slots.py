@@ -1,4 +1,4 @@
-"""What becomes of slots (`slots.py`) when others than their writers delete the steps they show."""
+"""What becomes of slots (`slots.py`) when steps that they show are changed or deleted in place."""
 
 from sqlalchemy import Connection, Integer, bindparam, delete, select, text, update
 
@@ -6,6 +6,7 @@ from sqlbuffer.storage.models import slot_rings, slots
 
 _ID = bindparam("buffer_id", type_=Integer())
 _LOCK = select(slot_rings.c.buffer_id).where(slot_rings.c.buffer_id == _ID).with_for_update()
+_NOTE = text("UPDATE slot_rings SET changes = changes + 1 WHERE buffer_id = :buffer_id")
 # The offset keeps PostgreSQL from joining with the whole buffer where it has no statistics.
 _EMPTY = text(
     "UPDATE slots SET length = 0, meta = NULL, tail = NULL, episode_id = NULL "
@@ -23,9 +24,17 @@ def lock_ring(connection: Connection, buffer_id: int) -> bool:
     return connection.execute(_LOCK, {"buffer_id": buffer_id}).first() is not None
 
 
+def note_change(connection: Connection, buffer_id: int) -> None:
+    """Have readers not go by what they read before; the caller holds the ring."""
+    connection.execute(_NOTE, {"buffer_id": buffer_id})
+
+
 def empty_slots(connection: Connection, buffer_id: int) -> None:
-    """Have finished episodes without a step be shown no longer; the caller holds the ring."""
+    """Have finished episodes without a step be shown no longer, after others than their writer
+    deleted steps; the caller holds the ring.
+    """
     connection.execute(_EMPTY, {"buffer_id": buffer_id})
+    note_change(connection, buffer_id)
 
 
 def clear_slots(connection: Connection, buffer_id: int) -> None:

@@ -373,6 +373,8 @@ episodes = Table(
     Column("n_rows", BigInteger, comment="rows held, where eviction is by episode"),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
+    # No number is given twice: readers go by it.
+    sqlite_autoincrement=True,
 )
 Index(None, episodes.c.buffer_id, episodes.c.id)
 # The oldest that is held, behind any number of those that have left.
@@ -701,6 +703,13 @@ slot_rings = Table(
         nullable=False,
         server_default=text("0"),
         comment="episodes finished; at most one a slot",
+    ),
+    Column(
+        "changes",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="how often stored steps were changed or deleted in place",
     ),
 )
 

@@ -31,7 +31,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.catalog import json_literal
-from sqlbuffer.storage.emptied_slots import clear_slots, empty_slots, lock_ring
+from sqlbuffer.storage.emptied_slots import clear_slots, empty_slots, lock_ring, note_change
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.holders import is_alive, is_here
 from sqlbuffer.storage.models import episodes, experiences, slot_rings, slot_writers, slots
@@ -56,7 +56,10 @@ _HELD = select(
 ).where(slots.c.buffer_id == _ID, _NAMED)
 _SHOWN = select(slots.c.slot, slots.c.length, slots.c.meta).where(slots.c.buffer_id == _ID)
 _NAMED_SHOWN = _SHOWN.where(_NAMED)
-_STATES = select(slots.c.slot, slots.c.length, slots.c.episode_id).where(slots.c.buffer_id == _ID)
+_CHANGES = select(slot_rings.c.changes).where(slot_rings.c.buffer_id == _ID).scalar_subquery()
+_STATES = select(slots.c.slot, slots.c.length, slots.c.episode_id, _CHANGES).where(
+    slots.c.buffer_id == _ID
+)
 _NAMED_STATES = _STATES.where(_NAMED)
 _LENGTHS = select(slots.c.slot, slots.c.length).where(slots.c.buffer_id == _ID, slots.c.length > 0)
 _TAILS = select(slots.c.slot, slots.c.tail).where(
@@ -189,6 +192,22 @@ class Shown(NamedTuple):
     slot: int
     length: int | None
     meta: bytes | None
+
+
+class State(NamedTuple):
+    """What a slot holds.
+
+    Attributes:
+        slot: The slot.
+        length: Steps; None while they are being written.
+        episode: Number of the episode that it shows.
+        changes: How often stored steps of the buffer were changed in place.
+    """
+
+    slot: int
+    length: int | None
+    episode: int | None
+    changes: int
 
 
 class Slots:
@@ -430,15 +449,13 @@ class Slots:
             found = connection.execute(_NAMED_SHOWN, {"buffer_id": self._id, "slots": wanted})
         return [Shown(*row) for row in found]
 
-    def states(
-        self, connection: Connection, wanted: Sequence[int] | None = None
-    ) -> list[tuple[int, int | None, int | None]]:
-        """Return (slot, length, number of the episode that it shows); see `shown`."""
+    def states(self, connection: Connection, wanted: Sequence[int] | None = None) -> list[State]:
+        """Return the states of slots; see `shown`."""
         if wanted is None:
             found = connection.execute(_STATES, {"buffer_id": self._id})
         else:
             found = connection.execute(_NAMED_STATES, {"buffer_id": self._id, "slots": wanted})
-        return [(slot, length, number) for slot, length, number in found]
+        return [State(*row) for row in found]
 
     def lengths(self, connection: Connection) -> list[tuple[int, int]]:
         """Return (slot, length) of those that show finished episodes with steps."""
@@ -453,6 +470,10 @@ class Slots:
     def lock(self, connection: Connection) -> None:
         """Keep others from changing anything until the transaction ends."""
         self._lock(connection)
+
+    def note_change(self, connection: Connection) -> None:
+        """Have readers not go by what they read before; the caller holds the lock."""
+        note_change(connection, self._id)
 
     def set_tails(self, connection: Connection, tails: Mapping[int, bytes]) -> None:
         """Set the packed values of steps that have no row."""

@@ -32,8 +32,10 @@ SECONDS_BETWEEN_LOOKS = 5.0
 MAX_DEAD_PER_LIVE = 0.2
 MIN_DEAD_ROWS = 10_000
 MIN_DEAD_BYTES = 16 * 2**20
-# While an old snapshot holds the dead rows a VACUUM reads the table for nothing.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+# While an old snapshot holds the dead rows a VACUUM reads the table for nothing. Most snapshots are
+# of a moment, the server's own among them: after ten seconds of a fast writer the table would have
+# grown by many times what it holds.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
 # A process that died in a VACUUM is replaced then. One that takes longer goes on undisturbed: the
 # next one skips tables that are being cleaned.
 LEASE_S = 120.0

@@ -297,6 +297,7 @@ def test_several_at_once_count_each_row_once(buffer_url):
 def test_payloads_that_leave_give_their_space_back(buffer_url, monkeypatch):
     monkeypatch.setattr(vacuum, "SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(vacuum, "MIN_DEAD_BYTES", 2**20)
+    monkeypatch.setattr(vacuum, "FIRST_PAUSE_S", 0.0)  # as in tests/storage/test_fragment_space.py
     # They leave when this says so, however long it takes.
     monkeypatch.setattr("sqlbuffer.storage.expiry.EXPIRE_EVERY_S", 3_600.0)
     noise = np.random.default_rng(1).integers(0, 255, 100_000, np.uint8)

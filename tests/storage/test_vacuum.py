@@ -134,7 +134,10 @@ def test_a_lease_of_another_process_is_respected(url, buffer):
     assert vacuums(url) >= 1
 
 
-def test_while_a_snapshot_holds_dead_rows_cleaning_pauses_for_longer_and_longer(url, buffer):
+def test_while_a_snapshot_holds_dead_rows_cleaning_pauses_for_longer_and_longer(
+    url, buffer, monkeypatch
+):
+    monkeypatch.setattr(vacuum, "FIRST_PAUSE_S", 300.0)  # longer than the test takes
     turn_over(buffer, 1)
     with connected(url) as analyst:
         analyst.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -151,6 +154,23 @@ def test_while_a_snapshot_holds_dead_rows_cleaning_pauses_for_longer_and_longer(
     turn_over(buffer, 1, start=5 * CAPACITY)
     assert vacuums(url) > 2
     assert cleaner_of(buffer)._pause_s == vacuum.FIRST_PAUSE_S
+
+
+def test_a_snapshot_of_a_moment_does_not_let_the_table_grow(url, buffer, monkeypatch):
+    monkeypatch.setattr(vacuum, "FIRST_PAUSE_S", 0.0)
+    turn_over(buffer, 2)
+    early = size_of(url)
+    for start in range(2 * CAPACITY, 8 * CAPACITY, 2 * CAPACITY):
+        cleaned = vacuums(url)
+        with connected(url) as analyst:
+            analyst.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            assert analyst.exec_driver_sql("SELECT 1 FROM experiences LIMIT 1").scalar_one()
+            buffer.store_batch(make_rows(range(start, start + 1_000)))
+            report_statistics(buffer)
+            wait_for_cleaner(buffer)
+        assert vacuums(url) == cleaned + 1
+        turn_over(buffer, 1, start=start + 1_000)
+    assert size_of(url) < 1.6 * early
 
 
 def test_behind_an_engine_of_the_user_it_is_cleaned_as_well(url):

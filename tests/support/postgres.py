@@ -80,7 +80,7 @@ def running_server(*, syncs: bool = True) -> Iterator[PostgresServer]:
     if url:
         yield PostgresServer(url)
         return
-    with _server_folder(None if syncs else _memory()) as folder:
+    with _server_folder(None if syncs else memory_with_room()) as folder:
         bundled = _start_bundled(folder)
         try:
             server = PostgresServer(bundled.get_uri())
@@ -113,7 +113,7 @@ def installed_programs() -> Path | None:
 @contextmanager
 def installed_server(programs: Path) -> Iterator[PostgresServer]:
     """Yield a server of our own, run from the programs of an installed PostgreSQL."""
-    with _server_folder(_memory()) as folder:
+    with _server_folder(memory_with_room()) as folder:
         data = folder / "data"
         data.mkdir()
         user = None
@@ -145,8 +145,8 @@ def _server_folder(place: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _memory() -> Path | None:
-    """Return the memory where there is plenty, else None.
+def memory_with_room() -> Path | None:
+    """Return a folder in memory where there is plenty, else None.
 
     A database is 300 files: to make and to drop one takes 22 ms of a processor there, and 77 on a
     disk. What tests cause, the death of processes, memory survives as well.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.compat.memmap.cells import Cells
+from sqlbuffer.compat.memmap.cells import Cells, Snapshot
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.compat.memmap.tracks import INITTED, INTERNAL, LENS, Track
@@ -111,7 +111,7 @@ class Base:
             `{name: array of shape (*S, *shape)}`, of the dtype of each field.
         """
         self._flush()
-        return self._cells_.read(names, slots, ts, self._reading)
+        return self._cells_.read(names, slots, ts, self._snapshot)
 
     def _meta(self, names: Any, slots: Ints) -> dict[str, NDArray[Any]]:
         """Return the values of meta fields of slots.
@@ -169,20 +169,18 @@ class Base:
             and numbers that no two episodes share, -1 where it is empty. Both of shape (n,).
         """
         lengths, shown = np.zeros(self.max_episodes, np.int64), np.full(self.max_episodes, -1)
-        with self._snapshot() as (connection, open_lengths):
+        with self._snapshot() as snapshot:
             wanted = None if slots is None else slots.tolist()
-            for slot, length, episode in self._slots.states(connection, wanted):
-                lengths[slot] = open_lengths.get(slot, 0) if length is None else length
-                shown[slot] = -1 if episode is None else episode
+            for state in self._slots.states(snapshot.connection, wanted):
+                slot, length = state.slot, state.length
+                lengths[slot] = snapshot.open_lengths.get(slot, 0) if length is None else length
+                shown[slot] = -1 if state.episode is None else state.episode
+                snapshot.states[slot] = state
         return (lengths, shown) if slots is None else (lengths[slots], shown[slots])
 
     @contextmanager
-    def _snapshot(self) -> Iterator[tuple[Any, dict[int, int]]]:
-        """Have what this thread reads in a block be of one moment.
-
-        Yields the connection, and the lengths of the episodes that this process has open, all steps
-        of which are stored.
-        """
+    def _snapshot(self) -> Iterator[Snapshot]:
+        """Have what this thread reads in a block be of one moment."""
         held = getattr(self._held, "snapshot", None)
         if held is not None:
             yield held
@@ -195,16 +193,17 @@ class Base:
             self._store.dialect.snapshot(self._store.engine) as connection,
             connection.begin(),  # cells are read past SQLAlchemy, which would not do so by itself
         ):
-            self._held.snapshot = (connection, open_lengths)
+            snapshot = Snapshot(connection, open_lengths, {})
+            self._held.snapshot = snapshot
             try:
-                yield connection, open_lengths
+                yield snapshot
             finally:
                 self._held.snapshot = None
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        with self._snapshot() as (connection, _):
-            yield connection
+        with self._snapshot() as snapshot:
+            yield snapshot.connection
 
     def _write_cells(
         self, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]], call: str = "data[...]"

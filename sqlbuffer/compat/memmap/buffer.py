@@ -16,6 +16,7 @@ from sqlbuffer.compat.memmap.changing import Changing
 from sqlbuffer.compat.memmap.collector import EpisodeCollector
 from sqlbuffer.compat.memmap.config import Config, core_fields
 from sqlbuffer.compat.memmap.errors import MemmapError
+from sqlbuffer.compat.memmap.kept_runs import MAX_BYTES, KeptRuns
 from sqlbuffer.compat.memmap.opening import check_options, existing, made, telling_who_may
 from sqlbuffer.compat.memmap.proxies import ArrayProxy, Proxies
 from sqlbuffer.compat.memmap.storing import Storing
@@ -56,6 +57,8 @@ class ReplayBuffer(Storing, Changing, Base):
         name: Which buffer of the database.
         observation_fields: The fields that an observation is made of, for
             `sqlbuffer.ReplayBuffer.sample_transitions`; `obs` by default.
+        cache_bytes: How much of the episodes that were read whole this process keeps in memory;
+            what is read again then need not come from the database, unless steps were changed.
         **extra_config: Kept with the buffer, as JSON; compared when it is opened again.
 
     Raises:
@@ -92,9 +95,10 @@ class ReplayBuffer(Storing, Changing, Base):
         flush_every_store_step: int = 1,
         name: str = NAME,
         observation_fields: Sequence[str] | None = None,
+        cache_bytes: int = MAX_BYTES,
         **extra_config: Any,
     ) -> None:
-        check_options(overwrite, read_only, flush_every_store_step, name)
+        check_options(overwrite, read_only, flush_every_store_step, name, cache_bytes)
         config = Config.parse(
             max_episodes, max_timesteps, fields, meta_fields, circular, extra_config
         )
@@ -113,11 +117,15 @@ class ReplayBuffer(Storing, Changing, Base):
             with telling_who_may(folder):
                 store = made(folder, name, config, core, overwrite)
         check_same(core, store.info.fields)
-        self._set_up(folder, store, config, read_only, flush_every_store_step)
+        self._set_up(folder, store, config, read_only, flush_every_store_step, cache_bytes)
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, read_only: bool = False, name: str = NAME
+        cls,
+        folder: str | Path,
+        read_only: bool = False,
+        name: str = NAME,
+        cache_bytes: int = MAX_BYTES,
     ) -> "ReplayBuffer":
         """Open the buffer that a folder or a database has, as it was made.
 
@@ -125,18 +133,25 @@ class ReplayBuffer(Storing, Changing, Base):
             folder: The folder or the URL.
             read_only: Only read.
             name: Which buffer of the database.
+            cache_bytes: See the class.
 
         Raises:
             MemmapError: There is none.
         """
-        check_options(False, read_only, 1, name)
+        check_options(False, read_only, 1, name, cache_bytes)
         store, config = existing(folder, name)
         buffer = cls.__new__(cls)
-        buffer._set_up(folder, store, config, read_only, 1)
+        buffer._set_up(folder, store, config, read_only, 1, cache_bytes)
         return buffer
 
     def _set_up(
-        self, folder: Any, store: BufferStore, config: Config, read_only: bool, flush_every: int
+        self,
+        folder: Any,
+        store: BufferStore,
+        config: Config,
+        read_only: bool,
+        flush_every: int,
+        cache_bytes: int,
     ) -> None:
         self.folder = folder if isinstance(folder, str) and "://" in folder else Path(folder)
         self.read_only, self.flush_every_store_step = read_only, flush_every
@@ -160,7 +175,8 @@ class ReplayBuffer(Storing, Changing, Base):
             self._slots = self._writer.slots
             with telling_who_may(folder):
                 register(store, self._writer.holder)
-        self._cells_ = Cells(store, self._slots, self._rows, self.max_timesteps)
+        kept = KeptRuns(cache_bytes)
+        self._cells_ = Cells(store, self._slots, self._rows, self.max_timesteps, kept)
 
     # Not attributes: they refer to the buffer, which is to be deleted with the last use of it.
     @property
@@ -360,11 +376,19 @@ class ReplayBuffer(Storing, Changing, Base):
             "store": self._store,
             "config": self._config,
             "flush_every": self.flush_every_store_step,
+            "cache_bytes": self._cells_.kept.max_bytes,
             "open": self._open_lengths(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_up(state["folder"], state["store"], state["config"], True, state["flush_every"])
+        self._set_up(
+            state["folder"],
+            state["store"],
+            state["config"],
+            True,
+            state["flush_every"],
+            state["cache_bytes"],
+        )
         self._seen_open = state["open"]
 
     def __repr__(self) -> str:

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.compat.memmap.kept_runs import KeptRuns, RunKey
 from sqlbuffer.compat.memmap.values import RowCoder
 from sqlbuffer.storage.payload_changes import replace_payload
-from sqlbuffer.storage.slots import Slots
+from sqlbuffer.storage.slots import Slots, State
 from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]
-Reading = Callable[[], AbstractContextManager[Any]]
 Run = tuple[int, int, int]  # slot, first and last step
 
 # Steps of a run, on average, from which on the database joins their rows.
@@ -22,25 +23,49 @@ LONG_RUN = 8
 MAX_JOINED_BYTES = 64 * 1024 * 1024
 
 
+@dataclass
+class Snapshot:
+    """What a thread reads in, all of it of one moment.
+
+    Attributes:
+        connection: Where it reads.
+        open_lengths: The lengths of the episodes that this process has open, all steps of which are
+            stored.
+        states: The states of slots that were looked at.
+    """
+
+    connection: Any
+    open_lengths: dict[int, int]
+    states: dict[int, State]
+
+
 class Cells:
     """The cells of a buffer. What was never written has its field's default.
+
+    Attributes:
+        kept: What was read before of whole episodes.
 
     Args:
         store: The buffer.
         slots: Its slots.
         rows: How a row is laid out.
         max_timesteps: Steps of a slot.
+        kept: Where that is kept.
     """
 
     def __init__(
-        self, store: BufferStore, slots: Slots, rows: RowCoder, max_timesteps: int
+        self, store: BufferStore, slots: Slots, rows: RowCoder, max_timesteps: int, kept: KeptRuns
     ) -> None:
         self._store, self._slots, self._rows = store, slots, rows
-        self._t = max_timesteps
+        self._t, self.kept = max_timesteps, kept
         self._tail = np.dtype([("t", "<i4"), ("row", rows.layout.record)])
 
     def read(
-        self, names: Iterable[str], slots: Ints, ts: Ints, reading: Reading
+        self,
+        names: Iterable[str],
+        slots: Ints,
+        ts: Ints,
+        snapshot: Callable[[], AbstractContextManager[Snapshot]],
     ) -> dict[str, NDArray[Any]]:
         """Return the values of fields in cells.
 
@@ -48,7 +73,7 @@ class Cells:
             names: The fields.
             slots: The slot of each cell, of any shape S.
             ts: The step, likewise.
-            reading: Gives a connection to read with.
+            snapshot: Gives what to read in.
 
         Returns:
             `{name: array of shape (*S, *shape)}`.
@@ -60,8 +85,8 @@ class Cells:
             name: np.full((len(keys), *tracks[name].shape), tracks[name].fill) for name in names
         }
         if len(keys) and names:
-            with reading() as connection:
-                self._fill(connection, keys, found)
+            with snapshot() as moment:
+                self._fill(moment, keys, found)
         return {
             name: (values if back is None else values[back]).reshape(
                 (*slots.shape, *tracks[name].shape)
@@ -69,10 +94,10 @@ class Cells:
             for name, values in found.items()
         }
 
-    def _fill(self, connection: Any, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
-        own = self._rows.names
+    def _fill(self, moment: Snapshot, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
+        own, connection = self._rows.names, moment.connection
         runs = _runs(keys, self._t)
-        whole = self._whole(connection, keys, runs) if len(keys) >= LONG_RUN * len(runs) else None
+        whole = self._whole(moment, runs) if len(keys) >= LONG_RUN * len(runs) else None
         if whole is not None:
             for name, values in found.items():
                 values[:] = whole[own[name]]
@@ -90,15 +115,25 @@ class Cells:
             for name, values in found.items():
                 values[missing[at]] = rows[own[name]]
 
-    def _whole(self, connection: Any, keys: Ints, runs: list[Run]) -> NDArray[Any] | None:
-        """Return the rows of sorted keys as one structured array, or None where one has no row."""
+    def _whole(self, moment: Snapshot, runs: list[Run]) -> NDArray[Any] | None:
+        """Return the rows of runs as one structured array, or None where a step has no row."""
         sizes = [(last - first + 1) * self._rows.size for _, first, last in runs]
         if max(sizes) > MAX_JOINED_BYTES:
             return None
-        joined = self._store.dialect.slot_runs(connection, self._store.info.id, runs)
-        if joined is None or [len(each or b"") for each in joined] != sizes:
-            return None
-        return np.frombuffer(b"".join(joined), self._rows.layout.record)
+        keys = [_key(run, moment.states) for run in runs]
+        joined = [None if key is None else self.kept.get(key) for key in keys]
+        left = [i for i, rows in enumerate(joined) if rows is None]
+        if left:
+            read = self._store.dialect.slot_runs(
+                moment.connection, self._store.info.id, [runs[i] for i in left]
+            )
+            if read is None or [len(rows or b"") for rows in read] != [sizes[i] for i in left]:
+                return None
+            for i, rows in zip(left, read, strict=True):
+                joined[i] = rows
+                if (key := keys[i]) is not None:
+                    self.kept.put(key, rows)
+        return np.frombuffer(b"".join(rows or b"" for rows in joined), self._rows.layout.record)
 
     def _stored(
         self, connection: Any, keys: Ints, runs: list[Run]
@@ -145,6 +180,7 @@ class Cells:
         last = np.arange(len(keys)) if back is None else _last_of(back, len(keys))
         values = {name: array[last] for name, array in values.items()}
         self._slots.lock(connection)
+        self._slots.note_change(connection)
         places, blobs, seqs = self._stored(connection, keys, _runs(keys, self._t))
         if blobs:
             rows = _joined(blobs, self._rows.layout.record)
@@ -215,6 +251,15 @@ def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
     first = np.concatenate([[0], breaks])
     last = np.concatenate([breaks, [len(keys)]]) - 1
     return list(zip(slots[first].tolist(), ts[first].tolist(), ts[last].tolist(), strict=True))
+
+
+def _key(run: Run, states: Mapping[int, State]) -> RunKey | None:
+    """Return what the rows of a run are kept under; None where it is no episode from its start."""
+    slot, first, last = run
+    state = states.get(slot)
+    if first or state is None or state.episode is None:
+        return None
+    return RunKey(state.episode, last, state.changes)
 
 
 def _joined(blobs: Sequence[Any], record: np.dtype[Any]) -> NDArray[Any]:

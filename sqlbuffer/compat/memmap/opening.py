@@ -23,7 +23,9 @@ from sqlbuffer.storage.slots import find_ring, make_ring, other_writers
 from sqlbuffer.storage.store import BufferStore
 
 
-def check_options(overwrite: Any, read_only: Any, flush_every: Any, name: Any) -> None:
+def check_options(
+    overwrite: Any, read_only: Any, flush_every: Any, name: Any, cache_bytes: Any
+) -> None:
     """Raise where an option of the constructor is none."""
     if overwrite is not None and not isinstance(overwrite, bool):
         raise MemmapTypeError(f"overwrite is True or False, got {overwrite!r}")
@@ -35,6 +37,8 @@ def check_options(overwrite: Any, read_only: Any, flush_every: Any, name: Any) -
         raise MemmapError(f"flush_every_store_step must be >= 0, got {flush_every}")
     if not isinstance(name, str) or not name:
         raise MemmapTypeError(f"name is a text, got {name!r}")
+    if not isinstance(cache_bytes, int) or isinstance(cache_bytes, bool) or cache_bytes < 0:
+        raise MemmapTypeError(f"cache_bytes is a number of bytes, 0 for none, got {cache_bytes!r}")
 
 
 def made(

@@ -1,0 +1,197 @@
+"""Episodes that were read whole are kept in memory, and never shown when they are not so now."""
+
+import pickle
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import sqlbuffer
+from sqlbuffer.compat.memmap.kept_runs import KeptRuns, RunKey
+from tests.support.processes import run_at_once
+
+pytest.importorskip("torch")
+
+STEPS = 40
+ROW_BYTES = 4
+
+
+@pytest.fixture
+def buffer(make):
+    buffer = make(fields={"x": "float"}, meta_fields={"m": "int"}, max_timesteps=STEPS)
+    for first in (0, 100, 200):
+        store(buffer, first)
+    return buffer
+
+
+def store(buffer, first, n=STEPS):
+    buffer.store_episode(x=np.arange(first, first + n, dtype="f4"))
+
+
+def episodes_of(buffer):
+    """Return the episodes that a data loader reads, as lists, by slot."""
+    return [item[: int(n)].tolist() for batch in buffer.dataloader(3) for item, n in
+            zip(batch["x"], batch["_lens"], strict=True)]  # fmt: skip
+
+
+def steps(first, n=STEPS):
+    return list(map(float, range(first, first + n)))
+
+
+@contextmanager
+def runs_read(buffer):
+    """Note which runs of steps the database is asked for."""
+    dialect, noted = type(buffer._store.dialect), []
+    original = dialect.slot_runs
+
+    def slot_runs(self, connection, buffer_id, runs):
+        noted.extend(runs)
+        return original(self, connection, buffer_id, runs)
+
+    dialect.slot_runs = slot_runs
+    try:
+        yield noted
+    finally:
+        dialect.slot_runs = original
+
+
+def test_an_episode_is_read_once(buffer):
+    with runs_read(buffer) as noted:
+        first = episodes_of(buffer)
+        assert sorted(noted) == [(slot, 0, STEPS - 1) for slot in range(3)]
+        assert episodes_of(buffer) == episodes_of(buffer) == first
+        assert len(noted) == 3
+    assert first == [steps(0), steps(100), steps(200)]
+
+
+def test_what_is_kept_is_not_what_a_batch_is_made_of(buffer):
+    (batch,) = buffer.dataloader(3)
+    batch["x"][...] = -1
+    (batch,) = buffer.dataloader(3)
+    batch["x"][...] = -1
+    assert episodes_of(buffer) == [steps(0), steps(100), steps(200)]
+
+
+def test_values_that_were_changed_are_read_again(buffer, reopen):
+    episodes_of(buffer)
+    other = reopen()
+    other.data["x"][1, 7] = -7.0
+    expected = steps(100)
+    expected[7] = -7.0
+    assert episodes_of(buffer)[1] == expected
+    buffer.update(1, x=np.array([-1.0, -2.0], "f4"))
+    expected[:2] = [-1.0, -2.0]
+    assert episodes_of(buffer)[1] == episodes_of(other)[1] == expected
+
+
+def test_another_process_may_change_them(buffer):
+    episodes_of(buffer)
+    run_at_once([(change_in_process, buffer._store.url.render_as_string(hide_password=False))])
+    assert episodes_of(buffer)[2][:2] == [-3.0, 201.0]
+
+
+def change_in_process(url):
+    from sqlbuffer.compat.memmap import ReplayBuffer
+
+    other = ReplayBuffer.from_folder(url)
+    other.data["x"][2, 0] = -3.0
+    other.close()
+
+
+def test_an_episode_that_is_longer_by_hand_is_read_with_its_tail(make):
+    buffer = make(fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS)
+    store(buffer, 0, 20)
+    assert episodes_of(buffer) == [steps(0, 20)]
+    buffer.episode_lens[0] = 22
+    assert episodes_of(buffer) == [[*steps(0, 20), 0.0, 0.0]]
+    buffer.data["x"][0, 21] = 9.0
+    assert episodes_of(buffer) == [[*steps(0, 20), 0.0, 9.0]]
+    buffer.episode_lens[0] = 20
+    assert episodes_of(buffer) == [steps(0, 20)]
+
+
+def test_steps_that_the_core_deletes_are_gone(buffer, buffer_url):
+    episodes_of(buffer)
+    with sqlbuffer.ReplayBuffer(buffer_url, name="memmap") as core:
+        assert core.delete({"field": "exp_meta.step", "op": "eq", "value": 7}) == 3
+    expected = steps(100)
+    expected[7] = 0.0
+    assert episodes_of(buffer)[1] == expected
+
+
+def test_a_slot_shows_its_new_episode(make):
+    buffer = make(
+        fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS, max_episodes=2, circular=True
+    )
+    store(buffer, 0)
+    for first in range(100, 700, 100):
+        store(buffer, first)
+        assert sorted(episodes_of(buffer)) == [steps(first - 100), steps(first)]
+
+
+def test_episodes_that_stay_are_not_read_again_as_others_are_stored(make):
+    buffer = make(
+        fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS, max_episodes=3, circular=True
+    )
+    for first in (0, 100, 200):
+        store(buffer, first)
+    episodes_of(buffer)
+    with runs_read(buffer) as noted:
+        store(buffer, 300)
+        assert episodes_of(buffer) == [steps(300), steps(100), steps(200)]
+        assert noted == [(0, 0, STEPS - 1)]
+
+
+def test_an_open_episode_that_was_dropped_is_not_shown_as_the_next_one(make):
+    buffer = make(fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS)
+    for first in (0, 100):
+        for x in steps(first, 20):
+            buffer.store(x=x)
+        assert episodes_of(buffer) == [steps(first, 20)]
+        buffer.timestep_index = 0
+    store(buffer, 200, 20)
+    assert episodes_of(buffer) == [steps(200, 20)]
+
+
+def test_after_clear_the_new_episodes_are_read(buffer):
+    episodes_of(buffer)
+    buffer.clear()
+    store(buffer, 500)
+    assert episodes_of(buffer) == [steps(500)]
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "n_read"), [(0, 6), (STEPS * ROW_BYTES - 1, 6), (2**20, 3)]
+)
+def test_as_much_is_kept_as_may_be(make, buffer, reopen, cache_bytes, n_read):
+    other = reopen(cache_bytes=cache_bytes)
+    with runs_read(other) as noted:
+        assert episodes_of(other) == episodes_of(other) == [steps(0), steps(100), steps(200)]
+        assert len(noted) == n_read
+
+
+def test_a_copy_keeps_as_much(buffer, reopen):
+    copy = pickle.loads(pickle.dumps(reopen(cache_bytes=7)))
+    assert copy._cells_.kept.max_bytes == 7
+    assert episodes_of(copy) == episodes_of(buffer)
+
+
+@pytest.mark.parametrize("cache_bytes", [-1, 1.5, None, True, "1"])
+def test_another_size_is_refused(make, reopen, buffer, cache_bytes):
+    with pytest.raises(TypeError, match="cache_bytes is a number of bytes, 0 for none, got"):
+        reopen(cache_bytes=cache_bytes)
+    with pytest.raises(TypeError, match="cache_bytes is a number"):
+        make(overwrite=False, cache_bytes=cache_bytes)
+
+
+def test_what_was_read_longest_ago_is_forgotten_first():
+    kept, rows = KeptRuns(30), {n: bytes([n]) * 10 for n in range(5)}
+    for n in range(3):
+        kept.put(RunKey(n, 9, 0), rows[n])
+    assert kept.get(RunKey(0, 9, 0)) == rows[0]
+    kept.put(RunKey(3, 9, 0), rows[3])
+    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [rows[0], None, rows[2], rows[3]]
+    kept.put(RunKey(0, 9, 1), b"\xff" * 25)
+    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [None, None, None, None]
+    assert kept.get(RunKey(0, 9, 1)) == b"\xff" * 25
+    assert kept.get(RunKey(0, 8, 1)) is None
