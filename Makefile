@@ -20,7 +20,7 @@ demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database 
 # Hundreds of processes of the tests import the package: each would compile it anew, for 0.4 s.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 5 --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed-dev ## check formatting, lint, types and layers
 	$(BIN)/ruff format --check .

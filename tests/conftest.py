@@ -47,6 +47,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _rows_leave_when_a_test_says_so() -> Iterator[None]:
+    """Have no pass of housekeeping take used-up rows away between two lines of a slow test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sqlbuffer.storage.expiry.EXPIRE_EVERY_S", 3_600.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     with ExitStack() as stack:

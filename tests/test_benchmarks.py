@@ -53,7 +53,8 @@ LINES = {
     "8 consumers that lease 8 of 20,000 rows": {"PostgreSQL"},
     "`store` of 1,000 steps, an episode, vs memmap-replay-buffer": BOTH,
     "`store_episode` of 1,000 steps vs memmap-replay-buffer": BOTH,
-    "`dataloader`: trajectories, batches of 4, vs": BOTH,
+    "`dataloader`: trajectories, batches of 4, first pass, vs": BOTH,
+    "`dataloader`: trajectories, batches of 4, later passes, vs": BOTH,
     "`dataloader`: steps, batches of 256, vs": BOTH,
     "`dataloader`: 5-step transitions, batches of 256, vs": BOTH,
     "`fetch_fragments(64)` of 4,800 chunks vs of 100": BOTH,
@@ -95,6 +96,7 @@ def assert_complete(text: str, rows: str, verdicts: set[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_tiny_run_prints_every_line_for_both_databases(postgres_server, capsys, tmp_path):
     document = tmp_path / "performance.md"
     document.write_text(f"# Before\n\n{BEGIN}\nearlier\n{END}\n\nAfter.\n")

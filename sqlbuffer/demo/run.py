@@ -1,7 +1,9 @@
 """One run of the demo, from the empty buffer to the figures."""
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sqlbuffer.buffer import ReplayBuffer
@@ -86,8 +88,10 @@ def _play_and_sample(
     report, learner, progress = Report(), Learner(buffer, plan), Progress()
     report.samples = learner.calls
     first = time.perf_counter()
-    with Writers(plan) as writers:
+    with Writers(plan) as writers, _interrupts_noted() as interrupts:
         while writers.running:
+            if interrupts:
+                raise KeyboardInterrupt
             for stored in writers.reports(PAUSE_S):
                 first = first if progress.episodes else time.perf_counter() - stored.latency_s
                 _note(report.inserts, stored)
@@ -99,6 +103,25 @@ def _play_and_sample(
             on_progress(progress)
             report.playing_s = time.perf_counter() - first
     return report
+
+
+@contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Yield a list that has an item once there was a Ctrl-C; a second one raises as ever.
+
+    Where an interrupt is raised while the interpreter runs a callback, it is lost.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _note(inserts: Calls, stored: Stored) -> None:

@@ -6,11 +6,12 @@ in transaction mode a `SET` of the session would reach other clients.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, event
 
 # The execution option of a connection that holds its `Begin`.
@@ -23,6 +24,9 @@ LOCK_TIMEOUT_S = 30
 STATEMENT_TIMEOUT_S = 600
 # No transaction of the library stays open between two calls: whoever is idle in one has hung.
 IDLE_TIMEOUT_S = 60
+
+# Who interrupts a question does not wait longer for the server to hear of it.
+CANCEL_TIMEOUT_S = 5.0
 
 DURABILITIES = ("relaxed", "full")
 # A server may wait for more than its own disk: `full` does not lower that.
@@ -116,14 +120,18 @@ def answer(connection: Connection) -> Sequence[Any]:
 
 @contextmanager
 def invalidated_when_lost(connection: Connection) -> Iterator[None]:
-    """Drop a connection that is lost while the driver is used directly; the pool would try to roll
-    it back, and log that it cannot.
+    """Drop a connection that is lost while the driver is used directly, or interrupted between a
+    question and its answer; the pool would try to roll it back, and log that it cannot.
     """
     try:
         yield
-    except psycopg.Error:
+    except (psycopg.Error, KeyboardInterrupt):
         driver: Any = connection.connection.driver_connection
-        if driver.closed:
+        is_asked = driver.info.transaction_status == TransactionStatus.ACTIVE
+        if is_asked:
+            with suppress(psycopg.Error):
+                driver.cancel_safe(timeout=CANCEL_TIMEOUT_S)
+        if is_asked or driver.closed:
             connection.invalidate()
         raise
 

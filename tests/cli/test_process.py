@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import sys
+from contextlib import contextmanager
 
 import pytest
+from psycopg.pq import TransactionStatus
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage import readonly, sqlite, transactions
@@ -106,6 +109,35 @@ def test_ctrl_c_ends_a_question_that_the_server_works_on(postgres_url):
     code, _, stderr = finish(process)
     assert (code, stderr) == (130, "")
     wait_until(lambda: not sql.run(postgres_url, asleep), "the end of the query")
+
+
+def test_an_interrupt_between_a_question_and_its_answer_ends_both(postgres_url):
+    with pytest.raises(KeyboardInterrupt), interrupted_when_asked():
+        readonly.query(postgres_url, "SELECT pg_sleep(600)")
+    asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    wait_until(lambda: not sql.run(postgres_url, asleep), "the end of the query")
+    assert readonly.query(postgres_url, "SELECT 7").rows == [(7,)]
+
+
+@contextmanager
+def interrupted_when_asked():
+    """Interrupt as soon as the driver has sent what it will fetch."""
+
+    def trace(frame, event, _argument):
+        if frame.f_code.co_name != "_exec_command":
+            return None
+        status = frame.f_locals["self"].pgconn.transaction_status
+        is_asked = event == "line" and status == TransactionStatus.ACTIVE
+        if is_asked and b"FETCH" in frame.f_locals["command"]:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
 
 
 def test_ctrl_c_ends_a_question_that_sqlite_works_on(sqlite_url):

@@ -386,7 +386,8 @@ def learn(url, n_batches):
 
 def test_a_learner_and_two_collectors_settle_at_the_ratio(buffer_url, tmp_path):
     stop = tmp_path / "stop"
-    limiter = RateLimiter(4, 20, 60)
+    # What is in flight counts as inserted: each collector may have five rows that are not seen yet.
+    limiter = RateLimiter(4, 16 + 2 * 5, 60)
     buffer = ReplayBuffer(buffer_url, rate_limiter=limiter)
     with running([(collect, buffer_url, stop)] * 2) as workers:
         (sampled,) = run_at_once([(learn, buffer_url, 60)])

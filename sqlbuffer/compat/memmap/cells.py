@@ -78,31 +78,32 @@ class Cells:
         Returns:
             `{name: array of shape (*S, *shape)}`.
         """
-        names = list(names)
-        keys, back = _distinct((slots * self._t + ts).ravel())
+        names, given = list(names), (slots * self._t + ts).ravel()
+        if not names:
+            return {}
+        with snapshot() as moment:
+            found = self._whole(moment, names, given)
+            if found is None:
+                found = self._single(moment.connection, names, given)
+        return {
+            name: values.reshape((*slots.shape, *values.shape[1:]))
+            for name, values in found.items()
+        }
+
+    def _single(self, connection: Any, names: list[str], given: Ints) -> dict[str, NDArray[Any]]:
+        """Return the values in cells, whichever and in whatever order."""
+        keys, back = _distinct(given)
         tracks = self._rows.tracks
         found = {
             name: np.full((len(keys), *tracks[name].shape), tracks[name].fill) for name in names
         }
-        if len(keys) and names:
-            with snapshot() as moment:
-                self._fill(moment, keys, found)
-        return {
-            name: (values if back is None else values[back]).reshape(
-                (*slots.shape, *tracks[name].shape)
-            )
-            for name, values in found.items()
-        }
+        if len(keys):
+            self._fill(connection, keys, found)
+        return found if back is None else {name: each[back] for name, each in found.items()}
 
-    def _fill(self, moment: Snapshot, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
-        own, connection = self._rows.names, moment.connection
-        runs = _runs(keys, self._t)
-        whole = self._whole(moment, runs) if len(keys) >= LONG_RUN * len(runs) else None
-        if whole is not None:
-            for name, values in found.items():
-                values[:] = whole[own[name]]
-            return
-        places, blobs, seqs = self._stored(connection, keys, runs)
+    def _fill(self, connection: Any, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
+        own = self._rows.names
+        places, blobs, seqs = self._stored(connection, keys, _runs(keys, self._t))
         if len(blobs):
             arrays = self._rows.layout.unpack(blobs, [own[name] for name in found], seqs=seqs)
             for name, values in found.items():
@@ -115,25 +116,34 @@ class Cells:
             for name, values in found.items():
                 values[missing[at]] = rows[own[name]]
 
-    def _whole(self, moment: Snapshot, runs: list[Run]) -> NDArray[Any] | None:
-        """Return the rows of runs as one structured array, or None where a step has no row."""
+    def _whole(
+        self, moment: Snapshot, names: list[str], given: Ints
+    ) -> dict[str, NDArray[Any]] | None:
+        """Return the values in cells that are few long runs, or None where they are not, or where a
+        step has no row.
+        """
+        if not len(given):
+            return None
+        runs = _runs(given, self._t)
         sizes = [(last - first + 1) * self._rows.size for _, first, last in runs]
-        if max(sizes) > MAX_JOINED_BYTES:
+        if len(given) < LONG_RUN * len(runs) or max(sizes) > MAX_JOINED_BYTES:
             return None
         keys = [_key(run, moment.states) for run in runs]
-        joined = [None if key is None else self.kept.get(key) for key in keys]
-        left = [i for i, rows in enumerate(joined) if rows is None]
+        columns = [None if key is None else self.kept.get(key) for key in keys]
+        left = [i for i, kept in enumerate(columns) if kept is None]
         if left:
             read = self._store.dialect.slot_runs(
                 moment.connection, self._store.info.id, [runs[i] for i in left]
             )
             if read is None or [len(rows or b"") for rows in read] != [sizes[i] for i in left]:
                 return None
-            for i, rows in zip(left, read, strict=True):
-                joined[i] = rows
+            for i, raw in zip(left, read, strict=True):
+                rows = np.frombuffer(raw, self._rows.layout.record)
+                own = self._rows.names
+                columns[i] = now = {name: np.ascontiguousarray(rows[own[name]]) for name in own}
                 if (key := keys[i]) is not None:
-                    self.kept.put(key, rows)
-        return np.frombuffer(b"".join(rows or b"" for rows in joined), self._rows.layout.record)
+                    self.kept.put(key, now)
+        return {name: np.concatenate([each[name] for each in columns if each]) for name in names}
 
     def _stored(
         self, connection: Any, keys: Ints, runs: list[Run]
@@ -245,7 +255,7 @@ def _last_of(back: Ints, n: int) -> Ints:
 
 
 def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
-    """Return sorted keys as runs of (slot, first step, last step)."""
+    """Return keys as runs of (slot, first step, last step), in their order."""
     slots, ts = np.divmod(keys, max_timesteps)
     breaks = np.flatnonzero((np.diff(keys) != 1) | (np.diff(slots) != 0)) + 1
     first = np.concatenate([[0], breaks])

@@ -1,11 +1,15 @@
-"""Rows of whole episodes that were read before, as the operating system keeps pages of a file."""
+"""Whole episodes that were read before, kept as the operating system keeps pages of a file."""
 
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from sqlbuffer.storage.fork_lock import ForkLock
 
 MAX_BYTES = 2**27
+Columns = Mapping[str, NDArray[Any]]
 
 
 class RunKey(NamedTuple):
@@ -23,7 +27,7 @@ class RunKey(NamedTuple):
 
 
 class KeptRuns:
-    """The rows of episodes, joined; those that were read longest ago are forgotten first.
+    """The fields of episodes; what was read longest ago is forgotten first.
 
     Attributes:
         max_bytes: How many bytes are kept; 0 keeps nothing.
@@ -31,26 +35,32 @@ class KeptRuns:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self._n_bytes = max_bytes, 0
-        self._runs: OrderedDict[tuple[int, int], tuple[int, bytes]] = OrderedDict()
+        self._runs: OrderedDict[tuple[int, int], tuple[int, Columns]] = OrderedDict()
         self._mutex = ForkLock()
 
-    def get(self, key: RunKey) -> bytes | None:
-        """Return the rows of an episode, if they are kept."""
+    def get(self, key: RunKey) -> Columns | None:
+        """Return the fields of an episode, if they are kept; nobody may write to them."""
         with self._mutex:
-            changes, rows = self._runs.get((key.episode, key.last), (-1, b""))
-            if changes != key.changes:
+            kept = self._runs.get((key.episode, key.last))
+            if kept is None or kept[0] != key.changes:
                 return None
             self._runs.move_to_end((key.episode, key.last))
-            return rows
+            return kept[1]
 
-    def put(self, key: RunKey, rows: bytes) -> None:
-        """Keep the rows of an episode."""
-        if len(rows) > self.max_bytes:
+    def put(self, key: RunKey, columns: Columns) -> None:
+        """Keep the fields of an episode."""
+        if _size(columns) > self.max_bytes:
             return
         with self._mutex:
-            _, before = self._runs.pop((key.episode, key.last), (0, b""))
-            self._runs[key.episode, key.last] = (key.changes, rows)
-            self._n_bytes += len(rows) - len(before)
+            before = self._runs.pop((key.episode, key.last), None)
+            if before is not None:
+                self._n_bytes -= _size(before[1])
+            self._runs[key.episode, key.last] = (key.changes, columns)
+            self._n_bytes += _size(columns)
             while self._n_bytes > self.max_bytes:
                 _, (_, forgotten) = self._runs.popitem(last=False)
-                self._n_bytes -= len(forgotten)
+                self._n_bytes -= _size(forgotten)
+
+
+def _size(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())

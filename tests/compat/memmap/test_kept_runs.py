@@ -185,13 +185,15 @@ def test_another_size_is_refused(make, reopen, buffer, cache_bytes):
 
 
 def test_what_was_read_longest_ago_is_forgotten_first():
-    kept, rows = KeptRuns(30), {n: bytes([n]) * 10 for n in range(5)}
+    kept = KeptRuns(30)
+    of = {n: {"x": np.full(6, n, np.uint8), "y": np.zeros(4, np.uint8)} for n in range(5)}
     for n in range(3):
-        kept.put(RunKey(n, 9, 0), rows[n])
-    assert kept.get(RunKey(0, 9, 0)) == rows[0]
-    kept.put(RunKey(3, 9, 0), rows[3])
-    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [rows[0], None, rows[2], rows[3]]
-    kept.put(RunKey(0, 9, 1), b"\xff" * 25)
-    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [None, None, None, None]
-    assert kept.get(RunKey(0, 9, 1)) == b"\xff" * 25
+        kept.put(RunKey(n, 9, 0), of[n])
+    assert kept.get(RunKey(0, 9, 0)) is of[0]
+    kept.put(RunKey(3, 9, 0), of[3])
+    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [of[0], None, of[2], of[3]]
+    later = {"x": np.zeros(25, np.uint8)}
+    kept.put(RunKey(0, 9, 1), later)
+    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [None] * 4
+    assert kept.get(RunKey(0, 9, 1)) is later
     assert kept.get(RunKey(0, 8, 1)) is None
