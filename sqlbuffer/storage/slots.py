@@ -61,6 +61,12 @@ _STATES = select(slots.c.slot, slots.c.length, slots.c.episode_id, _CHANGES).whe
     slots.c.buffer_id == _ID
 )
 _NAMED_STATES = _STATES.where(_NAMED)
+# Of numbers alone.
+_STATES_QUERY = (
+    "SELECT slot, length, episode_id, "
+    "(SELECT changes FROM slot_rings WHERE buffer_id = {buffer_id:d}) "
+    "FROM slots WHERE buffer_id = {buffer_id:d} AND slot IN ({numbers})"
+)
 _LENGTHS = select(slots.c.slot, slots.c.length).where(slots.c.buffer_id == _ID, slots.c.length > 0)
 _TAILS = select(slots.c.slot, slots.c.tail).where(
     slots.c.buffer_id == _ID, _NAMED, slots.c.tail.is_not(None)
@@ -456,6 +462,13 @@ class Slots:
         else:
             found = connection.execute(_NAMED_STATES, {"buffer_id": self._id, "slots": wanted})
         return [State(*row) for row in found]
+
+    def states_query(self, wanted: Sequence[int]) -> str:
+        """Return the select of the states of slots, one at least, to go along with the beginning of
+        a transaction.
+        """
+        numbers = ", ".join(f"{slot:d}" for slot in wanted)
+        return _STATES_QUERY.format(buffer_id=self._id, numbers=numbers)
 
     def lengths(self, connection: Connection) -> list[tuple[int, int]]:
         """Return (slot, length) of those that show finished episodes with steps."""

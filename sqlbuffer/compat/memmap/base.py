@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from sqlbuffer.compat.memmap.tracks import INITTED, INTERNAL, LENS, Track
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder, StepPacker
 from sqlbuffer.compat.memmap.writer import Writer
 from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.slots import Slots
+from sqlbuffer.storage.slots import Slots, State
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.transactions import answer
 
 Ints = NDArray[np.int64]
 
@@ -169,18 +170,24 @@ class Base:
             and numbers that no two episodes share, -1 where it is empty. Both of shape (n,).
         """
         lengths, shown = np.zeros(self.max_episodes, np.int64), np.full(self.max_episodes, -1)
-        with self._snapshot() as snapshot:
-            wanted = None if slots is None else slots.tolist()
-            for state in self._slots.states(snapshot.connection, wanted):
-                slot, length = state.slot, state.length
-                lengths[slot] = snapshot.open_lengths.get(slot, 0) if length is None else length
-                shown[slot] = -1 if state.episode is None else state.episode
-                snapshot.states[slot] = state
+        with self._snapshot(slots) as snapshot:
+            wanted = None if slots is None else [s for s in slots.tolist() if not snapshot.saw(s)]
+            if wanted is None or wanted:
+                snapshot.see(wanted or (), self._slots.states(snapshot.connection, wanted))
+            for state in snapshot.states.values():
+                if state is not None:
+                    slot, length = state.slot, state.length
+                    lengths[slot] = snapshot.open_lengths.get(slot, 0) if length is None else length
+                    shown[slot] = -1 if state.episode is None else state.episode
         return (lengths, shown) if slots is None else (lengths[slots], shown[slots])
 
     @contextmanager
-    def _snapshot(self) -> Iterator[Snapshot]:
-        """Have what this thread reads in a block be of one moment."""
+    def _snapshot(self, slots: Ints | None = None) -> Iterator[Snapshot]:
+        """Have what this thread reads in a block be of one moment.
+
+        Args:
+            slots: Slots that are looked at along with its beginning, of shape (n,).
+        """
         held = getattr(self._held, "snapshot", None)
         if held is not None:
             yield held
@@ -188,12 +195,17 @@ class Base:
         # In this order: another thread may go on storing.
         open_lengths = dict(self._open_lengths())
         self._flush()
+        wanted = [] if slots is None else slots.tolist()
+        query = self._slots.states_query(wanted) if wanted else None
         with (
             translated(self._store.url),
-            self._store.dialect.snapshot(self._store.engine) as connection,
-            connection.begin(),  # cells are read past SQLAlchemy, which would not do so by itself
+            self._store.dialect.snapshot(self._store.engine, query) as connection,
+            # Cells are read past SQLAlchemy, which would not begin by itself.
+            nullcontext() if query else connection.begin(),
         ):
             snapshot = Snapshot(connection, open_lengths, {})
+            if query:
+                snapshot.see(wanted, (State(*row) for row in answer(connection)))
             self._held.snapshot = snapshot
             try:
                 yield snapshot

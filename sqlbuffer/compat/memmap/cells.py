@@ -31,12 +31,21 @@ class Snapshot:
         connection: Where it reads.
         open_lengths: The lengths of the episodes that this process has open, all steps of which are
             stored.
-        states: The states of slots that were looked at.
+        states: The states of slots that were looked at; None where one was never used.
     """
 
     connection: Any
     open_lengths: dict[int, int]
-    states: dict[int, State]
+    states: dict[int, State | None]
+
+    def saw(self, slot: int) -> bool:
+        """Tell whether a slot was looked at."""
+        return slot in self.states
+
+    def see(self, slots: Iterable[int], found: Iterable[State]) -> None:
+        """Note the states of slots that were looked at, and whatever of others."""
+        self.states.update(dict.fromkeys(slots))
+        self.states.update((state.slot, state) for state in found)
 
 
 class Cells:
@@ -263,7 +272,7 @@ def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
     return list(zip(slots[first].tolist(), ts[first].tolist(), ts[last].tolist(), strict=True))
 
 
-def _key(run: Run, states: Mapping[int, State]) -> RunKey | None:
+def _key(run: Run, states: Mapping[int, State | None]) -> RunKey | None:
     """Return what the rows of a run are kept under; None where it is no episode from its start."""
     slot, first, last = run
     state = states.get(slot)

@@ -125,8 +125,8 @@ class _Items(data.Dataset):  # type: ignore[misc]
         places = self._places(indices)
         slots, ts = self._slots[places], self._ts[places]
         self.replay_buffer._flush()
-        with self.replay_buffer._snapshot():
-            distinct, which = np.unique(slots, return_inverse=True)
+        distinct, which = np.unique(slots, return_inverse=True)
+        with self.replay_buffer._snapshot(distinct):
             lengths, shown = (of[which] for of in self.replay_buffer._state(distinct))
             kept = self._are_there(slots, ts, lengths, shown)
             if not kept.any():

@@ -38,8 +38,12 @@ class Readable(Protocol):
     def _flush(self) -> None:
         """Make what was stored readable."""
 
-    def _snapshot(self) -> AbstractContextManager[Any]:
-        """Have everything that is read in a block, by this thread, be of one moment."""
+    def _snapshot(self, slots: Ints | None = None) -> AbstractContextManager[Any]:
+        """Have everything that is read in a block, by this thread, be of one moment.
+
+        Args:
+            slots: Slots whose state is wanted, of shape (n,).
+        """
 
     def _state(self, slots: Ints | None = None) -> tuple[Ints, Ints]:
         """Return the length of each slot and the number of the episode that it shows.

@@ -166,7 +166,7 @@ class Model:
     def _lengths(self) -> Any:
         return self.meta_data["episode_lens"].astype(np.int64)
 
-    def _snapshot(self) -> Any:
+    def _snapshot(self, slots: Any = None) -> Any:
         return nullcontext()
 
     def _state(self, slots: Any = None) -> Any:

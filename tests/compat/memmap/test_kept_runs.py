@@ -9,6 +9,7 @@ import pytest
 import sqlbuffer
 from sqlbuffer.compat.memmap.kept_runs import KeptRuns, RunKey
 from tests.support.processes import run_at_once
+from tests.support.statements import selects
 
 pytest.importorskip("torch")
 
@@ -62,6 +63,18 @@ def test_an_episode_is_read_once(buffer):
         assert episodes_of(buffer) == episodes_of(buffer) == first
         assert len(noted) == 3
     assert first == [steps(0), steps(100), steps(200)]
+
+
+def test_a_batch_of_kept_episodes_is_one_question(make):
+    buffer = make(fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS)
+    for first in (0, 100, 200):
+        store(buffer, first)
+    loader = buffer.dataloader(3, shuffle=True)
+    next(iter(loader))
+    with selects(buffer) as noted:
+        next(iter(loader))
+    (question,) = noted
+    assert "FROM slots" in question
 
 
 def test_what_is_kept_is_not_what_a_batch_is_made_of(buffer):
