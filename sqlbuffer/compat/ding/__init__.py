@@ -14,6 +14,7 @@ from sqlbuffer.compat.ding.elastic import ElasticReplayBuffer
 from sqlbuffer.compat.ding.episode import EpisodeReplayBuffer
 from sqlbuffer.compat.ding.errors import (
     ItemError,
+    MissingListError,
     PriorityError,
     ReplayConfigError,
     ReplayError,
@@ -36,6 +37,7 @@ __all__ = [
     "EpisodeReplayBuffer",
     "IBuffer",
     "ItemError",
+    "MissingListError",
     "NaiveReplayBuffer",
     "PeriodicThruputMonitor",
     "PriorityError",

@@ -16,7 +16,13 @@ from sqlbuffer.compat.ding.advanced_state import (
 from sqlbuffer.compat.ding.attributes import SampledDataAttrMonitor, TickTime
 from sqlbuffer.compat.ding.base import register_buffer
 from sqlbuffer.compat.ding.config import checked_count
-from sqlbuffer.compat.ding.errors import ItemError, PriorityError, ReplayConfigError, ReplayError
+from sqlbuffer.compat.ding.errors import (
+    ItemError,
+    MissingListError,
+    PriorityError,
+    ReplayConfigError,
+    ReplayError,
+)
 from sqlbuffer.compat.ding.items import item_of, records_of
 from sqlbuffer.compat.ding.naive import checked_range
 from sqlbuffer.compat.ding.opening import opened_ring
@@ -356,7 +362,7 @@ class AdvancedReplayBuffer(RingBuffer):
                 have them; the shortest decides. Of equal items the last counts.
 
         Raises:
-            KeyError: It has `priority`, and lacks one of the others.
+            MissingListError: It has `priority`, and lacks one of the others; a KeyError.
             TypeError: It is no dict, or one of them no list.
             PriorityError: A priority that is negative or no number; none is set.
         """
@@ -471,6 +477,11 @@ def _new_priorities(info: Any) -> dict[str, NewPriority]:
         return {}
     lists = []
     for key in (UNIQUE_ID, INDEX, PRIORITY):
+        if key not in info:
+            raise MissingListError(
+                f"update takes the lists {UNIQUE_ID!r}, {INDEX!r} and {PRIORITY!r}, as sampled "
+                f"items have them; {key!r} is missing"
+            )
         lists.append(_listed(info[key]))
         if not isinstance(lists[-1], (list, tuple)):
             raise TypeError(f"{key!r} of an update is a list, got {info[key]!r:.100}")

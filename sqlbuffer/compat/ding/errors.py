@@ -23,5 +23,11 @@ class UnknownBufferError(SQLBufferError, KeyError):
     __str__ = Exception.__str__  # a KeyError would show its message quoted
 
 
+class MissingListError(SQLBufferError, KeyError):
+    """An update of priorities lacks a list; the message names those that it takes."""
+
+    __str__ = Exception.__str__
+
+
 class PriorityError(ReplayError, AssertionError):
     """A priority that is negative, or no number."""
