@@ -21,6 +21,8 @@ from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.transactions import answer
 
 Ints = NDArray[np.int64]
+# Slots that are named in the text of a question.
+MOST_ALONG = 1_000
 
 
 class Base:
@@ -186,7 +188,8 @@ class Base:
         """Have what this thread reads in a block be of one moment.
 
         Args:
-            slots: Slots that are looked at along with its beginning, of shape (n,).
+            slots: Slots that are looked at along with its beginning, unless they are many, of shape
+                (n,).
         """
         held = getattr(self._held, "snapshot", None)
         if held is not None:
@@ -196,7 +199,7 @@ class Base:
         open_lengths = dict(self._open_lengths())
         self._flush()
         wanted = [] if slots is None else slots.tolist()
-        query = self._slots.states_query(wanted) if wanted else None
+        query = self._slots.states_query(wanted) if 0 < len(wanted) <= MOST_ALONG else None
         with (
             translated(self._store.url),
             self._store.dialect.snapshot(self._store.engine, query) as connection,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.compat.memmap.kept_runs import KeptRuns, RunKey
+from sqlbuffer.compat.memmap.kept_runs import Columns, KeptRuns, RunKey
 from sqlbuffer.compat.memmap.values import RowCoder
 from sqlbuffer.storage.payload_changes import replace_payload
 from sqlbuffer.storage.slots import Slots, State
@@ -147,12 +147,16 @@ class Cells:
             if read is None or [len(rows or b"") for rows in read] != [sizes[i] for i in left]:
                 return None
             for i, raw in zip(left, read, strict=True):
-                rows = np.frombuffer(raw, self._rows.layout.record)
-                own = self._rows.names
-                columns[i] = now = {name: np.ascontiguousarray(rows[own[name]]) for name in own}
-                if (key := keys[i]) is not None:
+                key = keys[i]
+                columns[i] = now = self._unpacked(raw, self._rows.names if key else names)
+                if key is not None:
                     self.kept.put(key, now)
         return {name: np.concatenate([each[name] for each in columns if each]) for name in names}
+
+    def _unpacked(self, raw: Any, names: Iterable[str]) -> Columns:
+        """Return fields of joined rows, each an array of its own."""
+        rows = np.frombuffer(raw, self._rows.layout.record)
+        return {name: np.ascontiguousarray(rows[self._rows.names[name]]) for name in names}
 
     def _stored(
         self, connection: Any, keys: Ints, runs: list[Run]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sqlbuffer
+from sqlbuffer.compat.memmap import base
 from sqlbuffer.compat.memmap.kept_runs import KeptRuns, RunKey
 from tests.support.processes import run_at_once
 from tests.support.statements import selects
@@ -75,6 +76,14 @@ def test_a_batch_of_kept_episodes_is_one_question(make):
         next(iter(loader))
     (question,) = noted
     assert "FROM slots" in question
+
+
+def test_however_many_slots_may_be_looked_at(make, monkeypatch):
+    buffer = make(fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS)
+    for first in (0, 100, 200):
+        store(buffer, first)
+    monkeypatch.setattr(base, "MOST_ALONG", 2)
+    assert episodes_of(buffer) == episodes_of(buffer) == [steps(0), steps(100), steps(200)]
 
 
 def test_what_is_kept_is_not_what_a_batch_is_made_of(buffer):
