@@ -431,7 +431,7 @@ def test_coming_from_aworld_names_what_the_package_has_and_has_not():
 
 
 def test_coming_from_memmap(read):
-    pytest.importorskip("torch", reason="allowed: torch is not installed")
+    pytest.importorskip("torch")
     page = read("docs/coming-from-memmap.md")
     assert page.names["batch"].state_.shape == (16, 3)
     assert Path("replay_data/replay.sqlite").exists()

@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 
 @pytest.fixture
@@ -52,6 +51,7 @@ def test_d12_a_range_goes_by_age_where_items_have_left_between(make):
 
 
 def test_d14_any_number_is_a_priority_and_any_integer_an_iteration(make):
+    torch = pytest.importorskip("torch")
     buffer = make("advanced", size=16)
     priorities = [2, np.float32(2), np.int64(2), torch.tensor(2.0)]
     iterations = [3, np.int64(3), [np.int32(3), 9], torch.tensor([3])]

@@ -202,7 +202,7 @@ def test_a_path_names_a_sqlite_file(tmp_path):
 
 
 def test_without_torch_all_works_but_reading_tensors(monkeypatch):
-    torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+    torch = pytest.importorskip("torch")
     buffer = create_buffer({"type": "naive"})
     # Under a key that no other test has read.
     buffer.push({"without_torch": torch.ones(2)}, 0)

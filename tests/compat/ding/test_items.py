@@ -17,7 +17,7 @@ from sqlbuffer.compat.ding import ItemError, create_buffer
 from sqlbuffer.compat.ding.items import decoded_item, encoded_item
 from tests.compat.ding.conftest import held
 
-torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+torch = pytest.importorskip("torch")
 
 Step = collections.namedtuple("Step", "obs reward")
 

@@ -287,14 +287,13 @@ def test_without_a_step_or_an_iteration_their_axis_is_left_out(make):
 
 
 def test_only_the_first_of_several_learners_writes(make, monkeypatch):
-    import torch.distributed
-
+    distributed = pytest.importorskip("torch.distributed")
     scalars = Scalars()
     buffer = make("advanced", size=5)
     buffer._tb_logger = scalars
     buffer.push([{"obs": 1}], 3)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 1)
     buffer.sample(1, 1)
     assert scalars.written == []
 

@@ -6,7 +6,7 @@ import pytest
 from sqlbuffer.compat.memmap.collector import EpisodeCollector
 from tests.compat.memmap.loaded import SHAPE, LoadedModel
 
-torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+torch = pytest.importorskip("torch")
 
 G = 3
 

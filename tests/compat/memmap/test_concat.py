@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+torch = pytest.importorskip("torch")
 
 from torch.utils.data import ConcatDataset  # noqa: E402
 

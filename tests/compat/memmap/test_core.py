@@ -87,6 +87,7 @@ def test_observation_fields_that_are_none_are_refused(tmp_path, make, given, err
 
 
 def test_a_slot_whose_steps_the_core_deleted_is_empty(make, native, reopen):
+    pytest.importorskip("torch")
     buffer = fill(make())
     dataset = buffer.dataset()
     assert native().delete(UP_TO_3) == 3

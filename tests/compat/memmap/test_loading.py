@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Subset, TensorDataset  # noqa: E402
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-pytest.importorskip("torch", reason="allowed: torch is not installed")
+pytest.importorskip("torch")
 
 from sqlbuffer.compat.memmap import ReplayBuffer
 from tests.compat.memmap.loaded import LoadedModel

@@ -4,7 +4,7 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+torch = pytest.importorskip("torch")
 
 from sqlbuffer.compat.memmap import ReplayBuffer  # noqa: E402
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="allowed: torch is not installed")
+torch = pytest.importorskip("torch")
 
 from sqlbuffer.compat.memmap import ReplayBuffer  # noqa: E402
 from tests.compat.memmap.loaded import SHAPE, fill, step  # noqa: E402

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from sqlbuffer.codec import equal
 from sqlbuffer.compat.minestudio import (
@@ -52,6 +51,7 @@ def test_a_fragment_comes_back_with_every_dtype_shape_and_container(store: Fragm
 
 
 def test_tensors_come_back_as_tensors_wherever_they_stand(store: FragmentStore) -> None:
+    torch = pytest.importorskip("torch")
     state = [
         torch.arange(6, dtype=torch.float32).reshape(2, 3).requires_grad_(),
         (torch.ones(2, dtype=torch.bfloat16), np.ones(2), (torch.tensor(True), None)),
@@ -72,6 +72,7 @@ def test_tensors_come_back_as_tensors_wherever_they_stand(store: FragmentStore) 
 
 
 def test_reads_only_the_fields_that_are_asked_for(store: FragmentStore) -> None:
+    torch = pytest.importorskip("torch")
     given = make_fragment(
         fid=3,
         obs={"image": np.ones((T, 2), np.uint8), "goal": torch.ones(T)},
@@ -146,6 +147,7 @@ def test_deletes_fragments_by_id(store: FragmentStore) -> None:
 
 
 def test_format_batch_stacks_by_index() -> None:
+    torch = pytest.importorskip("torch")
     found = FragmentDataDict()
     for fid in range(2):
         found[FragmentIndex("w", fid)] = {
@@ -171,6 +173,7 @@ def test_metadata_are_hashable_and_print_logs(caplog: pytest.LogCaptureFixture) 
 
 def steps(start: int, n: int = T, *, ends: bool = False, **changes: Any) -> SampleFragment:
     """Return a fragment of the steps from one on, each with its number for an observation."""
+    torch = pytest.importorskip("torch")
     numbers = np.arange(start, start + n, dtype=np.float32)
     return make_fragment(
         fid=start // n,
