@@ -17,11 +17,16 @@ MODULES = [
     and not module.name.endswith((".replay_buffer_h5py", ".memmap.video", ".memmap.frontend"))
     and not module.name.endswith((".minestudio.actor", ".ding.buffer", ".ding.data"))
 ]
+NEED_TORCH = {"sqlbuffer.torch"} | {
+    f"sqlbuffer.compat.memmap.{name}" for name in ("concat", "datasets", "items", "joined")
+}
 PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.ReplayBuffer]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name: str) -> None:
+    if name in NEED_TORCH:
+        pytest.importorskip("torch")
     module = importlib.import_module(name)
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     assert doctest.testmod(module, optionflags=options).failed == 0

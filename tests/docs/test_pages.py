@@ -194,6 +194,7 @@ def test_late_rewards(read):
 
 
 def test_loader(read):
+    pytest.importorskip("torch")
     page = read("docs/loader.md")
     assert page.names["step"] == 20
     assert page.names["batch"].n_rows == 64

@@ -222,7 +222,9 @@ def test_passes_leave_stale_rows_out(episodes):
 
 
 def test_a_dataset_holds_what_is_fresh(episodes):
-    torch = pytest.importorskip("sqlbuffer.torch")
+    pytest.importorskip("torch")
+    from sqlbuffer import torch
+
     dataset = torch.Dataset(episodes, "step", info=["seq"])
     assert len(dataset) == len(fresh_runs(0, 0))
     episodes.set_clock(10)

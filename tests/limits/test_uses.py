@@ -141,7 +141,9 @@ def test_passes_and_datasets_are_refused(buffer):
     for options in ({"epochs": 1}, {"shuffle": False}):
         with pytest.raises(BufferConfigError, match="use loader\\(\\) without epochs"):
             buffer.loader("step", 2, **options)
-    torch = pytest.importorskip("sqlbuffer.torch")
+    pytest.importorskip("torch")
+    from sqlbuffer import torch
+
     with pytest.raises(BufferConfigError, match="a dataset of numbers"):
         torch.Dataset(buffer, "step")
 
