@@ -173,7 +173,9 @@ class Base:
         """
         lengths, shown = np.zeros(self.max_episodes, np.int64), np.full(self.max_episodes, -1)
         with self._snapshot(slots) as snapshot:
-            wanted = None if slots is None else [s for s in slots.tolist() if not snapshot.saw(s)]
+            wanted = None
+            if slots is not None:
+                wanted = [slot for slot in slots.tolist() if slot not in snapshot.states]
             if wanted is None or wanted:
                 snapshot.see(wanted or (), self._slots.states(snapshot.connection, wanted))
             for state in snapshot.states.values():

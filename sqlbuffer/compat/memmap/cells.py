@@ -38,10 +38,6 @@ class Snapshot:
     open_lengths: dict[int, int]
     states: dict[int, State | None]
 
-    def saw(self, slot: int) -> bool:
-        """Tell whether a slot was looked at."""
-        return slot in self.states
-
     def see(self, slots: Iterable[int], found: Iterable[State]) -> None:
         """Note the states of slots that were looked at, and whatever of others."""
         self.states.update(dict.fromkeys(slots))
