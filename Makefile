@@ -9,10 +9,10 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench peers docs format wheel-test clean
+.PHONY: help demo test test-integrations test-nightly check bench peers docs format wheel-test clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database and sample from it
 	$(BIN)/sqlbuffer demo $(ARGS)
@@ -20,7 +20,13 @@ demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database 
 # Hundreds of processes of the tests import the package: each would compile it anew, for 0.4 s.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
-	$(BIN)/python -m pytest -n 5 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/nightly $(ARGS)
+
+test-integrations: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests that need foreign programs or much time
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations $(ARGS)
+
+test-nightly: $(VENV)/.installed-test ## run the tests on millions of rows
+	$(BIN)/python -m pytest tests/nightly $(ARGS)
 
 check: $(VENV)/.installed-dev ## check formatting, lint, types and layers
 	$(BIN)/ruff format --check .
