@@ -22,7 +22,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
 	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/nightly $(ARGS)
 
-test-integrations: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests that need foreign programs or much time
+test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch ## run the tests that need foreign programs or much time
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations $(ARGS)
 
 test-nightly: $(VENV)/.installed-test ## run the tests on millions of rows
