@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
 from sqlalchemy import Engine, create_engine, event
@@ -17,6 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from sqlbuffer.errors import URLError
 from sqlbuffer.settings import Settings
 from sqlbuffer.storage.filesystems import warn_of_network
+from sqlbuffer.storage.sqlite_forks import listen_to_forks
 from sqlbuffer.storage.transactions import listen_postgresql, listen_sqlite
 from sqlbuffer.storage.urls import shown_url
 
@@ -45,6 +46,7 @@ _inherited: list[Engine] = []
 _numbers = itertools.count(1)
 _epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
+_adopted_sqlite: WeakSet[Engine] = WeakSet()
 
 
 class _BinaryCursor(psycopg.Cursor[Any]):
@@ -186,6 +188,11 @@ def _adopt(engine: Engine) -> Engine:
             "an engine on a SQLite database in memory must be made with poolclass=StaticPool"
         )
     _listen_sqlite(engine)
+    if not is_memory(engine.url):
+        if engine not in _adopted_sqlite:
+            _adopted_sqlite.add(engine)
+            engine.dispose()  # it may have opened connections that a fork does not close
+        return engine
     with engine.connect() as connection:  # it may have been opened before the listeners were there
         _prepare_sqlite(connection.connection.driver_connection, None)
     return engine
@@ -264,6 +271,7 @@ def _listen_sqlite(engine: Engine) -> None:
     if not event.contains(engine, "connect", _prepare_sqlite):
         event.listen(engine, "connect", _prepare_sqlite)
     listen_sqlite(engine)
+    listen_to_forks(engine, is_memory=is_memory(engine.url))
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -274,13 +282,15 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _forget_engines() -> None:
-    """In a forked child: leave the parent's connections alone, but keep them from being closed by
-    the collector.
+    """In a forked child: leave the parent's connections alone, and keep the collector from closing
+    them.
     """
     global _lock
     _lock = threading.Lock()
     _inherited.extend(_engines.values())
     _engines.clear()
+    for engine in list(_adopted_sqlite):
+        engine.dispose(close=False)  # a thread that is not here may hold the pool's locks
 
 
 if hasattr(os, "register_at_fork"):

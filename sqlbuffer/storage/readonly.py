@@ -3,7 +3,7 @@
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.errors import StorageError, StorageUnreachableError, URLError
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url, sqlite_path
 from sqlbuffer.storage.errors import translated
+from sqlbuffer.storage.sqlite_forks import opened_file
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
 
 FETCH_ROWS = 1_000
@@ -109,7 +110,7 @@ def refuse_memory(url: URL) -> None:
 @contextmanager
 def _stream_sqlite(url: URL, statement: str, parameters: _Parameters | None) -> Iterator[Stream]:
     uri = f"{existing_file(url).as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
+    with opened_file(uri, uri=True, timeout=BUSY_TIMEOUT_S) as connection:
         # What another program stored as text may be no UTF-8.
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         connection.set_progress_handler(lambda: 0, _STEPS_BETWEEN_SIGNALS)

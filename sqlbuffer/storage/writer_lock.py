@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
+from sqlbuffer.storage.sqlite_forks import forks_held_off
 
 try:
     import fcntl
@@ -42,12 +43,14 @@ def writer_lock(path: Path | None, timeout_s: float) -> Iterator[None]:
 
 def _acquire(path: Path, timeout_s: float) -> int:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # A child that is forked between the two lines would keep its copy open.
+        with forks_held_off():
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _descriptors.add(descriptor)
     except OSError as error:
         raise StorageReadOnlyError(
             f"cannot write {path.with_suffix('')}: its lock file {path.name}: {error.strerror}"
         ) from None
-    _descriptors.add(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -56,8 +59,9 @@ def _acquire(path: Path, timeout_s: float) -> int:
 
 
 def _close(descriptor: int) -> None:
-    _descriptors.discard(descriptor)
-    os.close(descriptor)
+    with forks_held_off():
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
 
 
 class _Waiter:

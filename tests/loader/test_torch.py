@@ -18,6 +18,7 @@ from sqlbuffer.loading.order import Order
 from sqlbuffer.torch import Dataset, IterableDataset
 from tests.loader.rows import FIELDS, delete_steps, fill
 from tests.support.processes import run_at_once
+from tests.support.sql import scalar
 from tests.support.statements import selects
 
 WORKERS = [(0, None), (2, "fork"), (2, "spawn")]
@@ -301,3 +302,20 @@ def test_the_orders_of_workers_have_each_number_once(shuffle, n_workers):
             assert order.after(0, 2, 0)[0].tolist() == kept[:2].tolist()
             found += numbers.tolist()
         assert sorted(found) == list(range(11, 11 + span))
+
+
+def test_forked_workers_read_a_file_that_their_parent_writes_and_closes(make_database_url):
+    """Neither the workers nor the rows of the parent suffer when connections were open."""
+    url = make_database_url("sqlite", schema=True)
+    with ReplayBuffer(url, fields=FIELDS) as buffer:
+        fill(buffer, 400)
+        dataset = IterableDataset(buffer.loader("step", 4, epochs=1, seed=1))
+        seen = []
+        for number, batch in enumerate(data_loader(dataset)):
+            seen += batch["action"].tolist()
+            fill(buffer, 10, first=400 + 10 * number)
+            buffer.close()
+        n_rows = 400 + 10 * (number + 1)
+        assert sorted(seen) == list(range(400))
+    assert scalar(url, "PRAGMA integrity_check") == "ok"
+    assert scalar(url, "SELECT count(*) FROM experiences") == n_rows

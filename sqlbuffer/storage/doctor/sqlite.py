@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import warnings
 from collections.abc import Sequence
-from contextlib import closing
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
@@ -16,6 +15,7 @@ from sqlbuffer.storage.filesystems import filesystem_of, warn_of_network
 from sqlbuffer.storage.readonly import existing_file
 from sqlbuffer.storage.sizes import shown_size
 from sqlbuffer.storage.sqlite import lock_path
+from sqlbuffer.storage.sqlite_forks import opened_file
 
 try:
     import fcntl
@@ -44,7 +44,7 @@ def _can_write(connection: Connection, url: URL) -> Sequence[Finding]:
                 )
             ]
     try:
-        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as own:
+        with opened_file(path, timeout=0, isolation_level=None) as own:
             own.execute("BEGIN IMMEDIATE")
             own.execute("ROLLBACK")
     except sqlite3.OperationalError as error:

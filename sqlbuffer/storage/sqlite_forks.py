@@ -1,0 +1,237 @@
+"""Close SQLite files before this process forks, so that a child inherits no lock state.
+
+SQLite keeps the locks of a file in memory, and the kernel keeps them per process. A forked child
+copies the memory but not the kernel's locks. It would believe that it holds locks, and its parent's
+close would delete the log that the child writes to: the file ends up corrupted. A fork also copies
+mutexes that other threads hold at that moment, and the child would wait for them without end.
+
+So a fork waits until no thread uses SQLite, then closes every connection to a file. Parent and
+child open new ones when they next use the file. See https://www.sqlite.org/howtocorrupt.html,
+section 2.6.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Hashable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from sqlbuffer.errors import StorageError
+
+# How long a fork waits for the transactions of other threads.
+FORK_WAIT_S = 5.0
+
+
+class FileConnection(sqlite3.Connection):
+    """A connection to a file that a fork closes."""
+
+    is_closed = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if _is_refused:
+            raise _refusal()
+        with forks_held_off():
+            super().__init__(*args, **kwargs)
+            _open.add(self)
+
+    def close(self) -> None:
+        """Close the connection; a fork waits for it."""
+        with forks_held_off():
+            super().close()
+            self.is_closed = True
+
+
+class _InheritedConnection(FileConnection):
+    """A connection that a forked child can neither use nor close without harm."""
+
+    def cursor(self, *_: Any, **__: Any) -> Any:
+        raise _refusal()
+
+    execute = executemany = executescript = blobopen = commit = cursor
+
+    def rollback(self) -> None:
+        """Leave the transaction to the parent."""
+
+    def close(self) -> None:
+        """Leave the connection to the parent."""
+
+
+_changed = threading.Condition()
+_users: dict[Hashable, int] = {}
+_open: "WeakSet[FileConnection]" = WeakSet()
+_forking_thread: int | None = None
+_foreign: set[int] = set()
+_obstacle: str | None = None  # what kept the last fork from closing all connections
+_is_refused = False
+_inherited: list[FileConnection] = []
+
+
+@contextmanager
+def opened_file(name: str | Path, **options: Any) -> Iterator[sqlite3.Connection]:
+    """Open a file past the engine, and close it at the end of the block; forks wait until then.
+
+    Args:
+        name: Its path, or a URI.
+        options: Those of `sqlite3.connect`.
+
+    Raises:
+        StorageError: This process was forked while SQLite was in use.
+    """
+    with (
+        forks_held_off(),
+        closing(sqlite3.connect(name, factory=FileConnection, **options)) as connection,
+    ):
+        yield connection
+
+
+@contextmanager
+def forks_held_off() -> Iterator[None]:
+    """Have forks of other threads wait until the end of the block.
+
+    A thread that enters while another thread forks waits until that is done.
+    """
+    user = object()
+    _begin_use(user)
+    try:
+        yield
+    finally:
+        _end_use(user)
+
+
+def listen_to_forks(engine: Engine, *, is_memory: bool) -> None:
+    """Have forks wait for the connections of a SQLite engine, and close those to a file."""
+    if event.contains(engine, "checkin", _check_in):
+        return
+    event.listen(engine, "checkin", _check_in)
+    if is_memory:
+        event.listen(engine, "checkout", _check_out_memory)
+        return
+    event.listen(engine, "do_connect", _open_file)
+    event.listen(engine, "connect", _note_foreign)
+    event.listen(engine, "close", _forget_foreign)
+    event.listen(engine, "checkout", _check_out)
+
+
+def _open_file(_dialect: Any, _record: Any, _arguments: Any, options: dict[str, Any]) -> None:
+    options.setdefault("factory", FileConnection)
+
+
+def _note_foreign(connection: Any, _record: Any) -> None:
+    """Note a connection that the user's engine made in its own way: no fork closes it."""
+    if not isinstance(connection, FileConnection):
+        _foreign.add(id(connection))
+
+
+def _forget_foreign(connection: Any, _record: Any) -> None:
+    _foreign.discard(id(connection))
+
+
+def _check_out_memory(_connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
+    _begin_use(record)
+
+
+def _check_out(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
+    if _is_refused:
+        raise _refusal()
+    _begin_use(record)
+    if getattr(connection, "is_closed", False):
+        raise DisconnectionError("a fork closed the connection")
+
+
+def _check_in(_connection: Any, record: ConnectionPoolEntry) -> None:
+    _end_use(record)
+
+
+def _begin_use(user: Hashable) -> None:
+    me = threading.get_ident()
+    with _changed:
+        # The fork waits for a thread that uses one connection already: it must not wait as well.
+        while _forking_thread not in (None, me) and me not in _users.values():
+            _changed.wait()
+        _users[user] = me
+
+
+def _end_use(user: Hashable) -> None:
+    with _changed:
+        _users.pop(user, None)
+        _changed.notify_all()
+
+
+def _refusal() -> StorageError:
+    return StorageError(
+        f"process {os.getpid()} was forked while its parent used SQLite: {_obstacle}. Fork before "
+        f"the parent opens the file, or start processes with multiprocessing's 'spawn' method"
+    )
+
+
+def _before_fork() -> None:
+    global _forking_thread, _obstacle
+    me = threading.get_ident()
+    with _changed:
+        while _forking_thread is not None:
+            _changed.wait()
+        _forking_thread = me
+        _obstacle = "the wait for other threads was interrupted"
+        deadline = time.monotonic() + FORK_WAIT_S
+        while _users and me not in _users.values() and time.monotonic() < deadline:
+            _changed.wait(deadline - time.monotonic())
+        _obstacle = _found_obstacle(me)
+        if _obstacle is None:
+            _obstacle = _close_all()
+
+
+def _found_obstacle(me: int) -> str | None:
+    if me in _users.values():
+        return "the forking thread was in a transaction"
+    if _users:
+        return f"a transaction of another thread did not end within {FORK_WAIT_S:g} s"
+    if _foreign:
+        return "an Engine with a `creator` has connections that the library cannot close"
+    return None
+
+
+def _close_all() -> str | None:
+    """Close every connection to a file; return what prevented that."""
+    try:
+        for connection in list(_open):
+            connection.close()
+    except sqlite3.Error as error:  # a user's engine may tie a connection to its thread
+        return f"a connection could not be closed: {error}"
+    _open.clear()
+    return None
+
+
+def _after_fork_in_parent() -> None:
+    global _forking_thread
+    with _changed:
+        _forking_thread = None
+        _changed.notify_all()
+
+
+def _after_fork_in_child() -> None:
+    global _changed, _forking_thread, _is_refused
+    _changed = threading.Condition()
+    _forking_thread = None
+    _users.clear()
+    if _obstacle is None:
+        return
+    _is_refused = True
+    for connection in list(_open):
+        _inherited.append(connection)  # or the collector would close it
+        connection.__class__ = _InheritedConnection
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
