@@ -28,7 +28,8 @@ class Follower:
     def read(self, limit: int) -> list[Row]:
         """Return up to `limit` of the next rows; none where there is nothing new that is settled.
 
-        On PostgreSQL a row is settled when every transaction that wrote before it has ended.
+        On PostgreSQL a row is settled when every transaction that drew a number of this buffer
+        before it has ended.
         """
         end = self._store.settled()
         rows, is_last = self._store.after(EVERYTHING, self._seen, end, limit)

@@ -95,9 +95,23 @@ _ARRAYS = _PIECES.format(
     "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
 )
 _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
-# None on a standby, which gives no ids.
-_NEXT_ID = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_xact_id()::text::bigint END"
-_OLDEST_RUNNING = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+# A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock
+# until it ends. `sqlbuffer_draw_v1` and `sqlbuffer_number_row_v1` take it: it is written there too.
+WRITERS_LOCK = 1_397_836_866
+# Two statements in one message: a number drawn after the first one is not looked at. The lock is
+# taken for this message alone, 0.03 ms; a standby knows no locks of its primary.
+_LOOK = (
+    "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM sqlbuffer_seq_{0}; "
+    "SELECT CASE WHEN NOT pg_is_in_recovery() "
+    f"THEN pg_try_advisory_xact_lock({WRITERS_LOCK}, {{0}}) END"
+)
+# Readers hold it in another mode, for the moment of a look. With 5,000 locks of others: 7 ms.
+_WRITERS = (
+    "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' "
+    f"AND granted AND classid = {WRITERS_LOCK} AND objid = {{}} AND objsubid = 2 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+_PREPARED = "-1/"  # how the names of prepared transactions begin
 SETTLING_PAUSE_S = 0.001
 # Without statistics the planner takes a queue for a few rows, and would sort all of them.
 _IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", "seqscan", "sort"))
@@ -205,16 +219,29 @@ class Watermark:
     """What is known of the numbers of a buffer.
 
     Attributes:
-        epoch: That of the server when it was begun.
+        epoch: The server's epoch when this began.
         settled: No row up to this number can appear any more.
-        pending: Nor up to this one, once no transaction below `later_id` runs.
-        later_id: The id of a transaction that began after `pending` was drawn.
+        pending: The same will be true of this number when `writers` have ended.
+        writers: The transactions that may still write rows up to `pending`, by the server's names.
     """
 
     epoch: int
     settled: int = 0
     pending: int = 0
-    later_id: int | None = None
+    writers: frozenset[str] = frozenset()
+
+    def note(self, last_value: int, running: frozenset[str]) -> None:
+        """Note a look at the sequence, and the writers that a later look found."""
+        if any(not name.startswith(_PREPARED) for name in self.writers - running):
+            # It may have been prepared: then it goes on under another name.
+            prepared = {name for name in running if name.startswith(_PREPARED)}
+            self.writers = self.writers | prepared
+        self.writers = self.writers & running
+        if not self.writers:
+            self.settled = max(self.settled, self.pending)
+            self.pending, self.writers = last_value, running
+        if not running:
+            self.settled = last_value
 
 
 class PostgreSQL:
@@ -560,42 +587,32 @@ class PostgreSQL:
     def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:
         """Return a seq up to which no row can appear any more.
 
-        A writer has its transaction's id before it draws numbers. So the numbers up to `last_value`
-        belong to transactions below an id that is assigned later, and once no transaction below
-        that id runs they have all ended. (A snapshot's xmax will not do for that id: it is next to
-        the latest that has ended, and transactions above it may be running.)
+        A writer locks the buffer before it draws numbers, until its transaction ends; see
+        `WRITERS_LOCK`. So the numbers up to `last_value` belong to transactions that have ended or
+        that hold the lock at a later look. In the other order a writer between the two looks would
+        be missed. Whoever reads rows by the result opens its snapshot afterwards.
 
         Args:
             engine: The engine.
             buffer_id: The buffer.
-            wait_s: How long to wait for running transactions, so that what is there now is settled.
+            wait_s: How long to wait for the writers of now, so that what is there now is settled.
         """
         deadline = time.monotonic() + wait_s
-        with self._mutex, engine.connect() as connection:
+        with self._mutex, self.at_once(engine) as connection:
+            last_value, is_free = _look(connection, buffer_id)
             known = self._watermark(engine, buffer_id)
-            last_value = connection.exec_driver_sql(
-                # Before its first use a sequence shows the number that it will give.
-                "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END "
-                f"FROM sqlbuffer_seq_{int(buffer_id)}"
-            ).scalar_one()
             if last_value < max(known.settled, known.pending):
                 # A crash that no connection told of, behind a pooler say.
                 begin_epoch(engine)
                 known = self._watermark(engine, buffer_id)
-            while known.settled < last_value:
-                if known.later_id is None:
-                    known.pending = last_value
-                    known.later_id = connection.exec_driver_sql(_NEXT_ID).scalar_one()
-                # A statement of its own: its snapshot must be later than the id.
-                oldest_running = connection.exec_driver_sql(_OLDEST_RUNNING).scalar_one()
-                if known.later_id is not None and oldest_running >= known.later_id:
-                    known.settled, known.later_id = known.pending, None
-                elif time.monotonic() >= deadline:
+            if is_free:
+                known.note(last_value, frozenset())
+            while is_free is not None and known.settled < last_value:
+                found = _driver(connection).execute(_WRITERS.format(int(buffer_id)))
+                known.note(last_value, frozenset(name for (name,) in found))
+                if known.settled >= last_value or time.monotonic() >= deadline:
                     break
-                else:
-                    time.sleep(SETTLING_PAUSE_S)
-                if not wait_s:
-                    break
+                time.sleep(SETTLING_PAUSE_S)
             return known.settled
 
     def _watermark(self, engine: Engine, buffer_id: int) -> Watermark:
@@ -605,6 +622,18 @@ class PostgreSQL:
             # After a crash a server may give numbers and ids anew that it gave before.
             known = self._watermarks[buffer_id] = Watermark(epoch)
         return known
+
+
+def _look(connection: Connection, buffer_id: int) -> tuple[int, bool | None]:
+    """Return the last number of a buffer, and whether no writer held its lock after that; None: a
+    standby.
+    """
+    # Several statements in one message need a cursor that asks for text.
+    cursor = psycopg.Cursor(_driver(connection)).execute(_LOOK.format(int(buffer_id)))
+    ((last_value,),) = cursor.fetchall()
+    cursor.nextset()
+    ((is_free,),) = cursor.fetchall()
+    return last_value, is_free
 
 
 def _driver(connection: Connection) -> psycopg.Connection[Any]:

@@ -239,7 +239,7 @@ def test_an_analyst_whose_transactions_only_read_counts_and_streams(with_roles, 
         connection.rollback()
         with ReplayBuffer(url, name="older", create=False) as buffer:
             assert len(buffer) == buffer.size() == len(list(buffer)) == 4
-            # The newest numbers are settled by a transaction of the reader's own.
+            # The reader takes the writers' lock for a moment, which takes no right to write.
             writer.store(make_array_row(step=9))
             assert len(buffer) == len(list(buffer)) == 5
 

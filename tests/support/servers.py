@@ -49,10 +49,12 @@ class OwnServer:
     Args:
         folder: A folder that the server's user may enter.
         programs: Folder of PostgreSQL's programs.
+        settings: Settings that are to be others.
     """
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(self, folder: Path, programs: Path, **settings: object) -> None:
         self._data, self._programs = folder / "data", programs
+        self._settings = [f"--{name}={value}" for name, value in settings.items()]
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"postgresql://postgres@/postgres?host={self._data}"
         self._data.mkdir(mode=0o700)
@@ -69,7 +71,7 @@ class OwnServer:
     def start(self) -> None:
         """Start the server and wait until it takes connections, after a recovery if need be."""
         self._process = self._run(
-            "postgres", "-D", str(self._data), "-h", "", "-k", str(self._data)
+            "postgres", "-D", str(self._data), "-h", "", "-k", str(self._data), *self._settings
         )
         wait_until(self._answers, "the server to take connections")
 
@@ -123,13 +125,13 @@ class OwnServer:
 
 
 @contextmanager
-def own_server(programs: Path) -> Iterator[OwnServer]:
-    """Yield a running server that nobody else uses."""
+def own_server(programs: Path, **settings: object) -> Iterator[OwnServer]:
+    """Yield a running server that no other test uses, with settings other than the usual ones."""
     # A short path of our own: that of a socket is limited, and the server's user has to enter it.
     folder = Path(tempfile.mkdtemp(prefix="sqlbuffer-pg-"))
     folder.chmod(0o755)
     try:
-        server = OwnServer(folder, programs)
+        server = OwnServer(folder, programs, **settings)
         server.start()
         try:
             yield server

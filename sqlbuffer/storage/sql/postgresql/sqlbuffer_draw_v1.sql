@@ -1,4 +1,5 @@
--- Tells which ids the buffer holds and draws numbers for the others, in the writing transaction, whose id comes first.
+-- Returns the ids that the buffer holds, and draws numbers for the others.
+-- Locks the buffer before it draws: whoever looks at the sequence, and then for holders of this lock, knows which numbers are settled.
 -- Notes the largest of the priorities that these are given, and tells the one of rows that are given none.
 -- A row that has left the window gives its id free.
 CREATE FUNCTION sqlbuffer_draw_v1(
@@ -11,7 +12,7 @@ DECLARE
     gone bigint[];
     given double precision;
 BEGIN
-    PERFORM pg_current_xact_id();
+    PERFORM pg_advisory_xact_lock_shared(1397836866, p_buffer_id);
     SELECT w.low_seq, w.deletions INTO low, deletions FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', p_buffer_id USING ERRCODE = 'foreign_key_violation';

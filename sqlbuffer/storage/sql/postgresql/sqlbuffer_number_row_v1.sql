@@ -1,8 +1,9 @@
--- Numbers rows of plain SQL, and gives them the largest priority ever set. The transaction gets its id before the number is drawn: followers rely on that order.
+-- Numbers rows of plain SQL, and gives them the largest priority ever set.
+-- Locks the buffer before it draws the number, as sqlbuffer_draw_v1 does.
 CREATE FUNCTION sqlbuffer_number_row_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    PERFORM pg_current_xact_id();
+    PERFORM pg_advisory_xact_lock_shared(1397836866, NEW.buffer_id);
     IF to_regclass('sqlbuffer_seq_' || NEW.buffer_id) IS NULL THEN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', NEW.buffer_id USING ERRCODE = 'foreign_key_violation';
     END IF;
