@@ -1,13 +1,14 @@
 """Cleaning up behind eviction, and behind learners, on PostgreSQL.
 
 A row that is evicted, or updated while an old snapshot holds it, stays in the table as a dead one
-until a VACUUM. The server's own comes once a minute: a fast writer fills the table with nine times
-its live size meanwhile. So whoever writes, learners too, also looks after the dead rows, one
-process at a time, in a thread that ends when the work is done.
+until a VACUUM. The server's own comes once a minute: until then a fast writer fills the table with
+nine times its live size. So every process that writes, learners too, also looks for dead rows. One
+process at a time cleans, in a thread that ends when the work is done.
 """
 
 import logging
 import os
+import random
 import threading
 import time
 from contextlib import suppress
@@ -19,6 +20,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.process_end import at_process_end
 from sqlbuffer.storage.transactions import AT_ONCE, BEGIN
 
 logger = logging.getLogger("sqlbuffer")
@@ -39,7 +41,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
 # A process that died in a VACUUM is replaced then. One that takes longer goes on undisturbed: the
 # next one skips tables that are being cleaned.
 LEASE_S = 120.0
+# How long a process that ends waits for its cleaning: cut short, it would keep the lease.
+END_S = 5.0
 TASK = "vacuum"
+# Not the generator that a program may have seeded.
+chance = random.SystemRandom().random
 
 _STATE = text(
     """
@@ -90,8 +96,12 @@ class Cleaner:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._mutex = ForkLock()
-        self._rows = self._bytes = 0
-        self._looked_at = time.monotonic()
+        # The first look comes by chance, as if this process had begun long ago: processes that each
+        # write little look, taken together, as often as one that writes all of it.
+        begun = chance()
+        self._rows = int(begun * ROWS_BETWEEN_LOOKS)
+        self._bytes = int(begun * BYTES_BETWEEN_LOOKS)
+        self._looked_at = time.monotonic() - begun * SECONDS_BETWEEN_LOOKS
         self._pause_s = FIRST_PAUSE_S
         self._swept_at = 0.0
         self._may_not_said = self._failed = False
@@ -117,6 +127,7 @@ class Cleaner:
         # At the end of the process, or at a limit on threads: another time. The write is done.
         with suppress(RuntimeError):
             self.thread.start()
+            at_process_end(_finish)
 
     def _run(self, engine: Engine) -> None:
         try:
@@ -185,6 +196,14 @@ def cleaner_for(engine: Engine) -> Cleaner:
     if found is None or found.pid != os.getpid():
         found = _cleaners[engine] = Cleaner()
     return found
+
+
+def _finish() -> None:
+    """Wait for what this process cleans."""
+    deadline = time.monotonic() + END_S
+    for cleaner in list(_cleaners.values()):
+        if (thread := cleaner.thread) is not None and thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _tables(connection: Connection) -> list[Table]:

@@ -1,6 +1,8 @@
 """What eviction leaves behind on PostgreSQL is cleaned up by those who write."""
 
 import logging
+import random
+import threading
 
 import pytest
 from sqlalchemy import create_engine, make_url
@@ -8,7 +10,7 @@ from sqlalchemy import create_engine, make_url
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage import triggers, vacuum
 from sqlbuffer.storage.engine import engine_for, resolve_url
-from tests.support.processes import run_at_once, wait_until
+from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import connected, run, scalar, stored_rows
 from tests.support.stepped_rows import make_rows, steps_of
 
@@ -245,6 +247,42 @@ def test_a_child_cleans_for_itself(url, buffer):
 def turn_over_in_child(buffer):
     turn_over(buffer, 4, start=CAPACITY)
     return True
+
+
+def open_store_and_close(url, start):
+    with ReplayBuffer(url, max_capacity=100) as buffer:
+        buffer.store_batch(make_rows(range(start, start + 250)))
+
+
+def test_writers_that_each_live_for_a_moment_clean_together(url, monkeypatch):
+    """None of them writes as many rows as a look is made for."""
+    monkeypatch.setattr(vacuum, "chance", random.Random(1).random)
+    for start in range(0, 40 * 250, 250):
+        open_store_and_close(url, start)
+    for thread in threading.enumerate():
+        if thread.name == "sqlbuffer-vacuum":
+            thread.join(30)
+    assert vacuums(url) >= 1
+
+
+def store_and_end(url):
+    with ReplayBuffer(url, max_capacity=100) as buffer:
+        buffer.store_batch(make_rows(range(1_500)))
+
+
+def test_a_process_that_ends_while_it_cleans_finishes_that(url):
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with connected(url) as other:
+        other.exec_driver_sql("SELECT 1 FROM maintenance FOR UPDATE")
+        with running([(store_and_end, url)]) as workers:
+            wait_until(lambda: scalar(url, waiting), "a process that cleans", timeout_s=15)
+            other.commit()
+            workers.results()
+    assert vacuums(url) >= 1
+    assert scalar(url, "SELECT leased_until <= clock_timestamp() FROM maintenance")
 
 
 def test_a_cleaner_that_loses_its_connection_leaves_the_writers_alone(url, buffer):
