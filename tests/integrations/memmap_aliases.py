@@ -16,8 +16,6 @@ UPSTREAM = "memmap_replay_buffer"
 _NO_H5 = "there is no HDF5 file: ReplayBuffer takes the place of ReplayBufferH5PY"
 # The tests that fail here, each with the reason. One that passes is an error as well.
 EXCEPTIONS = {
-    "test_replay_buffer::test_store_batch_circular": "timestep_index cannot be set to 2",
-    "test_replay_buffer::test_del_flushes_buffer": "an open episode is dropped with its buffer",
     "test_replay_buffer_h5py::test_parity_and_images": _NO_H5,
     "test_replay_buffer_h5py::test_buffered_storer_parity": "there is no get_buffered_storer: "
     "store_episode stores a whole episode in one transaction",

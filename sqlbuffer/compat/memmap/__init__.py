@@ -1,8 +1,8 @@
 """memmap-replay-buffer on a SQL database: `memmap_replay_buffer` by another name.
 
 Change `from memmap_replay_buffer import ReplayBuffer` to
-`from sqlbuffer.compat.memmap import ReplayBuffer`. What was a defect there is mended here: a full
-buffer refuses before anything is overwritten, an episode whose block raised or whose process died
+`from sqlbuffer.compat.memmap import ReplayBuffer`. Some defects are not reproduced: a full buffer
+refuses before anything is overwritten, an episode whose block raised or whose process was killed
 leaves nothing behind, and several processes may write at once.
 """
 

@@ -17,10 +17,22 @@ ALTERNATIVES = {
     "frontend": _VIEWER,
     "replay_buffer_h5py": "ReplayBuffer(folder, ...) keeps the same episodes in a SQLite file",
 }
+# Methods of its buffers.
+METHODS = {
+    "image_fields": "look at buffer.shapes: images have two or more axes",
+    "default_image_field": "name the field yourself; buffer.shapes has the shapes of all fields",
+    "episode_frames": "read the frames with buffer.data['<field>'][episode, :length]",
+    "save_video": _FRAMES,
+    "get_buffered_storer": "store_episode stores a whole episode in one transaction",
+}
 
 
 def absent(name: str) -> ImportError:
     """Return the error for importing one of them."""
-    return ImportError(
-        f"sqlbuffer has no {name} of memmap-replay-buffer; instead, {ALTERNATIVES[name]}"
-    )
+    return ImportError(advice(name))
+
+
+def advice(name: str) -> str:
+    """Return a message that says what to use instead."""
+    instead = ALTERNATIVES.get(name) or METHODS[name]
+    return f"sqlbuffer has no {name} of memmap-replay-buffer; instead, {instead}"

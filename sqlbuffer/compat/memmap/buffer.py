@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.compat.memmap import loading
+from sqlbuffer.compat.memmap.absent import METHODS, advice
 from sqlbuffer.compat.memmap.base import Base, checked_index
 from sqlbuffer.compat.memmap.cells import Cells
 from sqlbuffer.compat.memmap.changing import Changing
@@ -294,7 +295,11 @@ class ReplayBuffer(Storing, Changing, Base):
 
     @property
     def timestep_index(self) -> int:
-        """How many steps the open episode has."""
+        """How many steps the open episode has.
+
+        Set it to a later step to leave out steps, which have the defaults of their fields; or to 0
+        to drop the open episode.
+        """
         return self._t
 
     @timestep_index.setter
@@ -302,13 +307,16 @@ class ReplayBuffer(Storing, Changing, Base):
         writer = self._check_writable("timestep_index")
         t = checked_index(value, self.max_timesteps + 1, "timestep_index")
         if t == 0:
-            self._t = 0
             writer.drop()
-        elif t != self._t:
+        elif any(open_.last_t >= t for open_ in writer.open):
             raise MemmapError(
-                f"timestep_index is {self._t} and can be set to 0, which drops the open episode; "
-                f"got {t}. Use `update` or `data[...]` to change steps."
+                f"timestep_index is {self._t} and cannot go back to {t}, since later steps are "
+                f"stored. Set it to 0 to drop the open episode, or change steps with `data[...]`."
             )
+        else:
+            first = writer.open[0] if writer.open else writer.claim(1)[0]
+            first.length = t
+        self._t = t
 
     @property
     def is_new_episode(self) -> bool:
@@ -323,6 +331,11 @@ class ReplayBuffer(Storing, Changing, Base):
     def __len__(self) -> int:
         """Return how many slots have steps, the open episode included."""
         return int(np.count_nonzero(self._lengths()))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in METHODS:
+            raise AttributeError(advice(name))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     dataset = loading.dataset
     dataloader = loading.dataloader
@@ -356,7 +369,10 @@ class ReplayBuffer(Storing, Changing, Base):
         self.clear()
 
     def close(self) -> None:
-        """Store the steps of ended episodes, let go of an open one, and close the connections."""
+        """Store what waits, end an open episode with the steps it has, and close the connections.
+
+        Deleting the buffer does the same.
+        """
         if self._writer is not None:
             self._t = 0
             self._writer.close()

@@ -12,6 +12,7 @@ of a batch, it raises InsufficientDataError: make the dataset anew.
 import difflib
 import operator
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class _Items(data.Dataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        replay_buffer: Readable,
+        replay_buffer: Readable | str | Path,
         fieldname_map: Mapping[str, str] | None,
         filter_meta: Mapping[str, Any] | None,
         filter_fields: Mapping[str, Any] | None,
@@ -73,7 +74,11 @@ class _Items(data.Dataset):  # type: ignore[misc]
         return_indices: bool,
         options: dict[str, Any],
     ) -> None:
-        self.replay_buffer = replay_buffer
+        if isinstance(replay_buffer, (str, Path)):
+            from sqlbuffer.compat.memmap.buffer import ReplayBuffer
+
+            replay_buffer = ReplayBuffer.from_folder(replay_buffer, read_only=True)
+        self.replay_buffer: Readable = replay_buffer
         self.fieldname_map = check_map(fieldname_map)
         self.return_indices = bool(return_indices)
         self._meta_names = user_meta(replay_buffer) if include_metadata else []
@@ -182,7 +187,7 @@ class ReplayDatasetTrajectory(_Items):
     zeros to the longest of a batch.
 
     Args:
-        replay_buffer: The buffer.
+        replay_buffer: The buffer; or its folder or URL, which is opened to read only.
         fields: Names of the fields that items have; all by default. An unknown one raises when an
             item is read.
         fieldname_map: `{name: other name}` of what items have; of two with one name, the latter
@@ -213,7 +218,7 @@ class ReplayDatasetTrajectory(_Items):
 
     def __init__(
         self,
-        replay_buffer: Readable,
+        replay_buffer: Readable | str | Path,
         fields: tuple[str, ...] | None = None,
         fieldname_map: Mapping[str, str] | None = None,
         include_metadata: bool = True,
@@ -272,7 +277,7 @@ class ReplayDatasetTimestep(_Items):
     asked for.
 
     Args:
-        replay_buffer: The buffer.
+        replay_buffer: The buffer, its folder, or its URL.
         fields: See `ReplayDatasetTrajectory`, as for what is not said here.
         fieldname_map: Other names.
         return_indices: Have `_indices` as well.
@@ -297,7 +302,7 @@ class ReplayDatasetTimestep(_Items):
 
     def __init__(
         self,
-        replay_buffer: Readable,
+        replay_buffer: Readable | str | Path,
         fields: tuple[str, ...] | None = None,
         fieldname_map: Mapping[str, str] | None = None,
         return_indices: bool = False,
@@ -342,7 +347,7 @@ class ReplayDatasetNStep(_Items):
     `_indices` are as `ReplayDatasetTimestep` has them.
 
     Args:
-        replay_buffer: The buffer.
+        replay_buffer: The buffer, its folder, or its URL.
         n_steps: How far ahead.
         current_fields: All by default.
         next_fields: All by default.
@@ -371,7 +376,7 @@ class ReplayDatasetNStep(_Items):
 
     def __init__(
         self,
-        replay_buffer: Readable,
+        replay_buffer: Readable | str | Path,
         n_steps: int,
         current_fields: tuple[str, ...] | None = None,
         next_fields: tuple[str, ...] | None = None,
@@ -446,7 +451,7 @@ class ReplayDatasetTimeWindow(_Items):
     real; `_reaches_episode_end`; and `_index` and `_start`, slot and time, if asked for.
 
     Args:
-        replay_buffer: The buffer.
+        replay_buffer: The buffer, its folder, or its URL.
         window_length: How many steps.
         fields: See `ReplayDatasetTrajectory`, as for what is not said here.
         fieldname_map: Other names.
@@ -471,7 +476,7 @@ class ReplayDatasetTimeWindow(_Items):
 
     def __init__(
         self,
-        replay_buffer: Readable,
+        replay_buffer: Readable | str | Path,
         window_length: int,
         fields: tuple[str, ...] | None = None,
         fieldname_map: Mapping[str, str] | None = None,

@@ -1,5 +1,6 @@
 """`data[...]` and `meta_data[...]`: arrays that read from the database and write to it."""
 
+import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -8,18 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.tracks import Track
-from sqlbuffer.compat.memmap.values import as_array
+from sqlbuffer.compat.memmap.values import cast
+from sqlbuffer.compat.memmap.views import Chain, View, WritesThrough, is_basic, plain_index
 
 Ints = NDArray[np.int64]
 # Reads what cells have: their places along each leading axis -> array.
 Read = Callable[..., NDArray[Any]]
 
 
-class ArrayProxy(np.lib.mixins.NDArrayOperatorsMixin):
+class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
     """One field of all slots, like an array of numpy; each access asks the database.
 
-    Reading by an index returns an array of its own, never a view: assign to the proxy itself
-    (`data['returns'][3, :10] = values`), and not to what an earlier index returned.
+    An index without arrays returns a `View`: an array with the values of this moment, and assigning
+    to it writes to the database, one transaction an assignment. Write many values in one
+    assignment: `data['returns'][3, :10] = values`. An index with arrays returns a copy, as numpy
+    does.
 
     Args:
         track: The field.
@@ -33,8 +37,9 @@ class ArrayProxy(np.lib.mixins.NDArrayOperatorsMixin):
         >>> buffer = ReplayBuffer(tempfile.mkdtemp(), 3, 5, fields={"reward": "float"})
         >>> buffer.store_episode(reward=[1.0, 2.0])
         >>> buffer.data["reward"][0, 1:3] = 7.0
+        >>> buffer.data["reward"][0][4] = 9.0
         >>> buffer.data["reward"][0]
-        array([1., 7., 7., 0., 0.], dtype=float32)
+        array([1., 7., 7., 0., 9.], dtype=float32)
     """
 
     def __init__(
@@ -50,54 +55,68 @@ class ArrayProxy(np.lib.mixins.NDArrayOperatorsMixin):
         self.shape = (*leading, *track.shape)
         self.dtype = track.dtype
         self.ndim = len(self.shape)
-        self.size = int(np.prod(self.shape, dtype=np.int64))
+        self.size = math.prod(self.shape)
 
     def __getitem__(self, index: Any) -> Any:
-        index = _plain(index)
-        if self._is_leading(index):
-            places = self._places(index, ())
-            found = self._read(*places)
-            return found[()] if found.ndim == 0 else found
-        # One place for each item of a value: cells are read once, and items picked from them.
-        *places, items = self._places(index, self._track.shape)
-        shape = items.shape
-        cells, back = self._cells([place.ravel() for place in places])
-        values = self._read(*cells).reshape(len(cells[0]), -1)
-        return values[back, items.ravel()].reshape(shape)[()]
+        index = plain_index(index)
+        found = self.pick((index,))
+        if found.ndim == 0:
+            return found[()]
+        return View.of(found, self, (index,)) if is_basic(index) else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        index = _plain(index)
-        value = _cast(self._track, value)
-        if self._is_leading(index):
-            places = self._places(index, ())
-            shape = places[0].shape
-            target = np.empty((*shape, *self._track.shape), self.dtype)
+        self.put((plain_index(index),), self.cast(value))
+
+    def pick(self, chain: Chain) -> NDArray[Any]:
+        """Return a writable array of what indices pick, one after the other."""
+        if self._is_leading(chain):
+            return self._read(*self._places(chain, ()))
+        # One place for each item of a value: cells are read once, and items picked from them.
+        *places, items = self._places(chain, self._track.shape)
+        cells, back = self._cells([place.ravel() for place in places])
+        return self._items(cells)[back, items.ravel()].reshape(items.shape)
+
+    def put(self, chain: Chain, value: NDArray[Any]) -> None:
+        """Set what indices pick, one after the other."""
+        if self._is_leading(chain):
+            places = self._places(chain, ())
+            target = np.empty((*places[0].shape, *self._track.shape), self.dtype)
             target[...] = value
-            flat = target.reshape(-1, *self._track.shape)
+            flat = target.reshape(places[0].size, *self._track.shape)
             self._write(flat, *(place.ravel() for place in places))
             return
-        *places, items = self._places(index, self._track.shape)
+        *places, items = self._places(chain, self._track.shape)
         target = np.empty(items.shape, self.dtype)
         target[...] = value
         cells, back = self._cells([place.ravel() for place in places])
-        values = np.array(self._read(*cells)).reshape(len(cells[0]), -1)
+        values = self._items(cells)
         values[back, items.ravel()] = target.ravel()
-        self._write(values.reshape(-1, *self._track.shape), *cells)
+        self._write(values.reshape(len(values), *self._track.shape), *cells)
 
-    def _is_leading(self, index: Any) -> bool:
-        """Tell whether an index is about slots and steps alone, and not about parts of values."""
-        parts = index if isinstance(index, tuple) else (index,)
+    def cast(self, value: Any) -> NDArray[Any]:
+        """Return a value in the dtype of the field."""
+        return cast(self._track, value)
+
+    def _items(self, cells: list[Ints]) -> NDArray[Any]:
+        """Return the values of cells, each in one row."""
+        n_items = math.prod(self._track.shape)
+        return np.array(self._read(*cells)).reshape(len(cells[0]), n_items)
+
+    def _is_leading(self, chain: Chain) -> bool:
+        """Return True if indices pick slots and steps, and no parts of values."""
         if not self._track.shape:
             return True
+        # Which axes a second index is about depends on the first.
+        index, *others = chain
         used = 0
-        for part in parts:
-            if part is None or part is Ellipsis:
+        for part in index if isinstance(index, tuple) else (index,):
+            if others or part is None or part is Ellipsis:
                 return False
             used += part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
         return used <= len(self._leading)
 
-    def _places(self, index: Any, items: tuple[int, ...]) -> list[Ints]:
-        """Return what an index picks: of each leading axis the place, and of values the item.
+    def _places(self, chain: Chain, items: tuple[int, ...]) -> list[Ints]:
+        """Return what indices pick: of each leading axis the place, and of values the item.
 
         The grids that numpy picks from have strides of zero, and take no memory.
         """
@@ -105,13 +124,11 @@ class ArrayProxy(np.lib.mixins.NDArrayOperatorsMixin):
         grids = []
         for axis, n in enumerate(self._leading):
             column = np.arange(n).reshape(*(-1 if i == axis else 1 for i in range(len(shape))))
-            grids.append(np.broadcast_to(column, shape)[index])
-        if items or not self._track.shape:
-            n_items = int(np.prod(items, dtype=np.int64))
-            numbers = np.arange(n_items).reshape(*(1 for _ in self._leading), *items)
-            if items:
-                grids.append(np.broadcast_to(numbers, shape)[index])
-        return [np.asarray(grid) for grid in grids]
+            grids.append(_picked(np.broadcast_to(column, shape), chain))
+        if items:
+            numbers = np.arange(math.prod(items)).reshape(*(1 for _ in self._leading), *items)
+            grids.append(_picked(np.broadcast_to(numbers, shape), chain))
+        return grids
 
     def _cells(self, places: list[Ints]) -> tuple[list[Ints], Ints]:
         """Return the distinct cells of items, and which each item is of."""
@@ -124,24 +141,16 @@ class ArrayProxy(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
             raise ValueError("values of a database are copied: copy=False cannot be kept")
-        found = np.asarray(self[:])
-        return found if dtype is None else found.astype(dtype, copy=False)
+        found: NDArray[Any] = np.asarray(self[:])
+        if dtype is not None:
+            found = found.astype(dtype, copy=False)
+        return found.copy() if copy else found
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(out, ArrayProxy) for out in kwargs.get("out", ())):
-            return self._in_place(ufunc, method, inputs, kwargs)
-        given = [np.asarray(each) if isinstance(each, ArrayProxy) else each for each in inputs]
-        return getattr(ufunc, method)(*given, **kwargs)
+    def _set_all(self, value: Any) -> None:
+        self[:] = value
 
-    def _in_place(self, ufunc: Any, method: str, inputs: Any, kwargs: dict[str, Any]) -> Any:
-        """Compute, and write the result to the database: `data['reward'] *= 2`."""
-        (out,) = kwargs.pop("out")
-        given = [np.asarray(each) if isinstance(each, ArrayProxy) else each for each in inputs]
-        out[:] = getattr(ufunc, method)(*given, **kwargs)
-        return out
-
-    def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
-        return function(*map(_as_arrays, args), **{k: _as_arrays(v) for k, v in kwargs.items()})
+    def _current(self) -> NDArray[Any]:
+        return self.pick((slice(None),))
 
     def __getattr__(self, name: str) -> Any:
         """Return what an array of numpy has: `sum`, `tolist`, `astype`, `T`, ..."""
@@ -150,14 +159,14 @@ class ArrayProxy(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(np.asarray(self), name)
 
     def copy(self) -> NDArray[Any]:
-        """Return all values as an array of its own."""
-        return np.asarray(self)
+        """Return all values as an array that can be changed; it is not stored."""
+        return self._current()
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(np.asarray(self))
+        return iter(self[:])
 
     def __contains__(self, value: Any) -> bool:
         return value in np.asarray(self)
@@ -209,33 +218,7 @@ class Proxies(Mapping[str, ArrayProxy]):
         return len(self._names)
 
 
-def _plain(index: Any) -> Any:
-    """Return an index as numpy takes it: tensors, lists and proxies as arrays."""
-    if isinstance(index, tuple):
-        return tuple(map(_plain, index))
-    if index is None or index is Ellipsis or isinstance(index, (slice, int, np.integer)):
-        return index
-    if isinstance(index, ArrayProxy):
-        return np.asarray(index)
-    if isinstance(index, list) and not index:
-        return np.empty(0, np.int64)
-    if hasattr(index, "__index__") and getattr(index, "shape", ()) == ():
-        return operator.index(index)
-    array = as_array("index", index)
-    if array.dtype.kind not in "biu":
-        raise IndexError("arrays used as indices must be of integer (or boolean) type")
-    return array
-
-
-def _cast(track: Track, value: Any) -> NDArray[Any]:
-    value = np.asarray(value) if isinstance(value, ArrayProxy) else as_array(track.name, value)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return value.astype(track.dtype)  # type: ignore[no-any-return]
-
-
-def _as_arrays(value: Any) -> Any:
-    if isinstance(value, ArrayProxy):
-        return np.asarray(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_as_arrays, value))
-    return value
+def _picked(grid: Ints, chain: Chain) -> Ints:
+    for index in chain:
+        grid = grid[index]
+    return np.asarray(grid)

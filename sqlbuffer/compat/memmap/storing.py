@@ -194,7 +194,7 @@ class Storing(Base):
         if not self._t and batch_size == 1:
             return
         length, self._t = self._t, 0
-        writer.finish(batch_size, length)
+        writer.finish([length] * batch_size)
 
     @contextmanager
     def _undone(self, writer: Writer) -> Iterator[None]:

@@ -233,7 +233,7 @@ class StepPacker:
         stored = []
         for name, track, default, place in self._puts:
             value = data.get(name)
-            if type(value) is np.ndarray:
+            if isinstance(value, np.ndarray):
                 if value.dtype != track.dtype or value.shape != track.shape:
                     place[0] = exact(track, value)
                 else:

@@ -1,22 +1,26 @@
 """The episodes that one process is writing, on their way to the database."""
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
+from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.storage import holders
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.payload_changes import Columns
+from sqlbuffer.storage.process_end import at_process_end
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.slots import (
     Opening,
@@ -27,6 +31,8 @@ from sqlbuffer.storage.slots import (
 )
 from sqlbuffer.storage.store import BufferStore, Written
 from sqlbuffer.storage.write_queue import WriteQueue
+
+logger = logging.getLogger("sqlbuffer")
 
 
 @dataclass
@@ -89,6 +95,7 @@ class Writer:
         self._openings: dict[str, Opening] = {}
         self._mutex = threading.Lock()
         self._queue = WriteQueue(self._write, self._flush_s)
+        _writers.add(self)
 
     def check_process(self) -> None:
         """In a forked child: leave what is open to the parent."""
@@ -112,6 +119,7 @@ class Writer:
             MemmapError: The buffer is full.
         """
         self.check_process()
+        at_process_end(_end_all, priority=1)  # before the queue stores what waits
         try:
             turns = self.slots.claim(n)
         except SlotsFullError:
@@ -149,17 +157,17 @@ class Writer:
         self._queue.add(record, meta)
         _count(open_, t, record.reward_t)
 
-    def finish(self, n: int, length: int) -> None:
-        """End the first n of the open episodes, let go of the others, and store all of it.
+    def finish(self, lengths: Sequence[int]) -> None:
+        """End the first of the open episodes, drop the others, and store all of it.
 
         Args:
-            n: How many; more are begun, where fewer are open.
-            length: The length of each.
+            lengths: The length of each that ends; more are begun, where fewer are open.
         """
+        n = len(lengths)
         if n > len(self.open):
             self.claim(n - len(self.open))
         ended, others = self.open[:n], self.open[n:]
-        for open_ in ended:
+        for open_, length in zip(ended, lengths, strict=True):
             open_.length = length
             self._queue.end(self.ending(open_))
         self.open = others
@@ -236,10 +244,9 @@ class Writer:
             open_.is_dirty = False
 
     def close(self) -> None:
-        """Store what waits of finished episodes, and let go of the others."""
+        """End the open episodes that have steps, drop the others, and store what waits."""
         if self.is_own:
-            self.drop()
-            self._queue.flush()
+            self.finish([open_.length for open_ in self.open if open_.length])
             self.slots.leave()
             holders.forget(self.holder)
 
@@ -274,6 +281,17 @@ class Writer:
             for opening in begun:
                 self._openings.pop(opening.key, None)
         return written
+
+
+_writers: "WeakSet[Writer]" = WeakSet()
+
+
+def _end_all() -> None:
+    for writer in list(_writers):
+        try:
+            writer.close()
+        except SQLBufferError as error:
+            logger.error("an open episode may be lost at the end: %s", error)
 
 
 def _record(open_: Open, t: int, row: tuple[Any, ...]) -> Record:

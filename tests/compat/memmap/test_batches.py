@@ -211,3 +211,14 @@ def test_values_are_converted_as_numpy_assigns(make):
     with pytest.raises(OverflowError):
         buffer.store(u=300)
     assert buffer.timestep_index == 2
+
+
+def test_a_batched_block_over_used_slots_begins_all_of_them_from_defaults(make):
+    buffer = make(circular=True)
+    for i in range(4):
+        buffer.store_episode(r=np.full(4, 10.0 + i), s=np.ones((4, 2)), task=i)
+    with buffer.batched_episode(2):
+        buffer.store_batch(r=[1, 2])
+    assert buffer.data["r"].tolist() == [[13] * 4, [1, -1, -1, -1], [2, -1, -1, -1]]
+    assert buffer.data["s"][1:].tolist() == [[[0, 0]] * 4] * 2
+    assert buffer.meta_data["task"].tolist() == [3, -1, -1]

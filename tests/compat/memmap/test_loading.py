@@ -581,3 +581,23 @@ def test_episodes_without_steps_count_in_all_data_alone(new_buffer):
     assert found["r"].tolist() == [[0, 0], [0, 0], [0, 1]]
     assert found["episode_lens"].tolist() == [0, 0, 2]
     assert (len(buffer), len(buffer.dataset())) == (1, 1)
+
+
+def test_a_dataset_opens_a_folder_or_a_url(make, buffer_url, tmp_path):
+    for folder in (buffer_url, tmp_path / "replay"):
+        buffer = make(folder=folder)
+        buffer.store_episode(r=[1.0, 2.0], task=3)
+        buffer.close()
+        for given in (str(folder), folder):
+            opened = [
+                datasets.ReplayDatasetTrajectory(given, fields=("r",)),
+                datasets.ReplayDatasetTimestep(given, fields=("r",), filter_meta={"task": 3}),
+                datasets.ReplayDatasetNStep(given, 1, current_fields=("r",)),
+                datasets.ReplayDatasetTimeWindow(given, 2, fields=("r",)),
+            ]
+            assert [dataset[0]["r"].tolist() for dataset in opened] == [[1, 2], 1, 1, [1, 2]]
+            for dataset in opened:
+                assert dataset.replay_buffer.read_only
+                dataset.replay_buffer.close()
+    with pytest.raises(ValueError, match="there is no replay buffer in"):
+        datasets.ReplayDatasetTrajectory(tmp_path / "missing")

@@ -7,7 +7,7 @@ import pytest
 
 import sqlbuffer.compat.memmap as memmap
 from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError, ReplayBuffer
-from sqlbuffer.compat.memmap.absent import ALTERNATIVES
+from sqlbuffer.compat.memmap.absent import ALTERNATIVES, METHODS
 from sqlbuffer.compat.memmap.config import Config, core_fields, core_names
 from sqlbuffer.compat.memmap.tracks import Track, parse_tracks
 from sqlbuffer.errors import StorageUnreachableError
@@ -229,13 +229,32 @@ def test_counters_may_be_set(make):
     buffer.store(r=1)
     with pytest.raises(MemmapError, match="an episode is open"):
         buffer.episode_index = 0
-    with pytest.raises(MemmapError, match="can be set to 0"):
-        buffer.timestep_index = 3
     buffer.timestep_index = 0
     assert buffer.data["r"][:, 0].tolist() == [0, 9, -1]
     for bad in (-1, 4, True, "1"):
         with pytest.raises(ValueError, match="num_episodes"):
             buffer.num_episodes = bad
+
+
+def test_steps_may_be_left_out_by_setting_timestep_index(make):
+    buffer = make(circular=True)
+    buffer.store_episode(r=[1.0])
+    buffer.timestep_index = 2
+    assert (buffer.timestep_index, buffer.is_new_episode, buffer.episode_index) == (2, False, 1)
+    buffer.store_batch(r=[5, 6])
+    assert buffer.episode_lens.tolist() == [1, 3, 3]
+    buffer.advance_episode(2)
+    assert (buffer.num_episodes, buffer.episode_lens.tolist()) == (3, [1, 3, 3])
+    assert buffer.data["r"].tolist() == [[1, -1, -1, -1], [-1, -1, 5, -1], [-1, -1, 6, -1]]
+    buffer.store(r=7.0)
+    buffer.store(r=8.0)
+    with pytest.raises(MemmapError, match="is 2 and cannot go back to 1, since later steps are"):
+        buffer.timestep_index = 1
+    buffer.timestep_index = 3
+    assert buffer.episode_lens[0] == 3
+    buffer.advance_episode()
+    assert buffer.data["r"][0].tolist() == [7, 8, -1, -1]
+    assert buffer.get_all_data(("r",))["r"].shape == (3, 3)
 
 
 def test_clear_leaves_nothing(make, reopen):
@@ -261,6 +280,17 @@ def test_what_is_not_here_names_the_alternative():
             importlib.import_module(f"sqlbuffer.compat.memmap.{module}")
     with pytest.raises(AttributeError, match="nope"):
         memmap.nope  # noqa: B018
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_is_not_here_names_the_alternative(tmp_path, name):
+    buffer = memmap.ReplayBuffer(tmp_path, 1, 2, {"r": "float"})
+    with pytest.raises(AttributeError, match=f"no {name} of memmap-replay-buffer; instead, "):
+        getattr(buffer, name)
+    assert not hasattr(buffer, name)
+    with pytest.raises(AttributeError, match="'ReplayBuffer' object has no attribute 'nope'"):
+        buffer.nope  # noqa: B018
+    buffer.close()
 
 
 def test_the_modules_of_upstream_have_their_names():

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -131,26 +133,69 @@ def test_a_copy_reads_what_its_original_is_writing(schema_url, make):
     copy.close()
 
 
-def test_a_closed_buffer_lets_go_of_its_open_episode(make, reopen, buffer_url):
+def test_a_closed_buffer_ends_its_open_episode(make, reopen, buffer_url):
     buffer = make()
     buffer.store_episode(r=[1.0])
     buffer.store(r=2.0)
+    buffer.store(r=3.0)
     buffer.close()
     other = reopen()
-    assert (len(other), n_rows(buffer_url)) == (1, 1)
-    other.store(r=3.0)
-    assert other.episode_index == 1
+    assert (len(other), other.num_episodes, other.timestep_index) == (2, 2, 0)
+    assert other.data["r"][1].tolist() == [2, 3, -1, -1]
+    other.store(r=4.0)
+    assert other.episode_index == 2
 
 
-def test_a_deleted_buffer_lets_go_as_well(schema_url, make, reopen):
+def test_a_closed_buffer_ends_all_episodes_of_a_batch_that_have_steps(make, reopen, buffer_url):
+    buffer = make()
+    buffer.store_meta_batch(task=[1, 2, 3])
+    buffer.store_batch(r=[1, 2])
+    buffer.store_batch(r=[3])
+    buffer.close()
+    other = reopen()
+    assert (other.num_episodes, other.episode_lens.tolist()) == (2, [2, 1, 0])
+    assert other.meta_data["task"].tolist() == [1, 2, -1]
+    assert n_rows(buffer_url) == 3
+
+
+def test_a_deleted_buffer_ends_its_open_episode(schema_url, make, reopen):
     from sqlbuffer.compat.memmap import ReplayBuffer
 
     buffer = ReplayBuffer(schema_url, 3, 4, {"r": "float"})
     buffer.store(r=1.0)
     del buffer
     other = reopen()
-    other.store_episode(r=[2.0])
-    assert other.episode_lens.tolist() == [1, 0, 0]
+    other.store_episode(r=[2.0, 3.0])
+    assert other.episode_lens.tolist() == [1, 2, 0]
+    assert other.data["r"][0, 0] == 1
+
+
+_ENDS = """
+import sys
+from multiprocessing import get_context
+from sqlbuffer.compat.memmap import ReplayBuffer
+
+def store(value):
+    global kept
+    kept = ReplayBuffer.from_folder(sys.argv[1])
+    kept.store(r=value)
+
+if __name__ == "__main__":
+    child = get_context("fork").Process(target=store, args=(1.0,))
+    child.start()
+    child.join()
+    store(2.0)
+    with kept.one_episode():
+        kept.store(r=3.0)
+        sys.exit()
+"""
+
+
+def test_a_process_that_ends_ends_its_open_episode_unless_a_block_was_left(make, buffer_url):
+    buffer = make()
+    subprocess.run([sys.executable, "-c", _ENDS, buffer_url], check=True, timeout=60)
+    assert buffer.episode_lens.tolist() == [1, 0, 0]
+    assert buffer.data["r"][0, 0] == 1
 
 
 def test_a_forked_child_writes_episodes_of_its_own(make, reopen):

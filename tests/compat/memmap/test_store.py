@@ -43,7 +43,10 @@ def test_a_scalar_is_broadcast_and_other_shapes_are_refused(make):
             buffer.store(**bad)
     with pytest.raises(MemmapTypeError, match="field s"):
         buffer.store(s="x")
+    with pytest.raises(MemmapError, match="field a"):
+        buffer.store(s=[8, 8], r=9.0, a=[1, 2])
     assert (buffer.timestep_index, buffer.episode_lens[0]) == (1, 1)
+    assert buffer.data["s"][0, 1].tolist() == [0, 0]
 
 
 def test_lists_tuples_and_numbers_of_numpy_are_values(make):
