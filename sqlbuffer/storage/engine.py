@@ -17,7 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from sqlbuffer.errors import URLError
 from sqlbuffer.settings import Settings
 from sqlbuffer.storage.filesystems import warn_of_network
-from sqlbuffer.storage.sqlite_forks import listen_to_forks
+from sqlbuffer.storage.sqlite_connections import listen_to_connections, prepare
 from sqlbuffer.storage.transactions import listen_postgresql, listen_sqlite
 from sqlbuffer.storage.urls import shown_url
 
@@ -28,17 +28,6 @@ IDLE_BEFORE_PING_S = 1.0
 # WAL lets readers read while one writes, and needs one fsync a checkpoint instead of two a commit.
 # It is a property of the file, so it is set once, by whoever creates the schema.
 SQLITE_FILE_PRAGMAS = ("PRAGMA journal_mode = WAL",)
-SQLITE_CONNECTION_PRAGMAS = (
-    # In WAL mode NORMAL survives the death of any process; only a power cut may take the last
-    # commits.
-    "PRAGMA synchronous = NORMAL",
-    # The default of 2 MB is less than the hot pages of a million rows.
-    "PRAGMA cache_size = -65536",
-    "PRAGMA temp_store = MEMORY",
-    # After a checkpoint the WAL file is cut back to this, instead of keeping its largest size for
-    # ever.
-    "PRAGMA journal_size_limit = 67108864",
-)
 
 _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
@@ -194,7 +183,8 @@ def _adopt(engine: Engine) -> Engine:
             engine.dispose()  # it may have opened connections that a fork does not close
         return engine
     with engine.connect() as connection:  # it may have been opened before the listeners were there
-        _prepare_sqlite(connection.connection.driver_connection, None)
+        driver: Any = connection.connection.driver_connection
+        prepare(driver)
     return engine
 
 
@@ -268,17 +258,8 @@ def _ping_after_idling(connection: Any, record: ConnectionPoolEntry, _proxy: Any
 
 
 def _listen_sqlite(engine: Engine) -> None:
-    if not event.contains(engine, "connect", _prepare_sqlite):
-        event.listen(engine, "connect", _prepare_sqlite)
     listen_sqlite(engine)
-    listen_to_forks(engine, is_memory=is_memory(engine.url))
-
-
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # Python's own transaction handling would begin late and commit before DDL.
-    connection.isolation_level = None
-    for pragma in SQLITE_CONNECTION_PRAGMAS:
-        connection.execute(pragma)
+    listen_to_connections(engine, is_memory=is_memory(engine.url))
 
 
 def _forget_engines() -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.errors import StorageError, StorageUnreachableError, URLError
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url, sqlite_path
 from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.sqlite_forks import opened_file
+from sqlbuffer.storage.sqlite_connections import opened_file
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
 
 FETCH_ROWS = 1_000

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
-from sqlbuffer.storage.sqlite_forks import forks_held_off
+from sqlbuffer.storage.sqlite_connections import forks_held_off
 
 try:
     import fcntl

@@ -15,8 +15,8 @@ import psycopg
 from numpy.typing import NDArray
 from sqlalchemy import make_url
 
-from sqlbuffer.storage.engine import SQLITE_CONNECTION_PRAGMAS
 from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.sqlite_connections import CONNECTION_PRAGMAS
 from tests.support.sql import is_sqlite
 
 _PLAIN = [name for name in Record._fields if not name.endswith("_key")]
@@ -63,7 +63,7 @@ class BareSQLite:
     def __init__(self, url: str, buffer_id: int = 1) -> None:
         self._buffer_id = buffer_id
         self.connection = sqlite3.connect(make_url(url).database or "", isolation_level=None)
-        for pragma in SQLITE_CONNECTION_PRAGMAS:
+        for pragma in CONNECTION_PRAGMAS:
             self.connection.execute(pragma)
         columns = ["buffer_id", "seq", *_PLAIN]
         marks = ", ".join("?" * len(columns))

@@ -15,7 +15,7 @@ from sqlbuffer.storage.filesystems import filesystem_of, warn_of_network
 from sqlbuffer.storage.readonly import existing_file
 from sqlbuffer.storage.sizes import shown_size
 from sqlbuffer.storage.sqlite import lock_path
-from sqlbuffer.storage.sqlite_forks import opened_file
+from sqlbuffer.storage.sqlite_connections import opened_file
 
 try:
     import fcntl

@@ -1,4 +1,4 @@
-"""Close SQLite files before this process forks, so that a child inherits no lock state.
+"""Connections to SQLite, and what becomes of them when this process forks.
 
 SQLite keeps the locks of a file in memory, and the kernel keeps them per process. A forked child
 copies the memory but not the kernel's locks. It would believe that it holds locks, and its parent's
@@ -29,10 +29,28 @@ from sqlbuffer.errors import StorageError
 # How long a fork waits for the transactions of other threads.
 FORK_WAIT_S = 5.0
 
+CONNECTION_PRAGMAS = (
+    # In WAL mode NORMAL survives the death of any process; only a power cut may take the last
+    # commits.
+    "PRAGMA synchronous = NORMAL",
+    # The default of 2 MB is less than the hot pages of a million rows.
+    "PRAGMA cache_size = -65536",
+    "PRAGMA temp_store = MEMORY",
+    # After a checkpoint the WAL file is cut back to this, instead of keeping its largest size for
+    # ever.
+    "PRAGMA journal_size_limit = 67108864",
+)
+
 
 class FileConnection(sqlite3.Connection):
-    """A connection to a file that a fork closes."""
+    """A connection to a file that a fork closes.
 
+    Attributes:
+        is_ready: A pool has handed it out. Until then a thread may still be preparing it.
+        is_closed: It was closed, by a fork maybe.
+    """
+
+    is_ready = False
     is_closed = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,6 +58,7 @@ class FileConnection(sqlite3.Connection):
             raise _refusal()
         with forks_held_off():
             super().__init__(*args, **kwargs)
+            prepare(self)
             _open.add(self)
 
     def close(self) -> None:
@@ -47,6 +66,7 @@ class FileConnection(sqlite3.Connection):
         with forks_held_off():
             super().close()
             self.is_closed = True
+            _open.discard(self)
 
 
 class _InheritedConnection(FileConnection):
@@ -72,6 +92,14 @@ _foreign: set[int] = set()
 _obstacle: str | None = None  # what kept the last fork from closing all connections
 _is_refused = False
 _inherited: list[FileConnection] = []
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Set a new connection up as the library uses it."""
+    # Python's own transaction handling would begin late and commit before DDL.
+    connection.isolation_level = None
+    for pragma in CONNECTION_PRAGMAS:
+        connection.execute(pragma)
 
 
 @contextmanager
@@ -106,11 +134,14 @@ def forks_held_off() -> Iterator[None]:
         _end_use(user)
 
 
-def listen_to_forks(engine: Engine, *, is_memory: bool) -> None:
-    """Have forks wait for the connections of a SQLite engine, and close those to a file."""
+def listen_to_connections(engine: Engine, *, is_memory: bool) -> None:
+    """Prepare each new connection of a SQLite engine; have forks wait for connections in use, and
+    close those to a file.
+    """
     if event.contains(engine, "checkin", _check_in):
         return
     event.listen(engine, "checkin", _check_in)
+    event.listen(engine, "connect", _prepare)
     if is_memory:
         event.listen(engine, "checkout", _check_out_memory)
         return
@@ -122,6 +153,11 @@ def listen_to_forks(engine: Engine, *, is_memory: bool) -> None:
 
 def _open_file(_dialect: Any, _record: Any, _arguments: Any, options: dict[str, Any]) -> None:
     options.setdefault("factory", FileConnection)
+
+
+def _prepare(connection: Any, _record: Any) -> None:
+    if not isinstance(connection, FileConnection):
+        prepare(connection)
 
 
 def _note_foreign(connection: Any, _record: Any) -> None:
@@ -142,8 +178,11 @@ def _check_out(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> Non
     if _is_refused:
         raise _refusal()
     _begin_use(record)
-    if getattr(connection, "is_closed", False):
+    if not isinstance(connection, FileConnection):
+        return
+    if connection.is_closed:
         raise DisconnectionError("a fork closed the connection")
+    connection.is_ready = True
 
 
 def _check_in(_connection: Any, record: ConnectionPoolEntry) -> None:
@@ -181,17 +220,21 @@ def _before_fork() -> None:
         _forking_thread = me
         _obstacle = "the wait for other threads was interrupted"
         deadline = time.monotonic() + FORK_WAIT_S
-        while _users and me not in _users.values() and time.monotonic() < deadline:
+        while _is_used() and me not in _users.values() and time.monotonic() < deadline:
             _changed.wait(deadline - time.monotonic())
         _obstacle = _found_obstacle(me)
         if _obstacle is None:
             _obstacle = _close_all()
 
 
+def _is_used() -> bool:
+    return bool(_users) or not all(connection.is_ready for connection in list(_open))
+
+
 def _found_obstacle(me: int) -> str | None:
     if me in _users.values():
         return "the forking thread was in a transaction"
-    if _users:
+    if _is_used():
         return f"a transaction of another thread did not end within {FORK_WAIT_S:g} s"
     if _foreign:
         return "an Engine with a `creator` has connections that the library cannot close"
@@ -205,7 +248,6 @@ def _close_all() -> str | None:
             connection.close()
     except sqlite3.Error as error:  # a user's engine may tie a connection to its thread
         return f"a connection could not be closed: {error}"
-    _open.clear()
     return None
 
 
