@@ -19,6 +19,7 @@ JSON = sa.Text().with_variant(postgresql.JSONB(), "postgresql")
 TIME = sa.Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 SEQS = sa.Text().with_variant(postgresql.ARRAY(sa.BigInteger()), "postgresql")
 REALS = sa.Text().with_variant(postgresql.ARRAY(sa.Double()), "postgresql")
+UUID = sa.Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
 SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 OBJECTS = {
@@ -65,6 +66,8 @@ OBJECTS = {
         "sqlbuffer_seal_v1",
         "sqlbuffer_update_priorities_v1",
         "sqlbuffer_lease_v1",
+        "sqlbuffer_note_write_v1",
+        "sqlbuffer_forget_writes_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",
         "sqlbuffer_keep_parts_v1",
@@ -133,6 +136,7 @@ TABLES = (
     "fragment_workers",
     "prepared_lists",
     "item_rings",
+    "applied_writes",
     "schema_info",
     "maintenance",
 )
@@ -160,7 +164,7 @@ def upgrade() -> None:
             "vacuum_truncate = off)"
         )
     op.execute("INSERT INTO schema_info (min_client) VALUES ('0001')")
-    op.execute("INSERT INTO maintenance (task) VALUES ('vacuum')")
+    op.execute("INSERT INTO maintenance (task) VALUES ('vacuum'), ('forget writes')")
     create_objects(connection, OBJECTS[connection.dialect.name])
 
 
@@ -643,6 +647,7 @@ def create_tables() -> None:
     create_late_tables()
     create_slot_tables()
     create_fragment_tables()
+    create_applied_writes()
     op.create_table(
         "payload_parts",
         sa.Column(
@@ -780,6 +785,18 @@ def create_late_tables() -> None:
         sa.Column("reason", sa.Text(), comment="why it is not sampled"),
         time("quarantined_at", "since when"),
         sa.PrimaryKeyConstraint("buffer_id", "seq", name="pk_quarantine"),
+    )
+
+
+def create_applied_writes() -> None:
+    op.create_table(
+        "applied_writes",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column("write_id", UUID, nullable=False, comment="random id of the write"),
+        sa.Column("kept_until", TIME, nullable=False, comment="no call asks for it after this"),
+        sa.PrimaryKeyConstraint("buffer_id", "write_id", name="pk_applied_writes"),
     )
 
 

@@ -172,7 +172,7 @@ class ItemRing:
             if track:
                 left.extend(self._oldest(connection, len(records)))
 
-        self.store.insert(records, first=first, lock=self.lock)
+        self.store.insert(records, first=first)
         return left
 
     def _oldest(self, connection: Connection, n_new: int) -> list[Row]:
@@ -262,7 +262,7 @@ class ItemRing:
             self.set_counts(connection, counts.push_count, counts.tail)
 
         if records:
-            self.store.insert(records, first=first, lock=self.lock)
+            self.store.insert(records, first=first)
         else:
             self.store.write(first)
 

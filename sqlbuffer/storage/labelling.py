@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -13,11 +13,10 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.query import Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
-from sqlbuffer.storage.errors import ConnectionLost, translated
 from sqlbuffer.storage.labels import Label, Labelled, in_force, joined, labelled_extra
 from sqlbuffer.storage.late_values import seen
 from sqlbuffer.storage.models import buffers, episodes, experiences, label_history
-from sqlbuffer.storage.opened import Opened, Window, survives
+from sqlbuffer.storage.opened import Opened, Window
 from sqlbuffer.storage.types import SeqList
 
 ROWS_AT_ONCE = 5_000
@@ -57,34 +56,19 @@ _RETURN = (
 )
 
 
-@dataclass
-class Attempt:
-    """What a transaction wrote, or would have written had its connection lived.
-
-    Attributes:
-        n_rows: How many rows it annotated.
-        proof: A row of the history that tells: its number, version and time.
-    """
-
-    n_rows: int = 0
-    proof: tuple[int, int, str] | None = None
-
-
-@dataclass
+@dataclass(frozen=True)
 class Annotation:
-    """What is to be written; may be tried again after a lost connection.
+    """What is to be written.
 
     Attributes:
         target: Which rows: a condition, or numbers, distinct and in ascending order.
         labels: What is said of all, or of each number.
         version: The version; None: one more than the highest of the rows.
-        lost: The attempts whose connection was lost.
     """
 
     target: Node | Sequence[int]
     labels: Label | Sequence[Label]
     version: int | None
-    lost: list[Attempt] = field(default_factory=list)
 
     def label_of(self) -> Mapping[int, Label] | None:
         """Return what is said of each number, where it is not the same of all."""
@@ -98,46 +82,15 @@ class Labelling(Opened):
 
     def annotate(self, annotation: Annotation) -> int:
         """Write what is said of rows, in one transaction; return how many the buffer holds."""
-        n_rows = self._annotate(annotation)
+        n_rows = self.write(lambda connection: self._write_labels(connection, annotation))
         self._dialect.wrote(self.engine, n_rows)
         return n_rows
 
-    @survives
-    def _annotate(self, annotation: Annotation) -> int:
-        attempt = Attempt()
-        try:
-            with (
-                translated(self.url),
-                self._dialect.writing(self.engine, self.options.durability) as connection,
-            ):
-                for earlier in annotation.lost:
-                    if self._is_written(connection, earlier):
-                        return earlier.n_rows
-                self._write_labels(connection, annotation, attempt)
-        except ConnectionLost:
-            if attempt.proof is not None:
-                annotation.lost.append(attempt)
-            raise
-        return attempt.n_rows
-
-    def _is_written(self, connection: Connection, earlier: Attempt) -> bool:
-        return earlier.proof is not None and earlier.proof == self._proof(
-            connection, *earlier.proof[:2]
-        )
-
-    def _proof(self, connection: Connection, seq: int, version: int) -> tuple[int, int, str]:
-        when = select(cast(_given.labelled_at, Text)).where(
-            _given.buffer_id == self.info.id, _given.seq == seq, _given.version == version
-        )
-        return seq, version, str(connection.execute(when).scalar())
-
-    def _write_labels(
-        self, connection: Connection, annotation: Annotation, attempt: Attempt
-    ) -> None:
+    def _write_labels(self, connection: Connection, annotation: Annotation) -> int:
         window = self._window(connection)
         seqs = self._held(connection, annotation.target, window)
         if not seqs:
-            return
+            return 0
         self._begin_labels(connection, window)
         # All of them, in ascending order, before anything is looked at that others may change.
         before: dict[int, float | None] = {}
@@ -147,15 +100,13 @@ class Labelling(Opened):
         if version is None:
             version = self._next_version(connection, seqs)
         changes: dict[int, list[float]] = {}
-        written: list[int] = []
+        n_written = 0
         own_labels, of_all = annotation.label_of(), annotation.labels
         for chunk in _chunks(seqs):
             said = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
-            written += self._write_chunk(connection, window.low, version, said, before, changes)
+            n_written += self._write_chunk(connection, window.low, version, said, before, changes)
         self._change_returns(connection, changes)
-        attempt.n_rows = len(written)
-        if written:  # the newest leaves last
-            attempt.proof = self._proof(connection, written[-1], version)
+        return n_written
 
     def _held(
         self, connection: Connection, target: Node | Sequence[int], window: Window
@@ -202,9 +153,9 @@ class Labelling(Opened):
         said: Mapping[int, Any],
         before: Mapping[int, float | None],
         changes: dict[int, list[float]],
-    ) -> list[int]:
+    ) -> int:
         """Write what is said of some rows, and note by how much it changes episodes' returns;
-        return those that there still are, in ascending order.
+        return how many of them there still are.
         """
         parameters = {"of_buffer": self.info.id, "seqs": list(said)}
         histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
@@ -226,7 +177,7 @@ class Labelling(Opened):
             if episode is not None and change is not None:
                 changes.setdefault(episode, []).append(change)
         self._dialect.label(connection, self.info.id, version, rows)
-        return sorted(row.seq for row in rows)
+        return len(rows)
 
     def _change_returns(
         self, connection: Connection, changes: Mapping[int, Sequence[float]]

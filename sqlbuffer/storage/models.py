@@ -34,6 +34,7 @@ metadata = MetaData(
 # Byte order everywhere, whatever the locale of the database.
 KEY = Text().with_variant(Text(collation="C"), "postgresql")
 JSON = Text().with_variant(postgresql.JSONB(), "postgresql")
+UUID = Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
 TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.
 SERIAL = BigInteger().with_variant(Integer(), "sqlite")
@@ -917,6 +918,21 @@ item_rings = Table(
         comment="the place of the next item, below the capacity",
     ),
     Column("state", JSON, comment="what else the kind keeps"),
+)
+
+# The ids of the latest writes, so that a call whose connection was lost finds out whether its write
+# was applied. Only PostgreSQL has rows here: a connection to a file is not lost.
+applied_writes = Table(
+    "applied_writes",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column(
+        "write_id",
+        UUID,
+        primary_key=True,
+        comment="random id of the write",
+    ),
+    Column("kept_until", TIME, nullable=False, comment="no call asks for it after this"),
 )
 
 # One row: what a package that is older than the schema goes by.

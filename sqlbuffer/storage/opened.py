@@ -16,6 +16,7 @@ from sqlbuffer.packing import Layout
 from sqlbuffer.partial import Wanted
 from sqlbuffer.query import Node
 from sqlbuffer.storage import statements
+from sqlbuffer.storage.applied_writes import WriteOnce
 from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import Dialect
 from sqlbuffer.storage.engine import (
@@ -80,25 +81,15 @@ class Window:
 Method = Callable[Concatenate[Any, P], T]
 
 
-def started_anew(*, after_loss: bool) -> Callable[[Method[P, T]], Method[P, T]]:
-    """Have a method start anew after a deadlock, which undid what it did; or also after a lost
-    connection.
-    """
+def survives(method: Method[P, T]) -> Method[P, T]:
+    """Repeat a method after a deadlock, which undid what it did, or a lost connection."""
 
-    def decorate(method: Method[P, T]) -> Method[P, T]:
-        @wraps(method)
-        def repeating(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            retry_s = self.options.retry_s if after_loss else 0.0
-            work = partial(method, self, *args, **kwargs)
-            return retried(work, retry_s, self.forget_connections)
+    @wraps(method)
+    def repeating(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        work = partial(method, self, *args, **kwargs)
+        return retried(work, self.options.retry_s, self.forget_connections)
 
-        return repeating
-
-    return decorate
-
-
-repeats = started_anew(after_loss=False)
-survives = started_anew(after_loss=True)
+    return repeating
 
 
 class Opened:
@@ -148,6 +139,25 @@ class Opened:
         """When one connection was lost, those idle in the pool are dead as well."""
         begin_epoch(self.engine)
         self.engine.dispose()
+
+    def once(self) -> WriteOnce[Any]:
+        """Return what has one write to this buffer take effect once."""
+        return WriteOnce(self._dialect, self.url, self.info.id, self.options.retry_s)
+
+    def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
+        """Return what is done in one transaction; done once, also over lost connections.
+
+        Args:
+            work: What is done. Called again where the transaction was not committed.
+            durability: Another one than the opener chose.
+        """
+        once: WriteOnce[T] = self.once()
+        durability = durability or self.options.durability
+        return retried(
+            lambda: once.run(self.engine, durability, work),
+            self.options.retry_s,
+            self.forget_connections,
+        )
 
     @survives
     def window(self) -> Window:

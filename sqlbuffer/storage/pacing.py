@@ -20,6 +20,7 @@ from sqlbuffer.errors import FlowControlError, SQLBufferError, StorageReadOnlyEr
 from sqlbuffer.flow import FlowState, Policy, RatioWindow, Role
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage import flow
+from sqlbuffer.storage.applied_writes import WriteOnce
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.flow import Reading
 from sqlbuffer.storage.fork_lock import ForkLock
@@ -243,7 +244,9 @@ class Pacer:
             allowed, reading = self._retried(lambda: self._look(role, n, partly))
             if not (counted and allowed):
                 return allowed, reading
-        return self._retried(lambda: self._take(role, n, partly))
+        once: WriteOnce[tuple[int, Reading]] = self._store.once()
+        with self._owing() as owed:
+            return self._retried(lambda: self._take(once, role, n, partly, owed))
 
     def _look(self, role: Role, n: int, partly: bool) -> tuple[int, Reading]:
         reading = self._read()
@@ -254,18 +257,24 @@ class Pacer:
         with translated(store.url), store.engine.connect() as connection:
             return flow.read(connection, store.info.id)
 
-    def _take(self, role: Role, n: int, partly: bool) -> tuple[int, Reading]:
+    def _take(
+        self,
+        once: WriteOnce[tuple[int, Reading]],
+        role: Role,
+        n: int,
+        partly: bool,
+        owed: int,
+    ) -> tuple[int, Reading]:
         store = self._store
-        with (
-            translated(store.url),
-            self._owing() as owed,
-            store.dialect.writing(store.engine, "relaxed") as connection,
-        ):
+
+        def work(connection: Connection) -> tuple[int, Reading]:
             reading = flow.read(connection, store.info.id)
             allowed = reading.allowed(role, n, partly=partly)
             if reading.policy is not None:
                 self._count(connection, reading.policy, role, allowed, owed)
-        return allowed, reading
+            return allowed, reading
+
+        return once.run(store.engine, "relaxed", work)
 
     def _count(self, connection: Connection, policy: Policy, role: Role, n: int, owed: int) -> None:
         """Count n rows, and what is owed of samples."""
@@ -294,8 +303,9 @@ class Pacer:
         """Count so many rows more, or fewer where n is negative, than were let through."""
         with self._mutex:
             self._owed += n
-        with suppress(SQLBufferError):  # then with the next batch
-            self._take("insert", 0, partly=False)
+        # Where this fails, the next batch counts it.
+        with suppress(SQLBufferError), self._owing() as owed:
+            self._take(self._store.once(), "insert", 0, partly=False, owed=owed)
 
     def _check_possible(self, reading: Reading, role: Role, n: int) -> None:
         assert reading.policy is not None

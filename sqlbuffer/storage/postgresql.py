@@ -312,14 +312,14 @@ class PostgreSQL:
         transaction has its id; note the priorities that these are given.
         """
         statement = (
-            "SELECT held, seqs, deletions, pg_current_xact_id()::text::bigint, priority "
+            "SELECT held, seqs, priority "
             "FROM sqlbuffer_draw_v1(%s::integer, %s::text[], %s::double precision[])"
         )
         reals = None if priorities is None else _real_array(priorities)
-        ((held, seqs, deletions, transaction, priority),) = _driver(connection).execute(
+        ((held, seqs, priority),) = _driver(connection).execute(
             statement, (buffer_id, _text_array(ids), reals)
         )
-        return Drawn(set(held), sorted(seqs or ()), deletions, transaction, priority)
+        return Drawn(set(held), sorted(seqs or ()), priority)
 
     def free_episode(
         self, connection: Connection, buffer_id: int, key: str, task_id: str
@@ -335,14 +335,11 @@ class PostgreSQL:
         """Hold the row of a buffer until the transaction ends, as any writer may."""
         _driver(connection).execute("SELECT sqlbuffer_lock_v1(%s::integer)", (buffer_id,))
 
-    def committed(self, connection: Connection, transaction: int | None) -> bool:
-        """Tell whether a transaction of a lost connection was committed."""
-        statement = text(
-            "SELECT CASE WHEN CAST(:name AS text)::xid8 < pg_snapshot_xmax(pg_current_snapshot()) "
-            "THEN pg_xact_status(CAST(:name AS text)::xid8) END"
-        )
-        status = connection.execute(statement, {"name": str(transaction)}).scalar_one()
-        return bool(status == "committed")
+    def note_write(self, buffer_id: int, write_id: str, keep_s: float) -> str | None:
+        """Return the query that stores the id of a write and is false where it was applied before;
+        see `Begin.query`. None: no connection can be lost.
+        """
+        return f"SELECT sqlbuffer_note_write_v1({buffer_id:d}, '{write_id}', {keep_s:f})"
 
     def insert(
         self,

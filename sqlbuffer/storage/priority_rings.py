@@ -276,7 +276,7 @@ class PriorityRing(ItemRing):
             found = Pushed(numbers, places, default, left)
             return _numbered(prepared, numbers, name, default)
 
-        self.store.insert_made(records, made, self.lock)
+        self.store.insert_made(records, made)
         return found
 
     def _count_limited(self, connection: Connection, n: int) -> tuple[Counts, str | None]:
@@ -650,7 +650,7 @@ class PriorityRing(ItemRing):
             self.store.dialect.add_uses(connection, self.store.info.id, used)
 
         if records:
-            self.store.insert_made(laid, made, self.lock, then)
+            self.store.insert_made(laid, made, then)
         else:
             self.store.write(lambda connection: made(connection, ()))
 

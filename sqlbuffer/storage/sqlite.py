@@ -318,9 +318,9 @@ class SQLite:
     def lock(self, connection: Connection, buffer_id: int) -> None:
         """Hold the row of a buffer: nobody else writes meanwhile."""
 
-    def committed(self, connection: Connection, transaction: int | None) -> bool:
-        """Tell whether a transaction of a lost connection was committed; a file loses none."""
-        return False
+    def note_write(self, buffer_id: int, write_id: str, keep_s: float) -> str | None:
+        """Return None: a connection to a file is not lost."""
+        return None
 
     def insert(
         self,

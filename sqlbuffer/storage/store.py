@@ -38,7 +38,7 @@ from sqlbuffer.storage.lease_keeping import LeaseKeeping, Ledger, unheld
 from sqlbuffer.storage.live_count import LiveCount
 from sqlbuffer.storage.models import buffers, experiences
 from sqlbuffer.storage.models import episodes as episode_rows
-from sqlbuffer.storage.opened import DEFAULT_OPTIONS, Options, Window, repeats, survives
+from sqlbuffer.storage.opened import DEFAULT_OPTIONS, Options, Window, survives
 from sqlbuffer.storage.pacing import Pacer
 from sqlbuffer.storage.payload_parts import Payloads, prepared
 from sqlbuffer.storage.population import Population
@@ -170,7 +170,6 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         admitted: bool = False,
         first: Callable[[Connection], None] | None = None,
         then: Then | None = None,
-        lock: Callable[[Connection], object] | None = None,
     ) -> Written:
         """Store the records whose ids the buffer does not hold, all or none; over lost connections.
 
@@ -182,9 +181,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             whole: The episode that it is, where it is stored whole or not at all.
             admitted: The rate limiter has let it in.
             first: Done in the same transaction, before the rest; anew with it.
-            then: Done in the same transaction, behind the rest, with the numbers of all ids; twice
-                where it is not known whether it was committed.
-            lock: What `first` waits for; see `Insertion`.
+            then: Done in the same transaction, behind the rest, with the numbers of all ids.
 
         Raises:
             EpisodeExistsError: `whole` is open, or was aborted.
@@ -207,7 +204,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
 
         insertion = Insertion(
             self._dialect,
-            self.url,
+            self.once(),
             self.info.id,
             list(of_ids.values()),
             end_episodes if endings or then is not None else None,
@@ -215,7 +212,6 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             whole,
             self.whole_rows,
             first,
-            lock,
         )
         outcome = self._insert(insertion)
         n_bytes = sum(r.payload_bytes for r in records if r.payload_bytes)
@@ -238,7 +234,6 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         self,
         records: Sequence[Record],
         make: Callable[[Connection, Sequence[Record]], Sequence[Record]],
-        lock: Callable[[Connection], object],
         then: Then | None = None,
     ) -> None:
         """Store records that are made whole in the transaction that inserts them, all or none; over
@@ -248,7 +243,6 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             records: What is known of them before.
             make: Called first, with these as they are stored; returns them whole, with ids that
                 nobody else gives. None: nothing is stored.
-            lock: What that waits for; see `Insertion`.
             then: Done behind the rest, with the numbers of all ids.
         """
         known = prepared(records, self.layout)
@@ -257,8 +251,8 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             insertion.replace(make(connection, known))
 
         insertion = Insertion(
-            self._dialect, self.url, self.info.id, known, then, payloads=self.whole_rows,
-            first=first, lock=lock, guarded=False,
+            self._dialect, self.once(), self.info.id, known, then, payloads=self.whole_rows,
+            first=first, guarded=False,
         )  # fmt: skip
         outcome = self._insert(insertion)
         n_bytes = sum(record.payload_bytes for record in known if record.payload_bytes)
@@ -268,10 +262,10 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
     def _insert(self, insertion: Insertion) -> Outcome:
         return insertion.run(self.engine, self.options.durability)
 
-    @repeats
     def delete(self, node: Node) -> int:
         """Delete the rows that match; return how many."""
-        with translated(self.url), self._dialect.writing(self.engine) as connection:
+
+        def work(connection: Connection) -> int:
             has_slots = lock_ring(connection, self.info.id)
             window = self.note_deletion(connection)
             # Nothing newer than the window noted: its lower end follows from the newest row.
@@ -282,12 +276,14 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 empty_slots(connection, self.info.id)
             return n_removed
 
-    @repeats
+        return self.write(work)
+
     def clear(self) -> int:
         """Delete all rows, those behind the window too, and the list of episodes; return how many
         rows were live.
         """
-        with translated(self.url), self._dialect.writing(self.engine) as connection:
+
+        def work(connection: Connection) -> int:
             has_slots = lock_ring(connection, self.info.id)
             window = self.note_deletion(connection)
             self._remove(connection, experiences.c.seq <= window.low)
@@ -297,23 +293,28 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 clear_slots(connection, self.info.id)
             return n_removed
 
-    @repeats
+        return self.write(work)
+
     def quarantine(self, rows: Rows, reason: str | None) -> int:
         """Take rows out of sampling; return how many were not in quarantine."""
-        with translated(self.url), self._dialect.writing(self.engine) as connection:
+
+        def work(connection: Connection) -> int:
             self.lock(connection)
             low = self._window(connection).low
             return quarantining.put(connection, self.info.id, low, rows, reason)
 
-    @repeats
+        return self.write(work)
+
     def release(self, rows: Rows) -> int:
         """Put rows back into sampling; return how many were in quarantine."""
-        with translated(self.url), self._dialect.writing(self.engine) as connection:
+
+        def work(connection: Connection) -> int:
             self.lock(connection)
             low = self._window(connection).low
             return quarantining.release(connection, self.info.id, low, rows)
 
-    @repeats
+        return self.write(work)
+
     def begin_episode(self, beginning: Beginning) -> None:
         """Make the row of an episode.
 
@@ -321,16 +322,19 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             EpisodeExistsError: There is one that is open or has steps.
         """
         key, task = beginning.key, beginning.task_id
-        with translated(self.url), self._dialect.writing(self.engine) as connection:
+
+        def work(connection: Connection) -> None:
             known = self._dialect.free_episode(connection, self.info.id, key, task)
             if known is not None or not episodes.begin(connection, self.info.id, beginning):
                 # Where there was none, another process has begun it meanwhile.
                 raise episodes.exists(key, task, "open" if known is None else known[0])
 
-    @repeats
+        self.write(work)
+
     def resize(self, limits: Mapping[str, int | None]) -> None:
         """Set columns of the buffer that are limits, and evict at once what no longer fits."""
-        with translated(self.url), self._dialect.writing(self.engine) as connection:
+
+        def work(connection: Connection) -> None:
             if lock_ring(connection, self.info.id):
                 raise BufferConfigError(
                     f"buffer {self.info.name!r} is one of sqlbuffer.compat.memmap and holds what "
@@ -347,6 +351,8 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 if self.info.leases:
                     left = left & unheld(self.info.id)
                 self._remove(connection, left)
+
+        self.write(work)
 
     def lock(self, connection: Connection) -> None:
         """Hold the row of the buffer until the transaction ends."""
@@ -419,19 +425,6 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         self.expiry.run_if_due()
         tasks = [rows for rows in found.values() if rows]
         return DrawnTasks(tasks, population.clock, population.window_low)
-
-    @survives
-    def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
-        """Return what is done in one transaction; anew after a lost connection, also where it was
-        committed.
-
-        Args:
-            work: What is done.
-            durability: Another one than the opener chose.
-        """
-        durability = durability or self.options.durability
-        with translated(self.url), self._dialect.writing(self.engine, durability) as connection:
-            return work(connection)
 
     def _skip_barred(self, population: Population) -> None:
         """Where a draw found few rows that may be sampled, find out where they begin."""

@@ -44,6 +44,8 @@ LEASE_S = 120.0
 # How long a process that ends waits for its cleaning: cut short, it would keep the lease.
 END_S = 5.0
 TASK = "vacuum"
+# One process at a time deletes the ids of old writes (`applied_writes`).
+FORGET_TASK, SECONDS_BETWEEN_FORGETTING = "forget writes", 30.0
 # Not the generator that a program may have seeded.
 chance = random.SystemRandom().random
 
@@ -62,7 +64,7 @@ WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regcla
     to_regclass('samples'), to_regclass('flow'), to_regclass('queue_items'), to_regclass('leases'),
     to_regclass('labels'), to_regclass('label_history'), to_regclass('quarantine'),
     to_regclass('payload_parts'), to_regclass('payload_changes'), to_regclass('slots'),
-    to_regclass('chunks'))
+    to_regclass('chunks'), to_regclass('applied_writes'))
 """
 )
 
@@ -158,6 +160,8 @@ class Cleaner:
             self._vacuum(connection, dirty)
             tables = _tables(connection)
         self._sweep(connection, tables)
+        if _lease(connection, SECONDS_BETWEEN_FORGETTING, FORGET_TASK):
+            connection.exec_driver_sql("SELECT sqlbuffer_forget_writes_v1()")
 
     def _vacuum(self, connection: Connection, dirty: list[Table]) -> None:
         """Clean the tables, and keep away for a while where that was no use."""
@@ -210,10 +214,12 @@ def _tables(connection: Connection) -> list[Table]:
     return [Table(*row) for row in connection.execute(_STATE)]
 
 
-def _lease(connection: Connection, lease_s: float, *, renew: bool = False) -> bool:
-    """Take the task, or as its holder say for how long it stays taken."""
+def _lease(
+    connection: Connection, lease_s: float, task: str = TASK, *, renew: bool = False
+) -> bool:
+    """Take a task, or as its holder say for how long it stays taken."""
     statement = text("SELECT sqlbuffer_lease_v1(:task, :holder, :lease_s, :renew)")
-    values = {"task": TASK, "holder": _holder(), "lease_s": lease_s, "renew": renew}
+    values = {"task": task, "holder": _holder(), "lease_s": lease_s, "renew": renew}
     return bool(connection.execute(statement, values).scalar_one())
 
 

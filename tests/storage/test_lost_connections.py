@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer import QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import StorageUnreachableError
+from sqlbuffer.storage import applied_writes
 from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.postgresql import PostgreSQL
 from tests.support.proxy import proxied
 from tests.support.sql import run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
@@ -141,13 +141,71 @@ def test_rows_that_another_writer_stored_meanwhile_are_duplicates(url, proxy):
     assert steps_of(buffer) == list(range(6))
 
 
-def test_a_transaction_that_the_server_does_not_know_was_not_committed(url):
-    buffer = ReplayBuffer(url)
-    with buffer._store.engine.connect() as connection:
-        now = connection.exec_driver_sql("SELECT pg_current_xact_id()::text::bigint").scalar_one()
-        assert not PostgreSQL().committed(connection, now)  # under way
-        assert not PostgreSQL().committed(connection, now + 1_000)  # not begun
-        assert PostgreSQL().committed(connection, now - 1)
+def sampled_once(buffer):
+    return len(buffer.sample(10))
+
+
+def sampled_under_a_limiter(buffer):
+    return len(buffer.sample(8)), buffer.flow().sampled
+
+
+def begun_episode(buffer):
+    with buffer.episode(task_id="t", episode_id="e") as episode:
+        episode.append(state={"step": 1})
+    return buffer.size(QueryBuilder().eq("exp_meta.episode_id", "e").build())
+
+
+LAST_FIVE = QueryBuilder().gte("exp_meta.step", 5).build()
+# What a call is made on, itself, and what it returns.
+CALLS = {
+    "delete": ({}, lambda buffer: buffer.delete(LAST_FIVE), 5),
+    "clear": ({}, lambda buffer: buffer.clear(), 10),
+    "resize": ({}, lambda buffer: buffer.resize(4), None),
+    "quarantine": ({}, lambda buffer: buffer.quarantine(LAST_FIVE), 5),
+    "annotate": ({}, lambda buffer: buffer.annotate(LAST_FIVE, reward_t=1.0), 5),
+    "episode": ({}, begun_episode, 1),
+    "sample": ({"max_use": 1}, sampled_once, 10),
+    "a limited sample": ({"rate_limiter": RateLimiter(1.0, 1)}, sampled_under_a_limiter, (8, 8)),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_whose_connection_is_cut_at_the_commit_has_its_effect_once(proxy, call, cut):
+    options, called, expected = CALLS[call]
+    with ReplayBuffer(proxy.url, **options) as buffer:
+        buffer.store_batch(make_rows(range(10)))
+        proxy.cuts = [cut]
+        assert called(buffer) == expected
+        assert proxy.n_cut == 1
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_rows_come_out_of_quarantine_once(proxy, cut):
+    with ReplayBuffer(proxy.url) as buffer:
+        buffer.store_batch(make_rows(range(10)))
+        buffer.quarantine(LAST_FIVE)
+        proxy.cuts = [cut]
+        assert buffer.release(LAST_FIVE) == 5
+        assert proxy.n_cut == 1
+
+
+def test_rows_that_were_annotated_and_deleted_meanwhile_are_counted(url, proxy):
+    with ReplayBuffer(proxy.url) as buffer:
+        buffer.store_batch(make_rows(range(10)))
+        proxy.cuts = ["after"]
+        proxy.on_cut = lambda: ReplayBuffer(url).delete(QueryBuilder().eq("seq", 10).build())
+        assert buffer.annotate(LAST_FIVE, reward_t=1.0) == 5
+    assert scalar(url, "SELECT max(version) FROM label_history") == 1
+
+
+def test_what_can_no_longer_be_known_is_not_guessed(proxy, monkeypatch):
+    monkeypatch.setattr(applied_writes, "KEPT_LONGER_S", 0.0)
+    with ReplayBuffer(proxy.url, retry_s=1) as buffer:
+        proxy.cuts = ["after"]
+        with pytest.raises(StorageUnreachableError, match="no longer known whether"):
+            buffer.store(make_row(1))
+        assert steps_of(buffer) == [1]
 
 
 def test_reads_go_on_over_a_lost_connection(proxy):

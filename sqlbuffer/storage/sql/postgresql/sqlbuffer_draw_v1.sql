@@ -4,7 +4,7 @@
 -- A row that has left the window gives its id free.
 CREATE FUNCTION sqlbuffer_draw_v1(
     p_buffer_id integer, p_ids text[], p_priorities double precision[] DEFAULT NULL,
-    OUT held text[], OUT seqs bigint[], OUT deletions bigint, OUT priority double precision
+    OUT held text[], OUT seqs bigint[], OUT priority double precision
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -13,7 +13,7 @@ DECLARE
     given double precision;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1397836866, p_buffer_id);
-    SELECT w.low_seq, w.deletions INTO low, deletions FROM v_windows w WHERE w.buffer_id = p_buffer_id;
+    SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', p_buffer_id USING ERRCODE = 'foreign_key_violation';
     END IF;
