@@ -42,6 +42,28 @@ class Deadlock(StorageBusyError):
     """Two transactions waited for each other, and the server ended this one: nothing happened."""
 
 
+class RecoveryConflict(StorageBusyError):
+    """A standby ended a query that stood in the way of what it has to replay."""
+
+
+_REMEDIES: dict[str, tuple[type[StorageError], str]] = {
+    "40001": (Deadlock, "try again"),
+    "40P01": (Deadlock, "try again"),
+    "55P03": (StorageBusyError, "try again"),
+    "57014": (StorageBusyError, "try again"),
+    "25006": (
+        StorageReadOnlyError,
+        "the server is a standby (a read-only replica), or default_transaction_read_only is on: "
+        "use the URL of the primary, or of a server that may be written",
+    ),
+    "42501": (
+        StorageReadOnlyError,
+        "ask the owner for a role that may (see `sqlbuffer db roles`)",
+    ),
+    "53100": (StorageFullError, "free space on the server and write again"),
+}
+
+
 @contextmanager
 def translated(url: URL) -> Iterator[None]:
     """Raise database errors of the block as this library's errors."""
@@ -70,26 +92,30 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it anew")
     if isinstance(error, sqlite3.Error):
         return _translate_sqlite(error, shown, reason)
-    if state in ("40001", "40P01"):
-        return Deadlock(f"{shown}: {reason}; try again")
-    if state in ("55P03", "57014"):
-        return StorageBusyError(f"{shown}: {reason}; try again")
-    if state in ("25006", "42501"):
-        return StorageReadOnlyError(
-            f"{shown}: {reason}; ask the owner for a role that may (see `sqlbuffer db roles`)"
+    if _is_recovery_conflict(error, state):
+        return RecoveryConflict(
+            f"{shown}: {reason}: the server is a standby, and had to replay a change of the rows "
+            f"that were being read; try again, or set hot_standby_feedback = on there"
         )
+    if state in _REMEDIES:
+        kind, remedy = _REMEDIES[state]
+        return kind(f"{shown}: {reason}; {remedy}")
     if state in ("42P01", "42883"):
         return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")
     if state == ProgramLimitExceeded.sqlstate:
         return FieldError(_too_large(reason))
-    if state == "53100":
-        return StorageFullError(f"{shown}: {reason}; free space on the server and write again")
     unanswered = isinstance(error, psycopg.OperationalError) and not state
     if unanswered or state.startswith(("08", "57P", "53", "25P03")):
         return ConnectionLost(
             f"cannot reach {shown}: {reason}; check that the server runs and accepts connections"
         )
     return StorageError(f"{shown}: {reason}")
+
+
+def _is_recovery_conflict(error: BaseException | None, state: str) -> bool:
+    # The message is in the server's language. Failures to serialize come from other source files.
+    source = error.diag.source_file if isinstance(error, psycopg.Error) else None
+    return state in ("40001", "40P01") and source == "postgres.c"
 
 
 def too_large(error: psycopg.Error, ids: Sequence[str]) -> FieldError:

@@ -33,7 +33,7 @@ from sqlbuffer.flow import (
     policy_to_json,
 )
 from sqlbuffer.storage.errors import NO_BUFFER
-from sqlbuffer.storage.functions import age_s, last_number, unix_now, utc_now
+from sqlbuffer.storage.functions import age_s, is_standby, last_number, unix_now, utc_now
 from sqlbuffer.storage.models import JSON, buffers, flow, flow_history, flow_waits
 
 # One that was not heard of for so long is dead: v_flow and v_waiting say the same.
@@ -79,6 +79,7 @@ _READ = select(
     last_number(buffers.c.id),
     _sum_of("n_limited").scalar_subquery(),
     _sum_of("n_sampled").scalar_subquery(),
+    is_standby(),
 ).where(buffers.c.id == bindparam("id"))
 _DECAYED = select(flow.c.pushed, flow.c.sampled, age_s(flow.c.decayed_at)).where(
     flow.c.buffer_id == bindparam("id"), flow.c.decayed_at.is_not(None)
@@ -94,12 +95,14 @@ class Reading:
         inserted: Rows inserted since it was set, or ever.
         sampled: Rows sampled since then.
         counts: What the policy goes by.
+        on_standby: Nothing can be counted there.
     """
 
     policy: Policy | None
     inserted: int
     sampled: int
     counts: Counts
+    on_standby: bool = False
 
     def allowed(self, role: Role, n: int, *, partly: bool = False) -> int:
         """Return how many of n rows may pass now: all or none, unless some may pass first."""
@@ -121,7 +124,7 @@ def read(connection: Connection, buffer_id: int) -> Reading:
     row = _counted(connection, buffer_id)
     stored = None if row[0] is None else orjson.loads(row[0])
     policy = policy_from_json(stored)
-    given, n_limited, n_sampled = map(int, row[1:])
+    given, n_limited, n_sampled = map(int, row[1:4])
     if policy is None or stored is None:
         return Reading(None, given, n_sampled, Counts(given, n_sampled))
     inserted = given - int(stored["inserted_before"])
@@ -129,7 +132,7 @@ def read(connection: Connection, buffer_id: int) -> Reading:
     counts = Counts(inserted, sampled)
     if isinstance(policy, RatioWindow):
         counts = _decayed_counts(connection, buffer_id, policy)
-    return Reading(policy, inserted, sampled, counts)
+    return Reading(policy, inserted, sampled, counts, bool(row[4]))
 
 
 def _counted(connection: Connection, buffer_id: int) -> Any:

@@ -250,6 +250,7 @@ class Pacer:
 
     def _look(self, role: Role, n: int, partly: bool) -> tuple[int, Reading]:
         reading = self._read()
+        self._check_countable(reading)
         return reading.allowed(role, n, partly=partly), reading
 
     def _read(self) -> Reading:
@@ -269,6 +270,7 @@ class Pacer:
 
         def work(connection: Connection) -> tuple[int, Reading]:
             reading = flow.read(connection, store.info.id)
+            self._check_countable(reading)
             allowed = reading.allowed(role, n, partly=partly)
             if reading.policy is not None:
                 self._count(connection, reading.policy, role, allowed, owed)
@@ -306,6 +308,14 @@ class Pacer:
         # Where this fails, the next batch counts it.
         with suppress(SQLBufferError), self._owing() as owed:
             self._take(self._store.once(), "insert", 0, partly=False, owed=owed)
+
+    def _check_countable(self, reading: Reading) -> None:
+        if reading.policy is not None and reading.on_standby:
+            raise StorageReadOnlyError(
+                f"buffer {self._store.info.name!r} has a rate limiter ({reading.policy}), and the "
+                f"server is a standby, where rows cannot be counted; store and sample on the "
+                f"primary, or remove the limiter there (set_rate_limiter(None))"
+            )
 
     def _check_possible(self, reading: Reading, role: Role, n: int) -> None:
         assert reading.policy is not None

@@ -5,7 +5,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.labels import Labelled
 from sqlbuffer.storage.priority_blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.standby import StandbyWatermark
 from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.vacuum import cleaner_for
 
@@ -223,12 +224,14 @@ class Watermark:
         settled: No row up to this number can appear any more.
         pending: The same will be true of this number when `writers` have ended.
         writers: The transactions that may still write rows up to `pending`, by the server's names.
+        on_standby: What is known instead where the server is a standby.
     """
 
     epoch: int
     settled: int = 0
     pending: int = 0
     writers: frozenset[str] = frozenset()
+    on_standby: StandbyWatermark = field(default_factory=StandbyWatermark)
 
     def note(self, last_value: int, running: frozenset[str]) -> None:
         """Note a look at the sequence, and the writers that a later look found."""
@@ -598,13 +601,15 @@ class PostgreSQL:
         with self._mutex, self.at_once(engine) as connection:
             last_value, is_free = _look(connection, buffer_id)
             known = self._watermark(engine, buffer_id)
+            if is_free is None:
+                return known.on_standby.look(_driver(connection), buffer_id)
             if last_value < max(known.settled, known.pending):
                 # A crash that no connection told of, behind a pooler say.
                 begin_epoch(engine)
                 known = self._watermark(engine, buffer_id)
             if is_free:
                 known.note(last_value, frozenset())
-            while is_free is not None and known.settled < last_value:
+            while known.settled < last_value:
                 found = _driver(connection).execute(_WRITERS.format(int(buffer_id)))
                 known.note(last_value, frozenset(name for (name,) in found))
                 if known.settled >= last_value or time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""Going on after a lost connection or a deadlock."""
+"""Calling again after a lost connection, a deadlock or a conflict on a standby."""
 
 import logging
 import random
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sqlbuffer.errors import StorageUnreachableError
-from sqlbuffer.storage.errors import ConnectionLost, Deadlock
+from sqlbuffer.storage.errors import ConnectionLost, Deadlock, RecoveryConflict
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -15,26 +15,29 @@ FIRST_PAUSE_S = 0.01  # a connection that died in the pool: the next one is good
 LONGEST_PAUSE_S = 1.0
 ONCE_MORE_S = 0.05
 DEADLOCKS = 10
+# When a call that waits logs it first; then after 3 s, 9 s and so on.
+FIRST_LOG_S, SECOND_LOG_S, LOG_GROWTH = 0.1, 3.0, 3
 
 T = TypeVar("T")
 
 
 def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) -> T:
-    """Return what `work` returns, called again after a deadlock and while the server cannot be
-    reached.
+    """Return what `work` returns, called again after a deadlock, and for some time while the
+    server cannot be reached or a standby ends the query.
 
     Args:
         work: May be called several times.
-        retry_s: How long after the first loss; 0 never calls again.
+        retry_s: How long after the first loss or conflict; 0 never calls again.
         on_loss: Called after each loss.
 
     Raises:
         StorageUnreachableError: The server could not be reached in that time.
-        StorageBusyError: Every one of many attempts ended in a deadlock.
+        StorageBusyError: Every one of many attempts ended in a deadlock, or a standby ended the
+            query each time.
     """
-    deadline: float | None = None
+    began: float | None = None
     deadlocks = 0
-    pause_s = FIRST_PAUSE_S
+    pause_s, log_s = FIRST_PAUSE_S, FIRST_LOG_S
     while True:
         try:
             return work()
@@ -43,16 +46,19 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
             if deadlocks == DEADLOCKS:
                 raise
             continue
-        except ConnectionLost as error:
-            on_loss()
+        except (ConnectionLost, RecoveryConflict) as error:
+            if isinstance(error, ConnectionLost):
+                on_loss()
             now = time.monotonic()
-            if deadline is None:
-                deadline = now + retry_s
-            elif pause_s > FIRST_PAUSE_S * 4:
-                logger.warning("%s; trying again for %.0f s", error, max(0.0, deadline - now))
-            if now + pause_s > deadline:
+            began = now if began is None else began
+            waited_s = now - began
+            if waited_s + pause_s > retry_s:
                 tried = "" if retry_s <= ONCE_MORE_S else f"; tried again for {retry_s:g} s"
-                raise StorageUnreachableError(f"{error}{tried}") from error
+                kind = StorageUnreachableError if isinstance(error, ConnectionLost) else type(error)
+                raise kind(f"{error}{tried}") from error
+            if waited_s >= log_s:
+                logger.warning("%s; trying again for %.0f s", error, retry_s - waited_s)
+                log_s = max(SECOND_LOG_S, LOG_GROWTH * waited_s)
         # Not all writers at once, when the server is back.
         time.sleep(pause_s * random.uniform(0.5, 1))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -21,6 +21,7 @@ from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.opened import Opened, Window, survives, text_of
 from sqlbuffer.storage.payload_parts import Payloads
 from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.seq_runs import SeqRuns
 
 TASKS_AT_ONCE = 500
 FIRST_PAGE_ROWS = 200
@@ -74,27 +75,26 @@ class RowReading(Opened):
         return self._pages(node, *self._now(), payloads)
 
     @survives
-    def _now(self) -> tuple[int, int, frozenset[int]]:
-        """Return what tells the rows that are there now: all up to a first number, none above a
-        second, and between them those of a set: rows may still be committed there.
+    def _now(self) -> tuple[int, int, SeqRuns]:
+        """Return which rows are there now: all up to a first number, none above a second, and
+        between them those of runs of numbers: rows may still be committed there.
         """
         with translated(self.url):
             settled = self._dialect.settled(self.engine, self.info.id, SETTLING_S)
             with self._dialect.snapshot(self.engine) as connection:
                 high = self._window(connection).high
                 if settled is None or settled >= high:
-                    return high, high, frozenset()
+                    return high, high, SeqRuns()
                 low = max(settled, self._window(connection).low)
                 recent = statements.in_window(self.info.id, low, EVERYTHING)
-                found = connection.execute(statements.seqs(recent)).scalars()
-                return settled, high, frozenset(found)
+                return settled, high, SeqRuns(connection.execute(statements.runs(recent)).all())
 
     def _pages(
         self,
         node: Node,
         settled: int,
         end: int,
-        recent: frozenset[int],
+        recent: SeqRuns,
         payloads: Payloads | None,
     ) -> Iterator[Sequence[Row]]:
         cursor, limit = -1, FIRST_PAGE_ROWS

@@ -153,6 +153,15 @@ def seqs(where: ColumnElement[bool]) -> Select[Any]:
     return select(experiences.c.seq).where(where)
 
 
+def runs(where: ColumnElement[bool]) -> Select[Any]:
+    """Select the first and last key of each run of consecutive ones, in order."""
+    seq = experiences.c.seq
+    before_run = (seq - func.row_number().over(order_by=seq)).label("before_run")
+    found = select(seq, before_run).where(where).subquery("found").c
+    first = func.min(found.seq)
+    return select(first, func.max(found.seq)).group_by(found.before_run).order_by(first)
+
+
 def rows(
     where: ColumnElement[bool], columns: Sequence[Any] = ROW_COLUMNS, *, has_labels: bool = False
 ) -> Select[Any]:

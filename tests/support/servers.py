@@ -49,10 +49,18 @@ class OwnServer:
     Args:
         folder: A folder that the server's user may enter.
         programs: Folder of PostgreSQL's programs.
+        primary: A server that has not been started yet; this one becomes its hot standby.
         settings: Settings that are to be others.
     """
 
-    def __init__(self, folder: Path, programs: Path, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        programs: Path,
+        *,
+        primary: "OwnServer | None" = None,
+        **settings: object,
+    ) -> None:
         self._data, self._programs = folder / "data", programs
         self._settings = [f"--{name}={value}" for name, value in settings.items()]
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,9 +68,22 @@ class OwnServer:
         self._data.mkdir(mode=0o700)
         if (user := server_user()) is not None:
             shutil.chown(self._data, user)
+        if primary is not None:
+            self._follow(primary, user)
+            return
         initdb = ["initdb", "--auth=trust", "--encoding=UTF8", "--username=postgres", "--no-sync"]
         process = self._run(*initdb, "-D", str(self._data))
         assert process.wait() == 0, self.log
+
+    def _follow(self, primary: "OwnServer", user: str | None) -> None:
+        # The bundled programs have no pg_basebackup; the files of a server that never ran will do.
+        assert primary._process is None
+        shutil.copytree(primary._data, self._data, dirs_exist_ok=True)
+        (self._data / "standby.signal").touch()
+        if user is not None:
+            for path in self._data.rglob("*"):
+                shutil.chown(path, user)
+        self._settings.append(f"--primary_conninfo=host={primary._data} user=postgres")
 
     @property
     def log(self) -> str:
@@ -127,18 +148,55 @@ class OwnServer:
 @contextmanager
 def own_server(programs: Path, **settings: object) -> Iterator[OwnServer]:
     """Yield a running server that no other test uses, with settings other than the usual ones."""
+    with _own_folder() as folder:
+        server = OwnServer(folder, programs, **settings)
+        with _running(server):
+            yield server
+
+
+@contextmanager
+def primary_and_standby(programs: Path) -> Iterator[tuple[OwnServer, OwnServer]]:
+    """Yield a running server, and a hot standby that streams from it."""
+    with _own_folder() as folder, _own_folder() as copied:
+        primary = OwnServer(folder, programs)
+        standby = OwnServer(copied, programs, primary=primary)
+        with _running(primary), _running(standby):
+            yield primary, standby
+
+
+@contextmanager
+def _own_folder() -> Iterator[Path]:
     # A short path of our own: that of a socket is limited, and the server's user has to enter it.
     folder = Path(tempfile.mkdtemp(prefix="sqlbuffer-pg-"))
     folder.chmod(0o755)
     try:
-        server = OwnServer(folder, programs, **settings)
-        server.start()
-        try:
-            yield server
-        finally:
-            server.stop()
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _running(server: OwnServer) -> Iterator[None]:
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def wait_for_replay(primary: OwnServer, standby: OwnServer) -> None:
+    """Wait until the standby shows everything that the primary has committed."""
+    with (
+        psycopg.connect(primary.url, autocommit=True) as source,
+        psycopg.connect(standby.url, autocommit=True) as target,
+    ):
+        (end,) = source.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        # What was committed without a wait for the disk is sent when it is written.
+        source.execute("SELECT pg_logical_emit_message(true, 'sqlbuffer', '')")
+        replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        wait_until(
+            lambda: target.execute(replayed, (end,)).fetchone() == (True,), "the standby to replay"
+        )
 
 
 def _children_of(parent: int) -> list[int]:

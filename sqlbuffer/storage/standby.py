@@ -1,0 +1,58 @@
+"""Which rows of a buffer are settled, as a PostgreSQL standby can tell."""
+
+import psycopg
+
+# How much older a row must be than the last replayed transaction.
+STANDBY_AGE_S = 2.0
+
+# The last row that is old enough, found by halving: rows are written about in the order of their
+# numbers. The standby may have replayed no transaction since it was started.
+_LAST_OLD = """
+WITH RECURSIVE newest AS (
+    SELECT seq, greatest(inserted_at, pg_last_xact_replay_timestamp()) - make_interval(secs => %s)
+        AS old_at
+    FROM experiences WHERE buffer_id = %s ORDER BY seq DESC LIMIT 1
+), halves(low, high, old_at) AS (
+    SELECT least(%s::bigint, seq), seq, old_at FROM newest
+    UNION ALL
+    SELECT CASE WHEN next.is_old THEN next.seq ELSE low END,
+        CASE WHEN next.is_old THEN high ELSE (low + high + 1) / 2 - 1 END, old_at
+    FROM halves CROSS JOIN LATERAL (
+        SELECT e.seq, e.inserted_at <= old_at AS is_old FROM experiences e
+        WHERE e.buffer_id = %s AND e.seq >= (low + high + 1) / 2 ORDER BY e.seq LIMIT 1
+    ) AS next WHERE low < high
+)
+SELECT low, pg_snapshot_xmax(pg_current_snapshot())::text::bigint FROM halves WHERE low = high
+"""
+_OLDEST_RUNNING = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+
+
+class StandbyWatermark:
+    """Finds a number up to which no row can appear any more, without the locks of the primary.
+
+    A standby knows a transaction once that has written something. A writer does so right after it
+    has drawn its numbers, long before a row is `STANDBY_AGE_S` old. So the transactions that may
+    still write below an old row are known, and have ids below the snapshot's xmax: a later
+    transaction has ended since. Once no transaction below that xmax runs, they have all ended.
+
+    Attributes:
+        settled: No row up to this number can appear any more.
+    """
+
+    def __init__(self) -> None:
+        self.settled = 0
+        self._pending = 0
+        self._later_id: int | None = None
+
+    def look(self, driver: psycopg.Connection, buffer_id: int) -> int:
+        """Look once, and return `settled`. Each statement needs a snapshot of its own."""
+        if self._later_id is None:
+            parameters = (STANDBY_AGE_S, buffer_id, self.settled, buffer_id)
+            found = driver.execute(_LAST_OLD, parameters).fetchone()
+            if found is None:  # the buffer is empty
+                return self.settled
+            self._pending, self._later_id = found
+        ((oldest_running,),) = driver.execute(_OLDEST_RUNNING)
+        if oldest_running >= self._later_id:
+            self.settled, self._later_id = max(self.settled, self._pending), None
+        return self.settled
