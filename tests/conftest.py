@@ -73,16 +73,36 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def icu_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+def installed_postgres_server() -> Iterator[PostgresServer]:
+    """Yield a server of the PostgreSQL that is installed on the machine."""
+    programs = installed_programs()
+    if programs is None:
+        pytest.skip("allowed: no PostgreSQL is installed on this machine")
+    with installed_server(programs) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def icu_server(
+    postgres_server: PostgresServer, request: pytest.FixtureRequest
+) -> Iterator[PostgresServer]:
     """Yield a server that knows ICU locales, which the bundled one is built without."""
     if postgres_server.has_icu():
         yield postgres_server
-        return
-    programs = installed_programs()
-    if programs is None:
-        pytest.skip("allowed: no PostgreSQL built with ICU on this machine")
-    with installed_server(programs) as server:
-        yield server
+    else:
+        yield request.getfixturevalue("installed_postgres_server")
+
+
+@pytest.fixture
+def jit_database_url(installed_postgres_server: PostgresServer) -> Iterator[str]:
+    """Yield an empty database whose server compiles every statement that it may (JIT), which the
+    bundled server is built without.
+    """
+    url = installed_postgres_server.create_database()
+    installed_postgres_server.compile_everything(url)
+    yield url
+    close_pool(url)
+    installed_postgres_server.drop_database(url)
 
 
 def migrate(url: str) -> None:

@@ -277,7 +277,9 @@ class PostgreSQL:
 
     @contextmanager
     def at_once(self, engine: Engine) -> Iterator[Connection]:
-        """A connection whose statements are each its own transaction: they only read."""
+        """A connection whose statements are each its own transaction: they only read, and few
+        rows (see `transactions.AT_ONCE`).
+        """
         with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
             driver: Any = connection.connection.driver_connection
             if not driver.autocommit:  # an engine of the user's

@@ -222,7 +222,9 @@ class SQLite:
 
     @contextmanager
     def at_once(self, engine: Engine) -> Iterator[Connection]:
-        """A connection whose statements are each its own transaction: they only read."""
+        """A connection whose statements are each its own transaction: they only read, and few
+        rows (see `transactions.AT_ONCE`).
+        """
         with engine.connect() as connection:
             yield connection
 

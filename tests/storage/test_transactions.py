@@ -1,11 +1,13 @@
 """What the library's transactions are like: durability, limits on waiting, isolation."""
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from psycopg.pq import TransactionStatus
+from sqlalchemy import create_engine, event, make_url
 
-from sqlbuffer import ReplayBuffer
-from sqlbuffer.errors import BufferConfigError, StorageBusyError
-from sqlbuffer.storage import transactions
+from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
+from sqlbuffer.errors import BufferConfigError, InsufficientDataError, StorageBusyError
+from sqlbuffer.storage import readonly, transactions
+from sqlbuffer.storage.engine import engine_for, resolve_url
 from tests.support.sql import connected, run
 from tests.support.stepped_rows import make_row, steps_of
 
@@ -15,6 +17,7 @@ SETTINGS = (
     "statement_timeout",
     "idle_in_transaction_session_timeout",
     "transaction_isolation",
+    "jit",
 )
 
 
@@ -108,9 +111,69 @@ def test_an_engine_of_the_user_keeps_its_own_transactions(postgres_buffer_url, i
     assert steps_of(buffer.sample(3)) == [1]
     assert noted(postgres_buffer_url)["lock_timeout"] == "30s"
     assert noted(postgres_buffer_url)["transaction_isolation"] == "read committed"
+    assert noted(postgres_buffer_url)["jit"] == "off"
     with engine.connect() as connection:
         assert connection.exec_driver_sql(f"SELECT {settings}").one() == before
     engine.dispose()
+
+
+def store(buffer):
+    buffer.store_batch([make_row(step, task=f"t{step % 4}") for step in range(64)])
+
+
+def lease_groups(buffer):
+    with buffer.lease(2, group_by="task_id", min_group_size=16, timeout_s=0) as batch:
+        assert len(batch) == 32
+
+
+def wait_for_groups(buffer):
+    lease = buffer.lease(2, group_by="task_id", min_group_size=17, timeout_s=0.01)
+    with pytest.raises(InsufficientDataError, match="group"), lease:
+        pass
+
+
+def sample_and_delete(buffer):
+    assert len(buffer.sample(8)) == len(buffer.sample(8, sampler=PrioritizedSampler())) == 8
+    assert len(buffer.sample_tasks(1)) == 1
+    assert len(buffer) == len(list(buffer.get_all())) == 64
+    assert buffer.update_priorities([1, 2], 2.0).updated == 2
+    assert buffer.stats() is not None
+    assert buffer.delete(QueryBuilder().eq("exp_meta.step", 3)) == 1
+
+
+def test_no_transaction_on_postgresql_compiles_its_statements(make_database_url):
+    url = make_database_url("postgresql")
+    run(url, f'ALTER DATABASE "{make_url(url).database}" SET jit = on')
+    found = set()
+
+    def note(connection, _cursor, statement, *_):
+        driver = connection.connection.driver_connection
+        if driver.info.transaction_status == TransactionStatus.INTRANS:
+            ((jit,),) = driver.execute("SELECT current_setting('jit')").fetchall()
+            found.add((jit, statement if jit != "off" else ""))
+
+    event.listen(engine_for(resolve_url(url)), "before_cursor_execute", note)
+    with ReplayBuffer(url, create=True, leases=True, priorities=True) as buffer:
+        for operation in (store, lease_groups, wait_for_groups, sample_and_delete):
+            assert found == {("off", "")}  # the migrations first
+            found.clear()
+            operation(buffer)
+        assert found == {("off", "")}
+    typed = readonly.query(url, "SELECT current_setting('jit')")
+    assert typed.rows == [("off",)]
+
+
+def test_a_server_that_compiles_everything_compiles_nothing_of_the_library(jit_database_url):
+    url = jit_database_url
+    half = QueryBuilder().lt("exp_data.state.mod", 50)
+    with ReplayBuffer(url, create=True) as buffer:
+        assert "JIT" not in buffer.explain(half)
+        plain = "\n".join(line for (line,) in run(url, f"EXPLAIN {buffer.sql(half)}"))
+        assert "JIT" in plain, "the server does not compile this one"
+        engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+        with ReplayBuffer(engine) as other:
+            assert "JIT" not in other.explain(half)
+        engine.dispose()
 
 
 @pytest.mark.parametrize(("durability", "level"), [(None, 1), ("relaxed", 1), ("full", 2)])

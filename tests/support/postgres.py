@@ -53,6 +53,17 @@ class PostgresServer:
         with self._connect() as connection:
             return connection.execute(query).fetchone() is not None
 
+    def compile_everything(self, url: str) -> None:
+        """Have sessions of a database compile each statement by JIT, however cheap; skip the test
+        where the server is built without it.
+        """
+        with self._connect() as connection:
+            (has_jit,) = connection.execute("SELECT pg_jit_available()").fetchone() or (False,)
+        if not has_jit:
+            pytest.skip("allowed: the installed PostgreSQL is built without JIT")
+        for setting in ("jit = on", "jit_above_cost = 0"):
+            self._execute(f"ALTER DATABASE {{}} SET {setting}", _database_of(url))
+
     def forgo_syncs(self) -> None:
         """Have the server not wait for the disk: what it wrote survives the death of any process,
         which is all that tests can cause.

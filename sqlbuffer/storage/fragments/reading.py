@@ -74,7 +74,7 @@ class Reader:
     def size_bytes(self) -> int:
         """Return the bytes of all payloads."""
         store = self._store
-        with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        with translated(store.url), store.engine.connect() as connection:
             return int(connection.execute(_SIZE, {"of": store.info.id}).scalar_one())
 
 

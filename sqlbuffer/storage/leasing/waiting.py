@@ -125,7 +125,7 @@ class Look:
 
     def _look(self) -> bool:
         store = self._store
-        with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        with translated(store.url), store.engine.connect() as connection:
             while True:
                 row = connection.execute(*self._statement()).one_or_none()
                 now = store.window_answered([] if row is None else [row[1:]])
@@ -167,7 +167,7 @@ def _is_enough(limits: Limits, wanted: Wanted) -> Any:
 
 def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
     """Return what there was too little of, for people."""
-    with translated(store.url), store.dialect.at_once(store.engine) as connection:
+    with translated(store.url), store.engine.connect() as connection:
         window = statements.sampled_window(store.info.id, store.info.evict_by)
         now = SampledWindow(*connection.execute(window).one())
         limits = store.restrictions.limits_of_leases(now)

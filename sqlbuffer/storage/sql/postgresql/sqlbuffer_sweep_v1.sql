@@ -1,6 +1,6 @@
 -- Deletes rows far below the window, which the insert trigger does not look for; returns how many.
 CREATE FUNCTION sqlbuffer_sweep_v1() RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
     w record;
     n_removed bigint := 0;
