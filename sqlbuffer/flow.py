@@ -194,15 +194,37 @@ class RatioWindow:
         """Return what is left of a count after so many seconds."""
         return count * math.pow(0.01, max(0.0, age_s) / self.window_s)
 
+    def decayed_by_second(
+        self, counts: Counts, decayed_at: float, now: float
+    ) -> tuple[Counts, float]:
+        """Decay two counts once for each whole second, as DI-engine does.
+
+        Between two seconds nothing decays, so a ratio that equals a limit stays equal.
+
+        Args:
+            counts: The two counts.
+            decayed_at: The time in seconds up to which they are decayed.
+            now: The time in seconds.
+
+        Returns:
+            What is left of the counts, and the time up to which that is decayed.
+        """
+        age_s = now - decayed_at
+        if age_s < 0 or not (counts.inserted or counts.sampled):
+            return counts, now
+        whole_s = math.floor(age_s)
+        left = (self.decayed(count, whole_s) for count in (counts.inserted, counts.sampled))
+        return Counts(*left), decayed_at + whole_s
+
     def may_sample(self, counts: Counts, n: int) -> bool:
         """Tell whether n rows may be sampled."""
-        return counts.inserted >= self.min_ratio * (counts.sampled + n)
+        return counts.inserted >= self.min_ratio * (counts.sampled + n) * (1 - _ROUNDING)
 
     def may_insert(self, counts: Counts, n: int) -> bool:
         """Tell whether n rows may be inserted."""
         if counts.sampled < _NOTHING:
             return True
-        return counts.inserted + n <= self.max_ratio * counts.sampled
+        return counts.inserted + n <= self.max_ratio * counts.sampled * (1 + _ROUNDING)
 
     def refused_insert(self, counts: Counts, n: int) -> str | None:
         """Return why n rows may not be inserted now; None: they may."""
@@ -230,6 +252,7 @@ class RatioWindow:
 
 
 _NOTHING = 1e-5  # what DI-engine takes for no samples
+_ROUNDING = 1e-9  # 0.1 * 30 is above 3
 Policy = RateLimiter | RatioWindow
 POLICIES: dict[str, type[RateLimiter] | type[RatioWindow]] = {
     "RateLimiter": RateLimiter,

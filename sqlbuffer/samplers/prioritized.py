@@ -39,8 +39,8 @@ class PrioritizedSampler(Sampler):
             is a row of its least positive priority.
         replace: Draw with replacement.
         stratified: One row from each of batch_size equal parts of the sum of all priorities ^
-            alpha in insert order (Schaul et al. 2016, appendix B.2.1). Which rows share a part is
-            decided by blocks of at least 256 rows: inside of one, each row is drawn by itself.
+            alpha in insert order (Schaul et al. 2016, appendix B.2.1), by blocks of at least 256
+            rows. Parts that share a block draw distinct rows of it, as far as weights allow.
         exact: With a condition: read all rows that match, and give the probabilities among them.
         seed: Repeat the same sequence of batches over the same live rows and priorities.
 

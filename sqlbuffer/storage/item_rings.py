@@ -6,7 +6,7 @@ of `item_rings` first, so that the counters and the order of the rows agree.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -17,6 +17,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     delete,
+    func,
     select,
     text,
     update,
@@ -65,6 +66,11 @@ _NEXT = (
     )
     .returning(item_rings.c.push_count, item_rings.c.tail, cast(item_rings.c.state, Text))
 )
+_N_BETWEEN = select(func.count()).where(
+    experiences.c.buffer_id == _ID,
+    experiences.c.seq > bindparam("low", type_=BigInteger()),
+    experiences.c.seq <= bindparam("high", type_=BigInteger()),
+)
 _MAKE = text(
     "INSERT INTO item_rings (buffer_id, kind) VALUES (:buffer_id, :kind) "
     "ON CONFLICT (buffer_id) DO NOTHING"
@@ -92,6 +98,21 @@ class Contents:
 
     rows: list[Row]
     counts: Counts
+
+
+class Left(NamedTuple):
+    """Items that left.
+
+    Attributes:
+        n: How many.
+        rows: Their rows, the oldest first; none unless they are tracked.
+    """
+
+    n: int
+    rows: Sequence[Row] = ()
+
+
+NONE_LEFT = Left(0)
 
 
 class ItemRing:
@@ -153,36 +174,54 @@ class ItemRing:
         push_count, tail, state = found
         return Counts(push_count, tail, None if state is None else orjson.loads(state))
 
-    def push(self, records: Sequence[Record], n_pushed: int, *, track: bool = False) -> list[Row]:
+    def push(self, records: Sequence[Record], n_pushed: int, *, track: bool = False) -> Left:
         """Put items at the end, all or none; the oldest leave.
 
         Args:
             records: The items that are kept: no more than it holds.
             n_pushed: How many were pushed.
-            track: Return those that leave.
-
-        Returns:
-            The rows of the items that leave, the oldest first; none unless they are tracked.
+            track: Return the rows of the items that leave.
         """
-        left: list[Row] = []
+        left = NONE_LEFT
 
         def first(connection: Connection) -> None:
-            left.clear()
+            nonlocal left
             self.count_pushed(connection, n_pushed)
-            if track:
-                left.extend(self._oldest(connection, len(records)))
+            left = self._leaving(connection, len(records), track=track)
 
         self.store.insert(records, first=first)
         return left
 
-    def _oldest(self, connection: Connection, n_new: int) -> list[Row]:
-        """Return the rows that leave when so many are inserted."""
-        population = self.population(connection)
+    def _leaving(self, connection: Connection, n_new: int, *, track: bool) -> Left:
+        """Return which items leave when `n_new` items are inserted."""
         # By number: those that a rollback burnt count against the capacity too.
         last = select(last_number(buffers.c.id)).where(buffers.c.id == self.store.info.id)
         end = int(connection.execute(last).scalar_one()) + n_new - self.size
-        keys: Any = population.keys() if end > population.low else []
-        return self.rows(population, [seq for seq in keys if seq <= end])
+        if end <= 0:
+            return NONE_LEFT
+        window = self.store.sampled_window(connection)
+        n = self._count_between(connection, window.low, end)
+        if not track or not n:
+            return Left(n)
+        population = self.population(connection, window)
+        keys: Any = population.keys()
+        return Left(n, self.rows(population, [seq for seq in keys if seq <= end]))
+
+    def _all(self, connection: Connection, *, track: bool) -> Left:
+        """Return all items."""
+        window = self.store.sampled_window(connection)
+        n = self._count_between(connection, window.low, window.high)
+        if not track:
+            return Left(n)
+        population = self.population(connection, window)
+        return Left(n, self.rows(population, population.keys()))
+
+    def _count_between(self, connection: Connection, low: int, high: int) -> int:
+        """Return how many rows have low < seq <= high."""
+        if low >= high:
+            return 0
+        parameters = {**self._key, "low": low, "high": high}
+        return int(connection.execute(_N_BETWEEN, parameters).scalar_one())
 
     def population(self, connection: Connection, window: SampledWindow | None = None) -> Population:
         """Return what there is to choose from in a transaction; of a window that is known, or that
@@ -234,22 +273,19 @@ class ItemRing:
 
         return self._surviving(work)
 
-    def clear(self, *, track: bool = False) -> list[Row]:
-        """Remove all items; their rows come back where they are tracked.
+    def clear(self, *, track: bool = False) -> Left:
+        """Remove all items, and return them.
 
         Args:
-            track: Return their rows.
+            track: Return their rows too.
         """
 
-        def work(connection: Connection) -> list[Row]:
+        def work(connection: Connection) -> Left:
             self.lock(connection)
-            rows: list[Row] = []
-            if track:
-                population = self.population(connection)
-                rows = self.rows(population, population.keys())
+            left = self._all(connection, track=track)
             self.remove(connection)
             self.set_counts(connection, 0, 0)
-            return rows
+            return left
 
         return self.store.write(work)
 

@@ -34,7 +34,7 @@ from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.engine import server_epoch
 from sqlbuffer.storage.insertion import Row
-from sqlbuffer.storage.item_rings import COLUMNS, Contents, Counts, ItemRing
+from sqlbuffer.storage.item_rings import COLUMNS, NONE_LEFT, Contents, Counts, ItemRing, Left
 from sqlbuffer.storage.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.models import JSON, buffers, experiences, item_rings, priority_blocks, uses
 from sqlbuffer.storage.population import Population
@@ -97,9 +97,8 @@ class Ledger:
 
     def decayed(self, limit: RatioWindow, now: float) -> "Ledger":
         """Return it with what is left of its two counts at a moment."""
-        age_s = now - self.decayed_at
-        left = (limit.decayed(count, age_s) for count in (self.pushed, self.sampled))
-        return replace(self, **dict(zip(("pushed", "sampled"), left, strict=True)), decayed_at=now)
+        left, at = limit.decayed_by_second(self.flow, self.decayed_at, now)
+        return replace(self, pushed=left.inserted, sampled=left.sampled, decayed_at=at)
 
     @property
     def flow(self) -> FlowCounts:
@@ -115,14 +114,14 @@ class Pushed:
         numbers: The number of each item that stays, counted over all pushes from 0 on.
         places: Their places in the ring.
         default: The priority of those that came without one.
-        left: The rows that left, where they are tracked.
+        left: The items that left.
         refused: Why nothing was pushed; None: it was.
     """
 
     numbers: range = range(0)
     places: Sequence[int] = ()
     default: float = 1.0
-    left: Sequence[Row] = ()
+    left: Left = NONE_LEFT
     refused: str | None = None
 
 
@@ -259,7 +258,7 @@ class PriorityRing(ItemRing):
             records: The items that are kept, no more than it holds; their ids are left to it.
             n_pushed: How many were pushed.
             name: What their ids begin with.
-            track: Return those that leave.
+            track: Return the rows of the items that leave.
         """
         found = Pushed()
 
@@ -269,7 +268,7 @@ class PriorityRing(ItemRing):
             if refused is not None:
                 found = Pushed(refused=refused)
                 return []
-            left = self._oldest(connection, len(records)) if track else []
+            left = self._leaving(connection, len(records), track=track)
             numbers = range(now.push_count - len(records), now.push_count)
             places = [self.place_of(number, now) for number in numbers]
             default = Ledger.of(now).max_priority
@@ -295,8 +294,8 @@ class PriorityRing(ItemRing):
         return counts, refused
 
     def sample(self, wanted: Wanted) -> Sampled:
-        """Draw items by priority, with replacement, one from each of equal parts of all weights;
-        count their uses, and see that those leave that are too old or used up.
+        """Draw items by priority, one from each of equal parts of all weights. Count their uses,
+        and remove those that are too old or used up.
         """
         self.store.seal_due()
         is_first = True
@@ -577,23 +576,21 @@ class PriorityRing(ItemRing):
 
         self.store.write(work)
 
-    def clear_items(self, *, track: bool = False) -> list[Row]:
-        """Remove all items; new ones begin at the first place with the priority 1, numbers go on.
+    def clear_items(self, *, track: bool = False) -> Left:
+        """Remove all items, and return them. New items begin at the first place with the priority
+        1; numbers go on.
 
         Args:
-            track: Return their rows.
+            track: Return their rows too.
         """
 
-        def work(connection: Connection) -> list[Row]:
+        def work(connection: Connection) -> Left:
             counts = self.counts_of(connection, locked=True)
-            rows: list[Row] = []
-            if track:
-                population = self.population(connection)
-                rows = self.rows(population, population.keys())
+            left = self._all(connection, track=track)
             self.remove(connection)
             ledger = replace(Ledger.of(counts), max_priority=1.0)
             self.set_ledger(connection, Counts(counts.push_count, 0), ledger)
-            return rows
+            return left
 
         return self.store.write(work)
 

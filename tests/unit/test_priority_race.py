@@ -327,6 +327,31 @@ def test_each_stratum_gives_a_row_and_rows_have_their_probabilities(name, whole)
         assert (high >= np.arange(n) - 1e-9).all()
 
 
+@pytest.mark.parametrize(
+    ("weights", "n"),
+    [(np.ones(160), 40), (normal(160) + 0.05, 30), (normal(300), 100), (np.ones(40), 24)],
+    ids=["a few a block", "unequal", "most of a block", "blocks that are read"],
+)
+def test_strata_that_share_a_block_draw_its_rows_by_weight(weights, n):
+    n_batches = 1_500
+    counts, squares, n_repeated = np.zeros(weights.size), np.zeros(weights.size), 0
+    for key in range(n_batches):
+        found = race.draw_stratified(key, Table(weights).blocks(), n)
+        assert found.is_complete
+        assert (np.diff(found.seqs) >= 0).all()
+        drawn = np.bincount(found.seqs, minlength=weights.size)
+        counts, squares = counts + drawn, squares + drawn**2
+        n_repeated += int((drawn > 1).sum())
+    expected = weights / weights.sum() * n
+    assert (expected < 1).all() or n_repeated
+    # Each count is near a normal one; together their squares are near chi-square.
+    variance = squares / n_batches - (counts / n_batches) ** 2
+    often = (expected * n_batches >= 20) & (variance > 0)
+    z = (counts / n_batches - expected)[often] / np.sqrt(variance[often] / n_batches)
+    assert (z**2).mean() < 1 + 4 * math.sqrt(2 / often.sum())
+    assert n_repeated < 0.08 * n * n_batches
+
+
 def test_strata_do_not_depend_on_what_is_known():
     weights = normal(400)
     for key in range(8):

@@ -67,9 +67,9 @@ def is_dict(data: Any) -> bool:
 class AdvancedReplayBuffer(RingBuffer):
     """A ring of dicts that are drawn by priority, so often and so long as its limits let them.
 
-    An item is drawn with probability p^alpha / sum, with replacement, one from each of equal parts
-    of the sum. It leaves when it was sampled `max_use` times, and before a sample when it is
-    `max_staleness` iterations old.
+    An item is drawn with probability p^alpha / sum, one from each of equal parts of the sum: it is
+    repeated only where its weight is more than a part. It leaves when it was sampled `max_use`
+    times, and before a sample when it is `max_staleness` iterations old.
 
     With a `url` everything is shared: items, priorities, uses, ids, `push_count`, `beta`, and the
     counts of the rate limit.
@@ -218,8 +218,9 @@ class AdvancedReplayBuffer(RingBuffer):
                 if item.get(PRIORITY) is None:
                     item[PRIORITY] = pushed.default
         self._envstep = _step_of(cur_collector_envstep)
-        self._noted(pushed=len(items))
-        self._used([*map(item_of, pushed.left), *items[: len(items) - len(kept)]])
+        skipped = items[: len(items) - len(kept)]
+        self._noted(pushed=len(items), removed=pushed.left.n + len(skipped))
+        self._used([*map(item_of, pushed.left.rows), *skipped])
 
     def _checked_items(self, data: Any) -> list[Any]:
         items = data if isinstance(data, list) else [data]
@@ -255,7 +256,7 @@ class AdvancedReplayBuffer(RingBuffer):
     def sample(
         self, size: int, cur_learner_iter: int, sample_range: slice | None = None
     ) -> list[Any] | None:
-        """Draw items by priority, with replacement.
+        """Draw items by priority, one from each of `size` equal parts of all weights.
 
         Args:
             size: How many.
@@ -375,7 +376,9 @@ class AdvancedReplayBuffer(RingBuffer):
 
     def clear(self) -> None:
         """Remove all items, for every process that shares it; `push_count`, ids and `beta` stay."""
-        self._used(items_of(self._ring.clear_items(track=self._tracks)))
+        left = self._ring.clear_items(track=self._tracks)
+        self._noted(removed=left.n)
+        self._used(items_of(left.rows))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that it holds, as copies: `data`, the items in their places and None in the

@@ -2,8 +2,7 @@
 
 import contextlib
 import logging
-import math
-import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -33,9 +32,6 @@ from sqlbuffer.storage.payload_parts import check_row_sizes, row_limit
 from sqlbuffer.storage.records import Record
 
 logger = logging.getLogger("sqlbuffer")
-
-# How old the number of items may be when it is written, as a share of a period.
-GAUGED_SHARE = 0.2
 
 # What every buffer here has beside DI-engine's keys.
 OWN_CONFIG: Mapping[str, Any] = {"url": None, "name": None, "seed": None}
@@ -89,7 +85,6 @@ class RingBuffer(IBuffer):
         self._check_config()
         self._open()
         self._throughput = self._made_throughput()
-        self._gauged_at = -math.inf
 
     def _check_config(self) -> None:
         """Check what the config says before anything is opened, or made at a URL."""
@@ -98,7 +93,23 @@ class RingBuffer(IBuffer):
     def _made_throughput(self) -> PeriodicThruputMonitor:
         cfg = {"seconds": self._periodic_seconds()}
         tb_logger = self._tb_logger if is_first_rank() else None
-        return PeriodicThruputMonitor(self._instance_name, cfg, logger, tb_logger)
+        # The monitor's thread must not keep a buffer alive that nobody else uses.
+        buffer = weakref.ref(self)
+
+        def gauge() -> int | None:
+            alive = buffer()
+            return None if alive is None else alive._gauged()
+
+        return PeriodicThruputMonitor(self._instance_name, cfg, logger, tb_logger, gauge)
+
+    def _gauged(self) -> int | None:
+        """Return how many items there are; None where it is closed, or cannot be read."""
+        ring = self._ring_  # `count` would open it again
+        if ring is None:
+            return None
+        with contextlib.suppress(SQLBufferError):
+            return ring.store.count(EVERYTHING)
+        return None
 
     def _periodic_seconds(self) -> Any:
         """Return how often figures of the throughput are written."""
@@ -138,19 +149,9 @@ class RingBuffer(IBuffer):
         return UsedDataRemover()
 
     def _noted(self, *, pushed: int = 0, sampled: int = 0, removed: int = 0) -> None:
-        """Tell what watches the throughput what was done; and now and then, how many items there
-        are.
-        """
-        monitor = self._throughput
-        if monitor is None:
-            return
-        monitor.count(pushed, sampled, removed)
-        now = time.monotonic()
-        if now - self._gauged_at >= GAUGED_SHARE * monitor.seconds:
-            self._gauged_at = now
-            # What it belongs to is done, whatever becomes of this.
-            with contextlib.suppress(SQLBufferError):
-                monitor.valid_count = self.count()
+        """Count items for the figures of the throughput."""
+        if self._throughput is not None:
+            self._throughput.count(pushed, sampled, removed)
 
     def start(self) -> None:
         """Start to remove the files of used items, where they are tracked."""
@@ -166,9 +167,11 @@ class RingBuffer(IBuffer):
         """
         with self._mutex:
             ring, self._ring_ = self._ring_, None
+        if self._throughput is not None:
+            self._throughput.close()  # its thread may be counting the items
         if ring is not None:
             if self._tracks and not self.is_shared:
-                self._used(items_of(ring.clear(track=True)))
+                self._used(items_of(ring.clear(track=True).rows))
             ring.store.close()
         self._stop()
         # Whatever has add_scalar() will do.
@@ -219,9 +222,10 @@ class RingBuffer(IBuffer):
         records = self._records(kept, cur_collector_envstep)
         self._check_sizes(records)
         left = self._ring.push(records, len(items), track=self._tracks)
-        self._noted(pushed=len(items))
+        skipped = items[: len(items) - len(kept)]
+        self._noted(pushed=len(items), removed=left.n + len(skipped))
         # What the buffer never held is used as well.
-        self._used([*map(item_of, left), *items[: len(items) - len(kept)]])
+        self._used([*map(item_of, left.rows), *skipped])
 
     def _check_sizes(self, records: Sequence[Record]) -> None:
         try:
@@ -251,7 +255,9 @@ class RingBuffer(IBuffer):
 
     def clear(self) -> None:
         """Remove all items, and count what is pushed anew; for every process that shares it."""
-        self._used(items_of(self._ring.clear(track=self._tracks)))
+        left = self._ring.clear(track=self._tracks)
+        self._noted(removed=left.n)
+        self._used(items_of(left.rows))
 
     def count(self) -> int:
         """Return how many items there are."""

@@ -27,6 +27,8 @@ class PeriodicThruputMonitor:
         cfg: `seconds`, the length of a period.
         logger: What has `info(text)`; None: nothing is logged as text.
         tb_logger: What has `add_scalar(tag, value, x)`; None: nothing is written to TensorBoard.
+        gauge: Returns how many items there are now, or None where that is unknown. It is called
+            each time the figures are written. Without it, set `valid_count`.
 
     Example:
         >>> monitor = PeriodicThruputMonitor("buffer", {"seconds": 60}, None, None)
@@ -37,9 +39,16 @@ class PeriodicThruputMonitor:
         >>> monitor.close()
     """
 
-    def __init__(self, name: str, cfg: Any, logger: Any, tb_logger: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        cfg: Any,
+        logger: Any,
+        tb_logger: Any,
+        gauge: Callable[[], int | None] | None = None,
+    ) -> None:
         self._name, self.seconds = name, period_of(cfg)
-        self._logger, self._tb_logger = logger, tb_logger
+        self._logger, self._tb_logger, self._gauge = logger, tb_logger, gauge
         self._mutex = ForkLock()
         self._pushed = self._sampled = self._removed = self._valid = self._n_periods = 0
         self._stop = threading.Event()
@@ -85,7 +94,7 @@ class PeriodicThruputMonitor:
 
     @property
     def valid_count(self) -> int:
-        """Items there are, as it was told last."""
+        """Items in the buffer when this was last set or gauged."""
         return self._valid
 
     @valid_count.setter
@@ -99,7 +108,10 @@ class PeriodicThruputMonitor:
 
     def write(self) -> None:
         """Write the figures of a period, and begin another one."""
+        n_held = None if self._gauge is None else self._gauge()
         with self._mutex:
+            if n_held is not None:
+                self._valid = n_held
             figures = {
                 "pushed_in": self._pushed,
                 "sampled_out": self._sampled,
@@ -125,9 +137,9 @@ class PeriodicThruputMonitor:
 class ThruputController:
     """Keeps the items pushed for each item sampled between two limits, over a window that decays.
 
-    Both counts decay to a hundredth within `window_seconds`. Above `max` pushes are refused, and
-    their items thrown away; never before anything was sampled. Below `min` samples are refused. It
-    has no thread: what is left of a count is worked out when it is asked for.
+    Both counts decay to a hundredth within `window_seconds`, in steps of one second. Above `max`
+    pushes are refused, and their items thrown away; never before anything was sampled. Below `min`
+    samples are refused. It has no thread: it computes what is left of a count when that is used.
 
     Args:
         cfg: `push_sample_rate_limit` with `max` and `min`, and `window_seconds`.
@@ -155,10 +167,10 @@ class ThruputController:
         self._decayed_at = clock()
 
     def _decay(self) -> None:
-        now = self._clock()
-        age_s, self._decayed_at = now - self._decayed_at, now
-        self._pushed = self._window.decayed(self._pushed, age_s)
-        self._sampled = self._window.decayed(self._sampled, age_s)
+        counts, self._decayed_at = self._window.decayed_by_second(
+            Counts(self._pushed, self._sampled), self._decayed_at, self._clock()
+        )
+        self._pushed, self._sampled = counts.inserted, counts.sampled
 
     def count(self, pushed: float = 0, sampled: float = 0) -> None:
         """Count items that were pushed or sampled; exact with any number of threads."""

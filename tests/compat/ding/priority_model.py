@@ -1,5 +1,7 @@
 """An advanced buffer of plain Python values: it follows the ids that a buffer has drawn."""
 
+from collections import Counter
+
 
 class Model:
     """What an `AdvancedReplayBuffer` does, on a list of dicts."""
@@ -8,12 +10,13 @@ class Model:
         self.size, self.max_use, self.max_staleness = size, max_use, max_staleness
         self.alpha, self.beta, self.step = alpha, beta, (1 - beta) / anneal_step
         self.push_count, self.largest, self.items = 0, 1.0, {}
+        self.n_out = 0
 
     def push(self, items):
         for item in items:
             number = self.push_count
             self.push_count += 1
-            self.items.pop(number - self.size, None)
+            self.n_out += self.items.pop(number - self.size, None) is not None
             priority = item.get("priority", self.largest)
             self.items[number] = {**item, "priority": priority, "use": 0}
 
@@ -21,6 +24,7 @@ class Model:
         for number, item in list(self.items.items()):
             if self.staleness(item, iteration) >= self.max_staleness:
                 del self.items[number]
+                self.n_out += 1
 
     @staticmethod
     def staleness(item, iteration):
@@ -32,6 +36,12 @@ class Model:
     def sample(self, ids, iteration):
         """Return what each of the drawn items has beside its own keys."""
         least = min(item["priority"] for item in self.items.values())
+        total = sum(item["priority"] ** self.alpha for item in self.items.values())
+        for id_, n in Counter(ids).items():
+            weight = self.items[int(id_.split("_")[1])]["priority"] ** self.alpha
+            assert n < len(ids) * weight / total + 2, (
+                "no part of the sum holds it, and it was drawn"
+            )
         found = []
         for id_ in ids:
             number = int(id_.split("_")[1])
@@ -48,7 +58,9 @@ class Model:
                     "obs": item["obs"],
                 }
             )
+        n_before = len(self.items)
         self.items = {n: item for n, item in self.items.items() if item["use"] < self.max_use}
+        self.n_out += n_before - len(self.items)
         self.beta = min(1.0, self.beta + self.step)
         return found
 

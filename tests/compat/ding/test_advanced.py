@@ -49,6 +49,32 @@ def test_items_are_drawn_by_priority_over_many_blocks(buffer_url):
     buffer.close()
 
 
+@pytest.mark.parametrize(("n_items", "size"), [(64, 64), (1_000, 64), (3_000, 32)])
+def test_a_batch_of_equal_items_repeats_none(buffer_url, n_items, size):
+    config = {"replay_buffer_size": n_items, "url": buffer_url, "seed": 1}
+    buffer = AdvancedReplayBuffer(config)
+    buffer.push([{"obs": i} for i in range(n_items)], 0)
+    counts = np.zeros(n_items)
+    for _ in range(10):
+        drawn = [item["obs"] for item in buffer.sample(size, 0)]
+        assert len(set(drawn)) == size
+        counts[drawn] += 1
+    if n_items == size:
+        assert (counts == 10).all()
+    buffer.close()
+
+
+def test_an_item_is_repeated_only_where_its_weight_is_more_than_a_part(make):
+    buffer = make("advanced", size=8, alpha=1.0)
+    priorities = [6.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 2.0]  # eight parts of 2
+    buffer.push([{"obs": i, "priority": p} for i, p in enumerate(priorities)], 0)
+    for _ in range(10):
+        *heavy, x, y, last = (item["obs"] for item in buffer.sample(8, 0))
+        assert (heavy, last) == ([0, 0, 0, 1, 2], 7)
+        assert x in (3, 4)
+        assert y in (5, 6)
+
+
 def test_only_update_raises_what_new_items_begin_with(make):
     buffer = make("advanced", size=9)
     buffer.push([{"obs": 0, "priority": 10.0}, {"obs": 1}], 0)

@@ -1,9 +1,12 @@
 """The defects 13 to 18 of DI-engine's advanced buffer, and 12 and 19 as they show there."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from sqlbuffer.storage import priority_rings
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def test_d16_used_up_items_that_are_tracked_stay_and_are_not_drawn(make):
 
 
 def test_d17_a_state_is_a_copy_and_gives_everything_back(make):
-    changes = {"size": 6, "max_use": 4, "anneal_step": 10, "seed": 5}
+    changes = {"size": 6, "max_use": 4, "anneal_step": 10, "seed": 4}
     buffer, again = (make("advanced", name=name, **changes) for name in ("buffer", "again"))
     buffer.push([{"obs": np.arange(3) + i, "collect_iter": i} for i in range(9)], 0)
     for iteration in range(6):
@@ -150,7 +153,6 @@ def test_d17_a_file_gives_everything_back(make, tmp_path):
 def test_d18_what_the_config_says_of_the_rate_limit_is_what_happens(make):
     limits = {"push_sample_rate_limit": {"max": 2, "min": 0.5}, "window_seconds": 1e6}
     buffer = make("advanced", size=50, thruput_controller=limits)
-    # None of it at the limit itself: both counts decay between two calls.
     buffer.push([{"obs": i} for i in range(4)], 0)  # nothing was sampled yet: it may
     assert buffer.sample(4, 0) is not None  # 4 / 4
     buffer.push([{"obs": i} for i in range(3)], 0)  # 7 / 4
@@ -161,6 +163,23 @@ def test_d18_what_the_config_says_of_the_rate_limit_is_what_happens(make):
     assert buffer.sample(2, 0) is None  # 7 / 15 < 0.5
     buffer.push({"obs": 9}, 0)
     assert buffer.sample(2, 0) is not None  # 8 / 15
+
+
+def test_d18_a_batch_at_the_lower_limit_is_drawn(make, monkeypatch):
+    now = [1_000.5]
+    monkeypatch.setattr(priority_rings, "time", SimpleNamespace(time=lambda: now[0]))
+    limits = {"push_sample_rate_limit": {"min": 1}, "window_seconds": 30}
+    buffer = make("advanced", size=100, thruput_controller=limits)
+    for _ in range(4):
+        buffer.push([{"obs": i} for i in range(64)], 0)
+        now[0] += 0.4
+        assert len(buffer.sample(64, 0)) == 64
+        assert buffer.sample(1, 0) is None
+        now[0] += 2.7
+    now[0] -= 3_600  # a clock that was set back: counts decay from there on
+    assert buffer.sample(1, 0) is None
+    buffer.push([{"obs": i} for i in range(64)], 0)
+    assert len(buffer.sample(64, 0)) == 64
 
 
 def test_d19_no_thread_of_an_advanced_buffer_outlives_close(make):

@@ -161,6 +161,24 @@ def test_counts_of_the_controller_decay_to_a_hundredth_within_the_window():
     controller.close()
 
 
+def test_a_ratio_at_its_limit_is_within_it():
+    now = [0.0]
+    limits = {"push_sample_rate_limit": {"max": 2, "min": 1}, "window_seconds": 30}
+    controller = ThruputController(limits, lambda: now[0])
+    for _ in range(20):
+        controller.count(pushed=64)
+        now[0] += 0.75  # DI-engine's counts decay once a second
+        assert controller.can_sample(64)[0]
+        controller.count(sampled=64)
+        assert not controller.can_sample(1)[0]
+        now[0] += 0.25
+    limits["push_sample_rate_limit"]["min"] = 0.1
+    by_tenths = ThruputController(limits, lambda: 0.0)
+    by_tenths.count(pushed=3)
+    assert by_tenths.can_sample(30)[0]  # 0.1 * 30 is above 3
+    assert not by_tenths.can_sample(31)[0]
+
+
 def test_a_remover_deletes_the_files_that_used_items_name(tmp_path):
     paths = [tmp_path / str(i) for i in range(3)]
     for path in paths:
@@ -260,13 +278,14 @@ def test_a_push_is_done_though_the_items_cannot_be_counted_for_the_figures(make,
     for kind in ("naive", "advanced"):
         buffer = make(kind, name=kind)
         with monkeypatch.context() as patched:
-            patched.setattr(type(buffer), "count", unreachable)
+            patched.setattr(type(buffer._ring.store), "count", unreachable)
             buffer.push([{"obs": 1}] * 3, 0)
             assert len(buffer.sample(2, 0)) == 2
+            buffer._throughput.write()
         assert (buffer.count(), buffer.push_count) == (3, 3)
 
 
-def unreachable(buffer):
+def unreachable(store, node):
     raise StorageUnreachableError("the server went away")
 
 
@@ -313,6 +332,54 @@ def test_the_throughput_of_each_kind_is_written(make):
             f"{kind}_sec/removed": 0,
             f"{kind}_sec/current_have": 3,
         }
+
+
+@pytest.mark.parametrize("kind", ["naive", "advanced"])
+def test_the_number_of_items_is_that_of_the_moment_when_it_is_written(make, kind):
+    scalars = Scalars()
+    buffer = make(kind, size=1_000)
+    buffer._throughput._tb_logger = scalars
+
+    def current():
+        buffer._throughput.write()
+        return scalars.written[-1][:2]
+
+    buffer.push({"obs": 1}, 0)
+    buffer.push([{"obs": 1} for _ in range(999)], 0)
+    assert current() == ("buffer_sec/current_have", 1_000)
+    buffer.clear()
+    assert current() == ("buffer_sec/current_have", 0)
+    buffer.push({"obs": 1}, 0)
+    buffer.close()
+    assert current() == ("buffer_sec/current_have", 0)  # and it is not opened again
+    assert buffer._ring_ is None
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+@pytest.mark.parametrize("kind", ["naive", "advanced"])
+def test_items_that_are_overwritten_or_cleared_count_as_removed(make, kind, tracks):
+    buffer = make(kind, size=5, enable_track_used_data=tracks)
+    monitor = buffer._throughput
+
+    def push(n):
+        buffer.push([{"data_id": None} for _ in range(n)], 0)
+        return monitor.remove_data_count
+
+    assert [push(n) for n in (3, 2, 4, 1)] == [0, 0, 4, 5]
+    assert push(12) == 17  # the five that it held, and seven that have no room
+    buffer.clear()
+    assert monitor.remove_data_count == 22
+    assert [push(n) for n in (5, 2)] == [22, 24]
+
+
+def test_removed_items_of_an_advanced_buffer_are_counted_once_each(make):
+    buffer = make("advanced", size=5, max_use=1)
+    buffer.push([{"obs": i} for i in range(5)], 0)
+    assert len(buffer.sample(2, 0)) == 2  # equal priorities: two items, and both are used up
+    buffer.push([{"obs": i} for i in range(5)], 0)  # overwrites the three that are left
+    assert (buffer.count(), buffer._throughput.remove_data_count) == (5, 5)
+    buffer.clear()
+    assert buffer._throughput.remove_data_count == 10
 
 
 def test_an_id_is_the_name_and_the_number():

@@ -47,6 +47,7 @@ def test_an_advanced_buffer_is_what_the_model_is_iteration_by_iteration(make):
         assert buffer.count() == len(model.items)
         assert buffer.beta == pytest.approx(model.beta, rel=1e-12)
         assert buffer.push_count == model.push_count
+        assert buffer._throughput.remove_data_count == model.n_out
     assert n_batches > 20
     assert n_updated > 10
 

@@ -91,6 +91,14 @@ class Together(RuleBasedStateMachine):
             other.load_state_dict(self.buffer.state_dict())
         self.buffer.close()
         self.buffer = other
+        self.model.n_in = self.model.n_out = 0  # each buffer counts what it does itself
+
+    @invariant()
+    def watch_the_same(self):
+        monitor = self.buffer._throughput
+        assert (monitor.push_data_count, monitor.remove_data_count) == (
+            self.model.n_in, self.model.n_out,
+        )  # fmt: skip
 
     @invariant()
     def hold_the_same(self):
