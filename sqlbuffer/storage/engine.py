@@ -14,12 +14,12 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
-from sqlbuffer.errors import URLError
+from sqlbuffer.errors import StorageReadOnlyError, URLError
 from sqlbuffer.settings import Settings
 from sqlbuffer.storage.filesystems import warn_of_network
 from sqlbuffer.storage.sqlite_connections import listen_to_connections, prepare
 from sqlbuffer.storage.transactions import listen_postgresql, listen_sqlite
-from sqlbuffer.storage.urls import shown_url
+from sqlbuffer.storage.urls import is_immutable, shown_url, sqlite_path, unread_log
 
 POOL_SIZE = 5
 BUSY_TIMEOUT_S = 30.0
@@ -113,11 +113,6 @@ def _resolve_sqlite(url: URL) -> URL:
 def is_memory(url: URL) -> bool:
     """Tell whether the URL names a SQLite database that lives in this process only."""
     return url.get_backend_name() == "sqlite" and (url.database in (None, "", ":memory:"))
-
-
-def sqlite_path(url: URL) -> Path:
-    """Return the file that a resolved SQLite URL names."""
-    return Path((url.database or "").removeprefix("file:").partition("?")[0])
 
 
 def engine_for(url: URL) -> Engine:
@@ -259,7 +254,15 @@ def _ping_after_idling(connection: Any, record: ConnectionPoolEntry, _proxy: Any
 
 def _listen_sqlite(engine: Engine) -> None:
     listen_sqlite(engine)
+    if not event.contains(engine, "do_connect", _refuse_unread_log):
+        event.listen(engine, "do_connect", _refuse_unread_log)
     listen_to_connections(engine, is_memory=is_memory(engine.url))
+
+
+def _refuse_unread_log(_dialect: Any, _record: Any, arguments: Any, _options: Any) -> None:
+    url = URL.create("sqlite", database=arguments[0])
+    if is_immutable(url) and (advice := unread_log(url)):
+        raise StorageReadOnlyError(f"immutable=1 reads {sqlite_path(url)} alone, and {advice}")
 
 
 def _forget_engines() -> None:

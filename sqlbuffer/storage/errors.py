@@ -21,7 +21,7 @@ from sqlbuffer.errors import (
     StorageReadOnlyError,
     StorageUnreachableError,
 )
-from sqlbuffer.storage.urls import shown_url
+from sqlbuffer.storage.urls import shown_url, unread_log
 
 # How the triggers of both databases begin to say that a buffer is unknown.
 NO_BUFFER = "sqlbuffer: no buffer"
@@ -91,7 +91,7 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
     if NO_BUFFER in reason or (state == "42P01" and "sqlbuffer_seq_" in reason):
         return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it anew")
     if isinstance(error, sqlite3.Error):
-        return _translate_sqlite(error, shown, reason)
+        return _translate_sqlite(error, url, reason)
     if _is_recovery_conflict(error, state):
         return RecoveryConflict(
             f"{shown}: {reason}: the server is a standby, and had to replay a change of the rows "
@@ -145,7 +145,8 @@ def _too_large(reason: str) -> str:
 _FULL = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_WRITE")
 
 
-def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> SQLBufferError:
+def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferError:
+    shown = shown_url(url)
     if "too big" in reason:
         return FieldError(_too_large(reason))
     if "locked" in reason or "busy" in reason:
@@ -153,9 +154,11 @@ def _translate_sqlite(error: sqlite3.Error, shown: str, reason: str) -> SQLBuffe
             f"{shown}: {reason}; another program holds the file: close it or try again"
         )
     if "readonly" in reason or "read-only" in reason:
+        advice = unread_log(url) or (
+            "to read a file that no process writes, open sqlite:///file:PATH?immutable=1&uri=true"
+        )
         return StorageReadOnlyError(
-            f"{shown}: {reason}; the file or its folder is not writable. To read a file that "
-            f"nobody writes meanwhile, open sqlite:///file:PATH?immutable=1&uri=true"
+            f"{shown}: {reason}; the file or its folder is not writable: {advice}"
         )
     if "full" in reason or getattr(error, "sqlite_errorname", "") in _FULL:
         return StorageFullError(

@@ -14,10 +14,11 @@ from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoade
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError, StorageUnreachableError, URLError
-from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url, sqlite_path
+from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.sqlite_connections import opened_file
 from sqlbuffer.storage.transactions import BEGIN, Begin, invalidated_when_lost
+from sqlbuffer.storage.urls import sqlite_path
 
 FETCH_ROWS = 1_000
 # Python notices Ctrl-C between two calls of the handler only.

@@ -13,13 +13,14 @@ from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.drawn import Drawn
-from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory, sqlite_path
+from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.labels import Labelled
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
+from sqlbuffer.storage.urls import sqlite_path
 from sqlbuffer.storage.writer_lock import writer_lock
 
 if TYPE_CHECKING:

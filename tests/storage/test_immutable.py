@@ -1,0 +1,56 @@
+"""SQLite files that are read with immutable=1, which leaves their log out."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import StorageReadOnlyError
+from tests.conftest import close_pool
+from tests.support.processes import running
+from tests.support.stepped_rows import make_row, make_rows
+
+
+@pytest.fixture
+def url(make_database_url):
+    return make_database_url("sqlite", schema=True)
+
+
+def store_and_die(url):
+    ReplayBuffer(url).store_batch(make_rows(range(100)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def with_option(url, option):
+    return f"sqlite:///file:{url.removeprefix('sqlite:///')}?{option}&uri=true"
+
+
+def test_a_file_whose_last_rows_are_in_its_log_is_refused_until_they_are_moved(url):
+    with running([(store_and_die, url)]) as workers:
+        workers.processes[0].join(60)
+        assert workers.processes[0].exitcode == -signal.SIGKILL
+    immutable = with_option(url, "immutable=1")
+    with pytest.raises(StorageReadOnlyError, match=r"-wal holds rows .* `sqlbuffer info"):
+        ReplayBuffer(immutable)
+    info = "from sqlbuffer.cli import app; app()"
+    subprocess.run([sys.executable, "-c", info, "info", url], check=True)
+    with ReplayBuffer(immutable) as buffer:
+        assert len(buffer) == 100
+
+
+def test_the_error_of_a_write_names_immutable_only_where_the_log_is_empty(url):
+    with ReplayBuffer(url) as writer:
+        writer.store(make_row(1))
+        with ReplayBuffer(with_option(url, "mode=ro")) as buffer:
+            with pytest.raises(StorageReadOnlyError, match="-wal holds rows") as caught:
+                buffer.store(make_row(2))
+            assert "immutable" not in str(caught.value)
+    close_pool(url)
+    with (
+        ReplayBuffer(with_option(url, "immutable=1")) as buffer,
+        pytest.raises(StorageReadOnlyError, match=r"open sqlite:///file:PATH.immutable=1"),
+    ):
+        buffer.store(make_row(2))
