@@ -108,9 +108,11 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
             return True
         # Which axes a second index is about depends on the first.
         index, *others = chain
+        if others:
+            return False
         used = 0
         for part in index if isinstance(index, tuple) else (index,):
-            if others or part is None or part is Ellipsis:
+            if part is None or part is Ellipsis:
                 return False
             used += part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
         return used <= len(self._leading)

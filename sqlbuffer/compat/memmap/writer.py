@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
-from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.errors import BufferNotFoundError, SQLBufferError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.storage import holders
 from sqlbuffer.storage.episodes import Ending
@@ -92,6 +93,7 @@ class Writer:
         config = self._config
         self.slots = Slots(self._store, config.max_episodes, config.circular, self.holder)
         self.open: list[Open] = []
+        self._is_closing = False
         self._openings: dict[str, Opening] = {}
         self._mutex = threading.Lock()
         self._queue = WriteQueue(self._write, self._flush_s)
@@ -244,9 +246,14 @@ class Writer:
             open_.is_dirty = False
 
     def close(self) -> None:
-        """End the open episodes that have steps, drop the others, and store what waits."""
+        """End the open episodes that have steps, drop the others, and store what waits.
+
+        A buffer that was dropped in the meantime has nothing to keep.
+        """
         if self.is_own:
-            self.finish([open_.length for open_ in self.open if open_.length])
+            self._is_closing = True
+            with suppress(BufferNotFoundError):
+                self.finish([open_.length for open_ in self.open if open_.length])
             self.slots.leave()
             holders.forget(self.holder)
 
@@ -272,6 +279,10 @@ class Writer:
 
         try:
             written = self._store.insert(records, endings=endings, metas=metas, then=then)
+        except BufferNotFoundError:
+            if not self._is_closing:
+                raise
+            written = Written([], [], [], {})
         except SlotLostError:
             raise MemmapError(
                 "an episode is lost: this process had not been heard of for so long that another "
@@ -289,7 +300,8 @@ _writers: "WeakSet[Writer]" = WeakSet()
 def _end_all() -> None:
     for writer in list(_writers):
         try:
-            writer.close()
+            if not writer.is_idle:
+                writer.close()
         except SQLBufferError as error:
             logger.error("an open episode may be lost at the end: %s", error)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from sqlbuffer.compat.memmap import MemmapError
+from sqlbuffer.compat.memmap import MemmapError, ReplayBuffer
 from sqlbuffer.storage.engine import engine_for, resolve_url
 from sqlbuffer.storage.holders import is_alive, new_holder
 from tests.support.processes import wait_until
@@ -159,8 +159,6 @@ def test_a_closed_buffer_ends_all_episodes_of_a_batch_that_have_steps(make, reop
 
 
 def test_a_deleted_buffer_ends_its_open_episode(schema_url, make, reopen):
-    from sqlbuffer.compat.memmap import ReplayBuffer
-
     buffer = ReplayBuffer(schema_url, 3, 4, {"r": "float"})
     buffer.store(r=1.0)
     del buffer
@@ -168,6 +166,30 @@ def test_a_deleted_buffer_ends_its_open_episode(schema_url, make, reopen):
     other.store_episode(r=[2.0, 3.0])
     assert other.episode_lens.tolist() == [1, 2, 0]
     assert other.data["r"][0, 0] == 1
+
+
+_AGAIN = """
+import sys
+from sqlbuffer.compat.memmap import ReplayBuffer
+
+def made():
+    return ReplayBuffer(sys.argv[1], 3, 4, {"r": "float"})
+
+buffer = made()
+buffer.store(r=1.0)
+buffer = made()
+buffer.store(r=1.0)
+buffer.flush()
+buffer = made()
+print(len(buffer))
+"""
+
+
+def test_an_open_episode_of_a_buffer_that_was_overwritten_is_forgotten_in_silence(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _AGAIN, str(tmp_path)], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 _ENDS = """
@@ -191,11 +213,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_that_ends_ends_its_open_episode_unless_a_block_was_left(make, buffer_url):
-    buffer = make()
-    subprocess.run([sys.executable, "-c", _ENDS, buffer_url], check=True, timeout=60)
+def test_a_process_that_ends_ends_its_open_episode_unless_a_block_was_left(tmp_path):
+    buffer = ReplayBuffer(tmp_path, 3, 4, {"r": "float"})
+    subprocess.run([sys.executable, "-c", _ENDS, str(tmp_path)], check=True)
     assert buffer.episode_lens.tolist() == [1, 0, 0]
     assert buffer.data["r"][0, 0] == 1
+    buffer.close()
 
 
 def test_a_forked_child_writes_episodes_of_its_own(make, reopen):
