@@ -64,6 +64,7 @@ OBJECTS = {
         "sqlbuffer_evictable_v1",
         "sqlbuffer_sweep_v1",
         "sqlbuffer_seal_v1",
+        "sqlbuffer_count_rows_v1",
         "sqlbuffer_update_priorities_v1",
         "sqlbuffer_lease_v1",
         "sqlbuffer_note_write_v1",
@@ -116,6 +117,7 @@ TABLES = (
     "tasks",
     "priorities",
     "priority_blocks",
+    "row_blocks",
     "uses",
     "samples",
     "flow",
@@ -613,6 +615,18 @@ def create_tables() -> None:
             comment="all may be larger than min_priority",
         ),
         sa.PrimaryKeyConstraint("buffer_id", "block", name="pk_priority_blocks"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "row_blocks",
+        sa.Column(
+            "buffer_id", sa.Integer(), autoincrement=False, nullable=False, comment="the buffer"
+        ),
+        sa.Column(
+            "block", sa.BigInteger(), autoincrement=False, nullable=False, comment="seq / 4096"
+        ),
+        sa.Column("n_rows", sa.Integer(), nullable=False, comment="rows"),
+        sa.PrimaryKeyConstraint("buffer_id", "block", name="pk_row_blocks"),
         sqlite_with_rowid=False,
     )
     op.create_table(

@@ -2,11 +2,24 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, Select, func, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    bindparam,
+    column,
+    func,
+    literal,
+    select,
+    union_all,
+)
 
+from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage.fork_lock import ForkLock
-from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.models import experiences, row_blocks
+from sqlbuffer.storage.types import SeqList
 
 BLOCK = 4096
 
@@ -14,8 +27,9 @@ BLOCK = 4096
 class LiveCount:
     """Remembers how many rows each block of 4,096 numbers holds, once no writer can add to it.
 
-    Only the block that the window's lower end cuts and the newest rows are counted each time. A
-    delete inside the window, or a crash of the server, makes all blocks unknown again.
+    The table `row_blocks` holds the counts of most blocks, for all processes. Only the block that
+    the window's lower end cuts and the newest rows are counted each time. A delete inside the
+    window, or a crash of the server, makes the blocks that this process remembers unknown again.
     """
 
     def __init__(self) -> None:
@@ -96,26 +110,43 @@ class LiveCount:
         end_whole: int,
         known: dict[int, int],
     ) -> dict[int, int]:
-        """Count the cut block at the lower end, and everything from the first unknown block on."""
-        start = next(
-            (block for block in range(first_whole, end_whole) if block not in known), end_whole
-        )
+        """Count the cut block at the lower end, and everything from the first block on that neither
+        this process nor the table knows; add what the table knows to `known`.
+        """
+        start = _first_unknown(known, first_whole, end_whole)
+        if start < end_whole:
+            known.update(connection.execute(_stored(buffer_id, start, end_whole)).all())
+            start = _first_unknown(known, start, end_whole)
         for block in [block for block in known if block >= start]:
             del known[block]
-        cut = _blocks(buffer_id, low + 1, min(first_whole, start) * BLOCK)
-        newest = _blocks(buffer_id, max(start * BLOCK, low + 1), high + 1)
+        cut = select(literal(first_whole - 1), _n_rows(buffer_id, low + 1, first_whole * BLOCK))
+        newest = _counted(buffer_id, range(start, high // BLOCK + 1))
         return dict(connection.execute(union_all(cut, newest)).all())
 
 
-def _blocks(buffer_id: int, start: int, end: int) -> Select[int, int]:
-    """Select (block, rows) of the rows with start <= seq < end."""
-    block = experiences.c.seq // BLOCK
-    return (
-        select(block, func.count())
-        .where(
-            experiences.c.buffer_id == buffer_id,
-            experiences.c.seq >= start,
-            experiences.c.seq < end,
-        )
-        .group_by(block)
+def _first_unknown(known: dict[int, int], start: int, end: int) -> int:
+    return next((block for block in range(start, end) if block not in known), end)
+
+
+def _stored(buffer_id: int, start: int, end: int) -> Select[int, int]:
+    """Select (block, rows) of the counted blocks from `start` on, up to `end` without it."""
+    own = row_blocks.c
+    return select(own.block, own.n_rows).where(
+        own.buffer_id == buffer_id, own.block >= start, own.block < end
     )
+
+
+def _counted(buffer_id: int, blocks: range) -> Select[int, int]:
+    """Select (block, rows) of blocks. One range after the other: grouping takes three times as
+    long.
+    """
+    given = bindparam(None, list(blocks), SeqList(), unique=True)
+    block = fn.numbers_in(given).table_valued(column("value", BigInteger)).c.value
+    return select(block, _n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
+
+
+def _n_rows(buffer_id: int, start: Any, end: Any) -> Any:
+    """Return how many rows have start <= seq < end."""
+    own = experiences.c
+    inside = (own.buffer_id == buffer_id, own.seq >= start, own.seq < end)
+    return select(func.count()).select_from(experiences).where(*inside).scalar_subquery()

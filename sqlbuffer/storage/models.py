@@ -454,6 +454,18 @@ priority_blocks = Table(
     sqlite_with_rowid=False,  # all of them are read for a batch: in half the time
 )
 
+# How many rows there are from block * 4096 on, where eviction is by row. A block has no row here
+# before it is counted, which is once no row can appear in it any more. Deletes inside the window
+# subtract from it. Blocks are counted in ascending order, without a gap.
+row_blocks = Table(
+    "row_blocks",
+    metadata,
+    Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer"),
+    Column("block", BigInteger, primary_key=True, autoincrement=False, comment="seq / 4096"),
+    Column("n_rows", Integer, nullable=False, comment="rows"),
+    sqlite_with_rowid=False,
+)
+
 uses = Table(
     "uses",
     metadata,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -582,9 +583,28 @@ class PostgreSQL:
         ((n_sealed,),) = driver.execute(statement, parameters)
         return int(n_sealed)
 
-    def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
-        """Look after what eviction leaves behind; called after a write, with the bytes of parts."""
-        cleaner_for(engine).wrote(engine, n_rows, n_bytes)
+    def wrote(
+        self, engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: int | None = None
+    ) -> None:
+        """Look after what eviction leaves behind, and count full blocks of rows, from time to time.
+
+        Args:
+            engine: The engine.
+            n_rows: How many rows were written.
+            n_bytes: Bytes of parts.
+            inserted_into: The buffer that rows were inserted into.
+        """
+        cleaner = cleaner_for(engine)
+        if inserted_into is not None:
+            cleaner.inserted(inserted_into, partial(self._count_rows, engine))
+        cleaner.wrote(engine, n_rows, n_bytes)
+
+    def _count_rows(self, engine: Engine, connection: Connection, buffer_id: int) -> None:
+        """Count the rows of those blocks that no row can come to, a few in a transaction."""
+        settled = self.settled(engine, buffer_id)
+        statement = "SELECT sqlbuffer_count_rows_v1(%s::integer, %s::bigint)"
+        while connection.exec_driver_sql(statement, (buffer_id, settled)).scalar_one():
+            pass
 
     def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:
         """Return a seq up to which no row can appear any more.

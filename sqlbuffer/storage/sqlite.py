@@ -16,6 +16,7 @@ from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
 from sqlbuffer.storage.errors import NO_BUFFER
 from sqlbuffer.storage.labels import Labelled
+from sqlbuffer.storage.live_count import BLOCK
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
@@ -137,6 +138,18 @@ _EVICT_UNHELD = (
     "AND seq <= (SELECT low_seq FROM v_windows WHERE buffer_id = :id) "
     "AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
     "AND q.seq = experiences.seq AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+)
+# After rows that plain SQL has written; the library's own writes fill one block after the other.
+BLOCKS_AT_ONCE = 16
+_NEXT_BLOCK = (
+    f"SELECT max(w.low_seq / {BLOCK} + 1, coalesce("
+    "(SELECT max(k.block) + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id), 0)), "
+    f"w.low_seq / {BLOCK} FROM v_windows w WHERE w.buffer_id = :id AND w.evict_unit = 'row'"
+)
+_COUNT = (
+    "INSERT INTO row_blocks (buffer_id, block, n_rows) SELECT :id, j.value, (SELECT count(*) "
+    f"FROM experiences e WHERE e.buffer_id = :id AND e.seq >= j.value * {BLOCK} "
+    f"AND e.seq < (j.value + 1) * {BLOCK}) FROM json_each(:blocks) j"
 )
 _EPISODE, _SESSION = Record._fields.index("episode_key"), Record._fields.index("session_key")
 
@@ -354,6 +367,21 @@ class SQLite:
         ]  # fmt: skip
         connection.exec_driver_sql(_INSERT, parameters)
         self.evict(connection, buffer_id)
+        if seqs and seqs[0] // BLOCK < (seqs[-1] + 1) // BLOCK:
+            self._count_rows(connection, buffer_id, (seqs[-1] + 1) // BLOCK)
+
+    @staticmethod
+    def _count_rows(connection: Connection, buffer_id: int, end_block: int) -> None:
+        """Count the rows of blocks that are full now."""
+        found = connection.exec_driver_sql(_NEXT_BLOCK, {"id": buffer_id}).one_or_none()
+        if found is None:
+            return
+        next_block, cut_block = found
+        blocks = range(next_block, min(end_block, next_block + BLOCKS_AT_ONCE))
+        connection.exec_driver_sql(_COUNT, {"id": buffer_id, "blocks": json.dumps([*blocks])})
+        connection.exec_driver_sql(
+            "DELETE FROM row_blocks WHERE buffer_id = ? AND block <= ?", (buffer_id, cut_block)
+        )
 
     def keep_parts(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
         """Note that the buffer has rows with parts; return which of the rows it holds."""
@@ -672,7 +700,9 @@ class SQLite:
         )
         return np.fromiter(found.scalars(), np.float64)
 
-    def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
+    def wrote(
+        self, engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: int | None = None
+    ) -> None:
         """Look after what eviction leaves behind: nothing, the file uses its pages again."""
 
     def settled(self, engine: Engine, buffer_id: int, wait_s: float = 0.0) -> int | None:

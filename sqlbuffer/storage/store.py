@@ -215,7 +215,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         )
         outcome = self._insert(insertion)
         n_bytes = sum(r.payload_bytes for r in records if r.payload_bytes)
-        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes)
+        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes, self.info.id)
         written = Written(list(outcome.numbers), [], [], outcome.seqs)
         fresh = set(outcome.numbers)
         for record in records:
@@ -256,7 +256,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         )  # fmt: skip
         outcome = self._insert(insertion)
         n_bytes = sum(record.payload_bytes for record in known if record.payload_bytes)
-        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes)
+        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes, self.info.id)
 
     @survives
     def _insert(self, insertion: Insertion) -> Outcome:

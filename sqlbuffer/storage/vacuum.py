@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.process_end import at_process_end
 from sqlbuffer.storage.transactions import AT_ONCE, BEGIN
+
+# Counts the rows of those blocks of a buffer that no row can come to.
+Count = Callable[[Connection, int], None]
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -104,10 +108,16 @@ class Cleaner:
         self._rows = int(begun * ROWS_BETWEEN_LOOKS)
         self._bytes = int(begun * BYTES_BETWEEN_LOOKS)
         self._looked_at = time.monotonic() - begun * SECONDS_BETWEEN_LOOKS
+        self._counts: dict[int, Count] = {}
         self._pause_s = FIRST_PAUSE_S
         self._swept_at = 0.0
         self._may_not_said = self._failed = False
         self.thread: threading.Thread | None = None
+
+    def inserted(self, buffer_id: int, count: Count) -> None:
+        """Have full blocks of a buffer counted when it is time to look after dead rows."""
+        with self._mutex:
+            self._counts[buffer_id] = count
 
     def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
         """Note that rows and bytes of parts were written; look after dead ones when it is time."""
@@ -123,21 +133,24 @@ class Cleaner:
             if not due or (self.thread is not None and self.thread.is_alive()):
                 return
             self._rows, self._bytes, self._looked_at = 0, 0, now
+            counts, self._counts = self._counts, {}
             self.thread = threading.Thread(
-                target=self._run, args=(engine,), name="sqlbuffer-vacuum", daemon=True
+                target=self._run, args=(engine, counts), name="sqlbuffer-vacuum", daemon=True
             )
         # At the end of the process, or at a limit on threads: another time. The write is done.
         with suppress(RuntimeError):
             self.thread.start()
             at_process_end(_finish)
 
-    def _run(self, engine: Engine) -> None:
+    def _run(self, engine: Engine, counts: dict[int, Count]) -> None:
         try:
             with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
                 driver: Any = connection.connection.driver_connection
                 if not driver.autocommit:  # an engine of the user's
                     connection.execution_options(isolation_level="AUTOCOMMIT")
                 self._clean(connection)
+                for buffer_id, count in counts.items():
+                    count(connection, buffer_id)
         except SQLAlchemyError as error:
             # The writers go on; whoever writes next looks again.
             level = logging.DEBUG if self._failed else logging.WARNING

@@ -31,7 +31,7 @@ $$;
 
 GRANT SELECT ON
     v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_sessions, v_chunks, v_quarantine, v_labels, v_slots, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
-    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, uses, samples, queue_items, leases, labels, label_history, quarantine, payload_parts,
+    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, row_blocks, uses, samples, queue_items, leases, labels, label_history, quarantine, payload_parts,
     payload_changes, slot_rings, slots, slot_writers, item_rings, fragment_pools, chunks, fragment_workers, prepared_lists, flow, flow_waits, flow_history, applied_writes, schema_info, maintenance, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
@@ -41,14 +41,14 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 -- What was sampled, and who waits.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1, sqlbuffer_free_episode_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_keep_parts_v1,
+GRANT EXECUTE ON FUNCTION sqlbuffer_draw_v1, sqlbuffer_free_episode_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_count_rows_v1, sqlbuffer_keep_parts_v1,
     sqlbuffer_lock_v1, sqlbuffer_note_write_v1, sqlbuffer_forget_writes_v1
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- So that writers clean up behind evicted rows; before PostgreSQL 17 only the owner may.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, uses, samples, flow, queue_items, leases, labels,
+        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, row_blocks, uses, samples, flow, queue_items, leases, labels,
             label_history, quarantine, payload_parts, payload_changes, slots, chunks, applied_writes
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;

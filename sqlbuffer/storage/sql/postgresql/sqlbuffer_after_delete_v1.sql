@@ -27,6 +27,7 @@ BEGIN
     DELETE FROM priorities p
     WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = p.buffer_id AND e.seq = p.seq);
     DELETE FROM priority_blocks;
+    DELETE FROM row_blocks;
     DELETE FROM uses u
     WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = u.buffer_id AND e.seq = u.seq);
     DELETE FROM queue_items n

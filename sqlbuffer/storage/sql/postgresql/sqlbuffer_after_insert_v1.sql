@@ -45,12 +45,12 @@ BEGIN
             bound := written.high - b.max_capacity;
             IF b.has_queue THEN
                 PERFORM sqlbuffer_remove_v1(written.buffer_id, sqlbuffer_evictable_v1(
-                    written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n + 16));
+                    written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n + 16), true);
             ELSE
                 PERFORM sqlbuffer_remove_v1(written.buffer_id, ARRAY(
                     SELECT e.seq FROM experiences e
                     WHERE e.buffer_id = written.buffer_id AND e.seq <= bound AND e.seq > bound - 8 * written.n - 1024
-                    ORDER BY e.seq LIMIT 2 * written.n + 16 FOR UPDATE SKIP LOCKED));
+                    ORDER BY e.seq LIMIT 2 * written.n + 16 FOR UPDATE SKIP LOCKED), true);
             END IF;
             IF written.n >= 64 THEN
                 -- Whoever cleans up goes by the count of dead rows, which would come a second late.

@@ -26,7 +26,7 @@ BEGIN
         UPDATE buffers b SET max_priority = given
         WHERE b.id = p_buffer_id AND (b.max_priority < given OR b.max_priority IS NULL AND given IS NOT NULL);
     END IF;
-    PERFORM sqlbuffer_remove_v1(p_buffer_id, gone);
+    PERFORM sqlbuffer_remove_v1(p_buffer_id, gone, true);
     SELECT array_agg(nextval('sqlbuffer_seq_' || p_buffer_id)) INTO seqs
     FROM generate_series(1, cardinality(p_ids) - cardinality(held));
     SELECT CASE WHEN b.has_priorities THEN coalesce(b.max_priority, 1.0) END INTO priority FROM buffers b WHERE b.id = p_buffer_id;

@@ -11,11 +11,11 @@ BEGIN
     LOOP
         IF w.has_queue THEN
             n_removed := n_removed
-                + sqlbuffer_remove_v1(w.buffer_id, sqlbuffer_evictable_v1(w.buffer_id, -1, w.low_seq, 10000));
+                + sqlbuffer_remove_v1(w.buffer_id, sqlbuffer_evictable_v1(w.buffer_id, -1, w.low_seq, 10000), true);
         ELSE
             n_removed := n_removed + sqlbuffer_remove_v1(w.buffer_id, ARRAY(
                 SELECT e.seq FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq <= w.low_seq
-                ORDER BY e.seq LIMIT 10000 FOR UPDATE SKIP LOCKED));
+                ORDER BY e.seq LIMIT 10000 FOR UPDATE SKIP LOCKED), true);
         END IF;
         IF w.has_labels THEN
             -- Of rows that left while they were annotated.

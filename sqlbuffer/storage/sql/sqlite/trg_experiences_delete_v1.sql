@@ -23,5 +23,6 @@ BEGIN
     DELETE FROM priorities WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
     DELETE FROM priority_blocks
     WHERE buffer_id = OLD.buffer_id AND block = OLD.seq / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id);
+    UPDATE row_blocks SET n_rows = n_rows - 1 WHERE buffer_id = OLD.buffer_id AND block = OLD.seq / 4096;
     DELETE FROM uses WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
 END

@@ -1,0 +1,29 @@
+-- Counts the rows of the next blocks of a buffer that no row can come to; returns how many blocks it counted.
+-- Few at a time: whoever deletes rows of the buffer waits until this transaction ends.
+CREATE FUNCTION sqlbuffer_count_rows_v1(p_buffer_id integer, p_settled bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    low bigint;
+    next_block bigint;
+    n_counted bigint;
+BEGIN
+    -- Another process is counting, or somebody deletes: the next call will do.
+    PERFORM 1 FROM buffers WHERE id = p_buffer_id AND evict_unit = 'row' FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    -- Statements of their own: they see what others did who held the lock.
+    SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
+    SELECT greatest(low / 4096 + 1, coalesce(max(k.block) + 1, 0)) INTO next_block FROM row_blocks k WHERE k.buffer_id = p_buffer_id;
+    INSERT INTO row_blocks (buffer_id, block, n_rows)
+    SELECT p_buffer_id, g.block, (
+        SELECT count(*) FROM experiences e
+        WHERE e.buffer_id = p_buffer_id AND e.seq >= g.block * 4096 AND e.seq < (g.block + 1) * 4096)
+    FROM generate_series(next_block, least(next_block + 16, (p_settled + 1) / 4096) - 1) AS g(block);
+    GET DIAGNOSTICS n_counted = ROW_COUNT;
+    IF n_counted > 0 THEN
+        DELETE FROM row_blocks WHERE buffer_id = p_buffer_id AND block <= low / 4096;
+    END IF;
+    RETURN n_counted;
+END
+$$
