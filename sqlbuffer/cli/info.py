@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlbuffer.cli.formats import Format, chosen, note, write
-from sqlbuffer.cli.options import Csv, Json, Ndjson, Url, database, example
+from sqlbuffer.cli.options import Csv, Exact, Json, Ndjson, Url, database, example
 from sqlbuffer.cli.plain import iso_time
 
 # Not in the table where all buffers have 0 or nothing of it.
@@ -15,7 +15,13 @@ _RARE = (
 EPILOG = example("sqlbuffer info sqlite:///replay.db", "sqlbuffer info replay.db --json")
 
 
-def info(url: Url = None, json: Json = False, csv: Csv = False, ndjson: Ndjson = False) -> None:
+def info(
+    url: Url = None,
+    exact: Exact = False,
+    json: Json = False,
+    csv: Csv = False,
+    ndjson: Ndjson = False,
+) -> None:
     """Show what a database is and all there is to know of its buffers.
 
     Times are UTC. In a file or a pipe tables are not cut. `sqlbuffer ls` says less, and sooner.
@@ -26,7 +32,7 @@ def info(url: Url = None, json: Json = False, csv: Csv = False, ndjson: Ndjson =
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     found = schema_status.check(url)
-    answer = listings.buffers_in_full(url)
+    answer = listings.buffers_in_full(url, exact=exact)
     if format_ is Format.TABLE:
         server = schema_status.server(url)
         out = console()
@@ -35,10 +41,18 @@ def info(url: Url = None, json: Json = False, csv: Csv = False, ndjson: Ndjson =
         if answer.rows:
             columns, rows = that_say_something(answer.columns, answer.rows)
             write(columns, for_people(columns, rows), format_)
+            note_if_measured(answer.columns, answer.rows)
         else:
             note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
         return
     write(answer.columns, answer.rows, format_)
+
+
+def note_if_measured(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Say so where rows and tasks were not counted."""
+    tasks = columns.index("tasks")
+    if any(row[tasks] is None for row in rows):
+        note("rows are the size of the window, tasks are not counted; --exact counts both")
 
 
 def that_say_something(

@@ -8,10 +8,11 @@ import typer
 from sqlbuffer.cli.buffers import chosen_buffer
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.formats import Format, chosen, note, write
-from sqlbuffer.cli.info import for_people
+from sqlbuffer.cli.info import for_people, note_if_measured
 from sqlbuffer.cli.options import (
     BufferName,
     Csv,
+    Exact,
     Json,
     Ndjson,
     Url,
@@ -43,6 +44,7 @@ def ls(
     limit: Annotated[
         int, typer.Option("--limit", min=0, help="Tasks listed at most; 0 lists all.")
     ] = 50,
+    exact: Exact = False,
     json: Json = False,
     csv: Csv = False,
     ndjson: Ndjson = False,
@@ -59,18 +61,19 @@ def ls(
     if tasks or wanted is not None:
         _list_tasks(url, wanted, limit, format_)
     else:
-        _list_buffers(url, format_)
+        _list_buffers(url, format_, exact=exact)
 
 
-def _list_buffers(url: str | None, format_: Format) -> None:
+def _list_buffers(url: str | None, format_: Format, *, exact: bool) -> None:
     from sqlbuffer.storage import listings, schema_status
 
     schema_status.check(url)
-    answer = listings.buffers(url)
+    answer = listings.buffers(url, exact=exact)
     if format_ is not Format.TABLE:
         write(answer.columns, answer.rows, format_)
     elif answer.rows:
         write(answer.columns, for_people(answer.columns, answer.rows), format_)
+        note_if_measured(answer.columns, answer.rows)
     else:
         note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
 

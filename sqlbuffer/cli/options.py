@@ -52,6 +52,14 @@ Equal = Annotated[
         show_default=False,
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Count rows and tasks however many there are. By default rows of large databases are "
+        "the size of the window.",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option(

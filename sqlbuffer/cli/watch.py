@@ -33,6 +33,10 @@ def watch(
     window: Annotated[
         float, typer.Option("--window", metavar="SECONDS", help="What the rates are over.")
     ] = 60.0,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Count the rows of each buffer, however many there are."),
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a buffer and line.")
@@ -46,7 +50,7 @@ def watch(
     for name, value in (("--every", every), ("--window", window)):
         if not LEAST_S <= value <= MOST_S:
             raise UsageError(f"{name} is from {LEAST_S:g} to {MOST_S:,g} seconds, got {value:g}")
-    watcher = _Watcher(database(url), buffer, window)
+    watcher = _Watcher(database(url), buffer, window, exact=exact)
     try:
         if json:
             _repeat(lambda: _print_json(watcher.look()), every, once)
@@ -59,19 +63,32 @@ def watch(
 
 
 class _Watcher:
-    """The buffers of a database, opened as they appear."""
+    """The buffers of a database, looked at together; or opened as they appear, to count their
+    rows.
+    """
 
-    def __init__(self, url: str | None, name: str | None, window_s: float) -> None:
+    def __init__(self, url: str | None, name: str | None, window_s: float, *, exact: bool) -> None:
         from sqlbuffer.cli.buffers import chosen_buffer
         from sqlbuffer.storage import schema_status
 
         schema_status.check(url)
-        self._url, self._window_s = url, window_s
+        self._url, self._window_s, self._exact = url, window_s, exact
         self._name = None if name is None else chosen_buffer(url, name)
         self._opened: dict[str, ReplayBuffer] = {}
 
     def look(self) -> "list[Stats]":
         """Return the figures of each buffer, by name."""
+        from sqlbuffer.cli.buffers import chosen_buffer
+        from sqlbuffer.storage import listings
+
+        if self._exact:
+            return self._counted()
+        found = listings.figures(self._url, self._name, self._window_s)
+        if not found and self._name is not None:
+            chosen_buffer(self._url, self._name)  # which says that it was dropped
+        return found
+
+    def _counted(self) -> "list[Stats]":
         from sqlbuffer import ReplayBuffer
         from sqlbuffer.errors import BufferNotFoundError
 

@@ -2,6 +2,7 @@
 
 import math
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +34,16 @@ from sqlbuffer.flow import (
     policy_to_json,
 )
 from sqlbuffer.storage.errors import NO_BUFFER
-from sqlbuffer.storage.functions import age_s, is_standby, last_number, unix_now, utc_now
+from sqlbuffer.storage.functions import (
+    age_s,
+    is_one_of,
+    is_standby,
+    last_number,
+    unix_now,
+    utc_now,
+)
 from sqlbuffer.storage.models import JSON, buffers, flow, flow_history, flow_waits
+from sqlbuffer.storage.types import IntegerList
 
 # One that was not heard of for so long is dead: v_flow and v_waiting say the same.
 ALIVE_S = 5.0
@@ -162,22 +171,23 @@ def state(connection: Connection, buffer_id: int) -> FlowState:
         bool(found.allowed("insert", 1)),
         bool(found.allowed("sample", 1)),
         found.counts,
-        tuple(waiting(connection, buffer_id)),
+        tuple(call for _, call in waiting(connection, [buffer_id])),
     )
 
 
-def waiting(connection: Connection, buffer_id: int) -> list[Waiting]:
-    """Return the calls that wait, the longest waiting first."""
+def waiting(connection: Connection, buffer_ids: Sequence[int]) -> list[tuple[int, Waiting]]:
+    """Return the calls that wait for buffers, each with its buffer, the longest waiting first."""
     table = flow_waits.c
     since, heard = age_s(table.waiting_since), age_s(table.heartbeat_at)
+    named = bindparam(None, list(buffer_ids), IntegerList(), unique=True)
     found = connection.execute(
-        select(table.role, table.n_rows, table.host, table.pid, since, heard)
-        .where(table.buffer_id == buffer_id)
+        select(table.buffer_id, table.role, table.n_rows, table.host, table.pid, since, heard)
+        .where(is_one_of(table.buffer_id, named))
         .order_by(table.waiting_since, table.holder)
     )
     return [
-        Waiting(role, n_rows, host, pid, max(0.0, waited), silent < ALIVE_S)
-        for role, n_rows, host, pid, waited, silent in found
+        (number, Waiting(role, n_rows, host, pid, max(0.0, waited), silent < ALIVE_S))
+        for number, role, n_rows, host, pid, waited, silent in found
     ]
 
 

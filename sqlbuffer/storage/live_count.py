@@ -58,7 +58,8 @@ class LiveCount:
             state: While it is the same, blocks only lose rows at the window's lower end; read
                 before the rows are counted.
         """
-        first_whole, end_whole = low // BLOCK + 1, (settled + 1) // BLOCK
+        first_whole = low // BLOCK + 1
+        end_whole = max(first_whole, (settled + 1) // BLOCK)
         with self._mutex:
             if state != self._state:
                 self._state, self._blocks = state, {}
