@@ -114,10 +114,12 @@ class LiveCount:
         """Count the cut block at the lower end, and everything from the first block on that neither
         this process nor the table knows; add what the table knows to `known`.
         """
-        start = _first_unknown(known, first_whole, end_whole)
-        if start < end_whole:
-            known.update(connection.execute(_stored(buffer_id, start, end_whole)).all())
-            start = _first_unknown(known, start, end_whole)
+        end = max(end_whole, (high + 1) // BLOCK)
+        start = _first_unknown(known, first_whole, end)
+        if start < end:
+            # Those above `end_whole` too: who counted them knew of more.
+            known.update(connection.execute(_stored(buffer_id, start, end)).all())
+            start = _first_unknown(known, start, end)
         for block in [block for block in known if block >= start]:
             del known[block]
         cut = select(literal(first_whole - 1), _n_rows(buffer_id, low + 1, first_whole * BLOCK))
