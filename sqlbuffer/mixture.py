@@ -18,6 +18,7 @@ from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import Options, options_of
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import Progress, is_count, own_sampler
+from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.loading.runs import Run
 from sqlbuffer.loading.shares import split
 from sqlbuffer.loading.source import Source
@@ -158,6 +159,7 @@ class Mixture:
         plan = _MixedDraws(draw, int(batch_size), given.sampler, given.replace)
         own = given.identity(draw.sources[0].node)
         identity = {"mixture": self.weights, "on_empty": self._on_empty, **own}
+        warn_of_ranks(passes=False, seeded=given.seed is not None)
         return Loader(plan, identity, seed=given.seed, output=Output(**made), prefetch=prefetch)
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import Options as LoaderOptions
 from sqlbuffer.loading.opening import open_loader
 from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.query import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.storage.draws import sample_batch, sample_rows, sample_tasks
@@ -200,6 +201,7 @@ class Sampling(Parts):
             fields=fields, epochs=epochs,
         )  # fmt: skip
         output = Output(fieldname_map, to_named_tuple, device)
+        warn_of_ranks(passes=not options.is_drawn, seeded=seed is not None)
         return open_loader(self._store, options, output, prefetch)
 
     def sample(
