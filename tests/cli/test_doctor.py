@@ -331,3 +331,52 @@ def test_a_role_without_any_right_fails(run, with_roles, login):
     assert result.exit_code == 1
     assert "FAIL" in result.stdout
     assert "permission denied" in result.stdout or "GRANT sqlbuffer_analyst" in result.stdout
+
+
+# The columns of Citus 12, whose extension cannot be installed here: what follows shows what the
+# library makes of them, not what Citus writes.
+PG_DIST_PARTITION = (
+    "CREATE TABLE pg_catalog.pg_dist_partition (logicalrel regclass NOT NULL, "
+    'partmethod "char" NOT NULL, partkey text, colocationid integer DEFAULT 0 NOT NULL, '
+    "repmodel \"char\" DEFAULT 'c' NOT NULL, autoconverted boolean DEFAULT false NOT NULL)"
+)
+
+
+@pytest.fixture
+def citus_url(make_database_url):
+    """Return a database with a table that stands in for the catalog of Citus."""
+    url = make_database_url("postgresql", schema=True)
+    with psycopg.connect(url) as connection:
+        connection.execute("SET allow_system_table_mods = on")
+        connection.execute(PG_DIST_PARTITION)
+    return url
+
+
+def distribute(url, table, method, group, model):
+    sql.run(
+        url,
+        "INSERT INTO pg_dist_partition (logicalrel, partmethod, colocationid, repmodel) "
+        "VALUES (CAST(:name AS regclass), :method, :group, :model)",
+        name=table,
+        method=method,
+        group=group,
+        model=model,
+    )
+
+
+def test_tables_that_citus_distributes_are_refused_by_name(citus_url):
+    distribute(citus_url, "experiences", "h", 1, "s")
+    distribute(citus_url, "buffers", "n", 2, "t")  # a reference table
+    found = findings(citus_url)["Citus"]
+    assert found.status == "FAIL"
+    assert "distributes buffers, experiences: transaction ids" in found.detail
+    assert "SELECT undistribute_table('experiences')" in found.remedy
+
+
+def test_a_database_of_citus_with_tables_that_are_not_distributed_is_fine(citus_url):
+    assert findings(citus_url)["Citus"].status == "OK"
+    distribute(citus_url, "episodes", "n", 0, "s")  # local to the coordinator
+    sql.run(citus_url, "CREATE SCHEMA other")
+    sql.run(citus_url, "CREATE TABLE other.experiences (n integer)")
+    distribute(citus_url, "other.experiences", "h", 1, "s")
+    assert findings(citus_url)["Citus"].status == "OK"

@@ -9,6 +9,7 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.doctor.finding import Checks, Finding, fetch_all, fetch_one
+from sqlbuffer.storage.models import metadata
 from sqlbuffer.storage.sizes import shown_size
 
 LONG_TRANSACTION_S = 300
@@ -92,6 +93,39 @@ def _vacuum(connection: Connection, url: URL) -> Sequence[Finding]:
         remedy = "ALTER TABLE experiences RESET (autovacuum_enabled)"
         found.append(Finding("autovacuum of the table", "WARN", "switched off", remedy))
     return found
+
+
+def _citus(connection: Connection, url: URL) -> Sequence[Finding]:
+    """Look for tables of ours that Citus has distributed; its catalog is there where it is."""
+    (is_there,) = fetch_one(
+        connection, "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL"
+    )
+    if not is_there:
+        return []
+    # A local table that Citus knows of has neither a key nor a group.
+    distributed = fetch_all(
+        connection,
+        """SELECT c.relname::text FROM pg_catalog.pg_dist_partition p
+        JOIN pg_class c ON c.oid = p.logicalrel
+        JOIN pg_class own ON own.oid = 'experiences'::regclass
+        WHERE c.relname = ANY (:names) AND c.relnamespace = own.relnamespace
+            AND NOT (p.partmethod = 'n' AND p.repmodel <> 't' AND p.colocationid = 0)
+        ORDER BY c.relname""",
+        names=list(metadata.tables),
+    )
+    if not distributed:
+        return [Finding("Citus", "OK", "installed, and none of the tables is distributed")]
+    names = [name for (name,) in distributed]
+    return [
+        Finding(
+            "Citus",
+            "FAIL",
+            f"distributes {', '.join(names)}: transaction ids of the coordinator do not bound "
+            f"those of the workers, so readers that follow a buffer lose rows",
+            "; ".join(f"SELECT undistribute_table('{name}')" for name in names),
+            StorageError,
+        )
+    ]
 
 
 def _dead_rows(connection: Connection, url: URL) -> Sequence[Finding]:
@@ -201,7 +235,7 @@ def _clock(connection: Connection, url: URL) -> Sequence[Finding]:
 CHECKS = Checks(
     (_autovacuum, _old_transactions, _connections, _durability, _encoding, _clock),
     (),
-    (_rights, _vacuum, _dead_rows),
+    (_rights, _citus, _vacuum, _dead_rows),
     """SELECT CASE relkind WHEN 'i' THEN 'index' WHEN 'v' THEN 'view' ELSE 'table' END,
         relname::text
     FROM pg_class WHERE relnamespace = (
