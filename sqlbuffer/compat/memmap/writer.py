@@ -1,6 +1,5 @@
 """The episodes that one process is writing, on their way to the database."""
 
-import logging
 import os
 import threading
 import time
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
-from sqlbuffer.errors import BufferNotFoundError, SQLBufferError
+from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.storage import holders
 from sqlbuffer.storage.episodes import Ending
@@ -32,8 +31,6 @@ from sqlbuffer.storage.slots import (
 )
 from sqlbuffer.storage.store import BufferStore, Written
 from sqlbuffer.storage.write_queue import WriteQueue
-
-logger = logging.getLogger("sqlbuffer")
 
 
 @dataclass
@@ -165,16 +162,18 @@ class Writer:
         Args:
             lengths: The length of each that ends; more are begun, where fewer are open.
         """
-        n = len(lengths)
-        if n > len(self.open):
-            self.claim(n - len(self.open))
-        ended, others = self.open[:n], self.open[n:]
+        if len(lengths) > len(self.open):
+            self.claim(len(lengths) - len(self.open))
+        self._end(lengths)
+        self.drop()
+        self._queue.flush()
+
+    def _end(self, lengths: Sequence[int]) -> None:
+        """Give the ends of the first of the open episodes to the queue."""
+        ended, self.open = self.open[: len(lengths)], self.open[len(lengths) :]
         for open_, length in zip(ended, lengths, strict=True):
             open_.length = length
             self._queue.end(self.ending(open_))
-        self.open = others
-        self.drop()
-        self._queue.flush()
 
     def ending(self, open_: Open) -> SlotEnding:
         """Return how an open episode ends."""
@@ -253,14 +252,23 @@ class Writer:
         if self.is_own:
             self._is_closing = True
             with suppress(BufferNotFoundError):
-                self.finish([open_.length for open_ in self.open if open_.length])
+                self.finish(self._lengths())
             self.slots.leave()
             holders.forget(self.holder)
 
-    def forget(self) -> None:
-        """Have nothing open any more, where what was is gone."""
-        self._queue.flush()
-        self.open = []
+    def end_at_exit(self) -> None:
+        """End the open episodes that have steps; the queue stores this at the end of the process.
+
+        The slots of the others are free as soon as this process is gone.
+        """
+        if self.is_own:
+            self._is_closing = True
+            self._end(self._lengths())
+            self.open = []
+
+    def _lengths(self) -> list[int]:
+        """Return the lengths of the open episodes that have steps, which are the first ones."""
+        return [open_.length for open_ in self.open if open_.length]
 
     def _write(
         self,
@@ -299,11 +307,7 @@ _writers: "WeakSet[Writer]" = WeakSet()
 
 def _end_all() -> None:
     for writer in list(_writers):
-        try:
-            if not writer.is_idle:
-                writer.close()
-        except SQLBufferError as error:
-            logger.error("an open episode may be lost at the end: %s", error)
+        writer.end_at_exit()
 
 
 def _record(open_: Open, t: int, row: tuple[Any, ...]) -> Record:

@@ -124,6 +124,15 @@ class Together(RuleBasedStateMachine):
             buffer.data["x"][slot, t] = [number, 0.5]
             buffer.data["done"][slot, t:] = True
 
+    @rule(slot=slots_, t=st.integers(0, STEPS - 1), number=numbers)
+    def write_to_what_an_index_returned(self, slot, t, number):
+        for buffer in (self.model, self.real):
+            steps = buffer.data["x"][slot]
+            steps[t][0] = number
+            steps[t:] += 1
+            buffer.data["reward"][slot][:t].fill(number)
+            buffer.meta_data["goal"][slot][1] = number
+
     @rule(slot=slots_, number=numbers)
     def write_a_value_of_an_episode(self, slot, number):
         for buffer in (self.model, self.real):

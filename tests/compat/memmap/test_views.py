@@ -13,7 +13,7 @@ CHAINS = [
     (0, 1), (0, slice(1, 3)), (slice(1, None), 0, 1), (slice(None), -1), (0, ...), (0, 1, 0),
     ((0, slice(None, None, 2)), 1), (0, (slice(None), 1)), (..., 0), (None, 0), (0, [0, 2]),
     (0, (np.array([True, False, True, False]), 1)), (slice(0, 2), (slice(None), [1, 1])),
-    ((), (0, 1)),
+    ((), (0, 1, 0)),
 ]  # fmt: skip
 
 
