@@ -22,6 +22,7 @@ from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.urls import sqlite_path
+from sqlbuffer.storage.wal import checkpoint_rarely, spare_writer
 from sqlbuffer.storage.writer_lock import writer_lock
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _INSERT = (
     f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
 _INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
-# As for claims: a checkpoint behind each fragment would wait for the disk twice.
-_PARTS_PRAGMA = "PRAGMA wal_autocheckpoint = 8000"
 # Parts are read and written once: in the page cache they would take the place of hot pages, and the
 # memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
 READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
@@ -125,9 +124,6 @@ _RAISE = (
     "UPDATE buffers SET max_priority = :largest WHERE id = :id "
     "AND (max_priority IS NULL OR max_priority < :largest)"
 )
-# A claim of 256 random rows writes a page for each: 1 MB a batch. Checkpoints after every fourth
-# batch took more than half of the commits' time; pages that come again are now written once.
-_CLAIMS_PRAGMA = "PRAGMA wal_autocheckpoint = 8000"
 _EVICT = (
     "DELETE FROM experiences WHERE buffer_id = :id "
     "AND seq <= (SELECT max(seq) FROM experiences WHERE buffer_id = :id) - :n"
@@ -220,12 +216,15 @@ class SQLite:
         """A transaction that writes, alone: committed at the end of the block, rolled back on an
         exception.
         """
+        path = lock_path(engine.url)
         options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
         with (
-            writer_lock(lock_path(engine.url), BUSY_TIMEOUT_S),
+            writer_lock(path, BUSY_TIMEOUT_S),
             engine.connect().execution_options(**options) as connection,
             connection.begin(),
         ):
+            if path is not None:
+                spare_writer(connection, path)
             yield connection
 
     @contextmanager
@@ -260,6 +259,8 @@ class SQLite:
             driver.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
             try:
                 with connection.begin():
+                    if path is not None:
+                        spare_writer(connection, path)
                     yield connection
             finally:
                 driver.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
@@ -400,9 +401,7 @@ class SQLite:
     ) -> None:
         """Write parts (seq, number, bytes) one after the other."""
         driver: Any = connection.connection.driver_connection
-        if "parts" not in connection.info:
-            driver.execute(_PARTS_PRAGMA)
-            connection.info["parts"] = True
+        checkpoint_rarely(connection)
         with _small_cache(driver, WRITE_CACHE_KIB):
             driver.executemany(_INSERT_PART, ((buffer_id, *part) for part in parts))
 
@@ -445,9 +444,7 @@ class SQLite:
         )
         # Past SQLAlchemy, which takes as long as the statement itself.
         driver: Any = connection.connection.driver_connection
-        if "claims" not in connection.info:
-            driver.execute(_CLAIMS_PRAGMA)
-            connection.info["claims"] = True
+        checkpoint_rarely(connection)
         found = driver.execute(statement, (buffer_id, json.dumps(list(seqs)), max_use))
         return {seq for (seq,) in found.fetchall()}
 

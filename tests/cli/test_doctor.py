@@ -1,7 +1,9 @@
 import json
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import psycopg
 import pytest
@@ -167,6 +169,35 @@ def test_a_large_log_is_a_warning(make_database_url, monkeypatch):
         found = findings(url)["WAL size"]
     assert found.status == "WARN"
     assert "fuser" in found.remedy
+
+
+READER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN")
+connection.execute("SELECT count(*) FROM buffers").fetchone()
+print("reading", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="allowed: no /proc/locks here")
+def test_the_process_behind_which_the_log_grows_is_named(make_database_url, monkeypatch):
+    url = make_database_url("sqlite", schema=True)
+    monkeypatch.setattr(doctor.sqlite, "LARGE_WAL_BYTES", 1000)
+    command = [sys.executable, "-c", READER, path_of(url)]
+    with (
+        ReplayBuffer(url) as buffer,
+        Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process,
+    ):
+        assert process.stdout.readline() == "reading\n"
+        buffer.store(make_array_row())
+        found = findings(url)["WAL size"]
+        process.communicate()
+        later = findings(url)["WAL size"]
+    assert f"process {process.pid} (" in found.detail
+    assert "end that transaction" in found.remedy
+    assert "none is now" in later.detail
 
 
 def test_the_lock_file_is_free_held_or_not_there(make_database_url):

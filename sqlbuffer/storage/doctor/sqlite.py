@@ -3,8 +3,10 @@
 import os
 import shutil
 import sqlite3
+import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
@@ -16,6 +18,8 @@ from sqlbuffer.storage.readonly import existing_file
 from sqlbuffer.storage.sizes import shown_size
 from sqlbuffer.storage.sqlite import lock_path
 from sqlbuffer.storage.sqlite_connections import opened_file
+from sqlbuffer.storage.wal import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
+from sqlbuffer.storage.wal import wal_path
 
 try:
     import fcntl
@@ -23,6 +27,9 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LARGE_WAL_BYTES = 100_000_000
+READ_LOCKS = range(123, 128)
+# Other readers come and go between two looks.
+LOOKS, LOOK_PAUSE_S = 5, 0.05
 LITTLE_SPACE_BYTES = 1_000_000_000
 
 
@@ -93,18 +100,72 @@ def _journal(connection: Connection, url: URL) -> Sequence[Finding]:
 
 def _wal_size(connection: Connection, url: URL) -> Sequence[Finding]:
     path = existing_file(url)
-    wal = path.with_name(f"{path.name}-wal")
-    n_bytes = wal.stat().st_size if wal.exists() else 0
-    if n_bytes <= LARGE_WAL_BYTES:
+    log = wal_path(path)
+    n_bytes, n_file_bytes = log.stat().st_size if log.exists() else 0, path.stat().st_size
+    is_larger = n_bytes > max(CUT_BACK_TO_BYTES, n_file_bytes)
+    if n_bytes <= LARGE_WAL_BYTES and not is_larger:
         return [Finding("WAL size", "OK", shown_size(n_bytes))]
+    readers = _lasting_readers(path)
+    if readers:
+        cause = f"{', '.join(readers)} keeps a read transaction open, and the log grows behind it"
+        remedy = "end that transaction (commit, close the cursor, or end the process)"
+    elif readers is None:
+        cause = "probably a process keeps a read transaction open, and the log grows behind it"
+        remedy = f"find it with `fuser {path}` and end its transaction"
+    else:
+        cause = "a read transaction was open for long; none is now"
+        remedy = f"nothing, if writers go on (`fuser {path}` names the processes)"
     return [
         Finding(
             "WAL size",
             "WARN",
-            f"{shown_size(n_bytes)}: checkpoints do not get through",
-            f"end the reader that keeps a transaction open (`fuser {path}` names processes)",
+            f"{shown_size(n_bytes)} next to a file of {shown_size(n_file_bytes)}: {cause}",
+            f"{remedy}; then the next writer cuts the log back, or "
+            f"sqlite3 '{path}' 'PRAGMA wal_checkpoint(TRUNCATE)'",
         )
     ]
+
+
+def _lasting_readers(path: Path) -> list[str] | None:
+    """Return the other processes that read one state of a file at several looks; None: this machine
+    does not say.
+    """
+    lasting: set[tuple[int, int]] | None = None
+    for look in range(LOOKS):
+        if look:
+            time.sleep(LOOK_PAUSE_S)
+        try:
+            found = _read_locks(path)
+        except OSError:
+            return None
+        lasting = found if lasting is None else lasting & found
+    pids = sorted({pid for pid, _ in lasting or ()})
+    return [f"process {pid}{_name_of(pid)}" for pid in pids]
+
+
+def _read_locks(path: Path) -> set[tuple[int, int]]:
+    """Return (process, lock) of the read transactions of other processes.
+
+    The locks are those of bytes 123 to 127 of the -shm file; see SQLite's walformat.html. That file
+    is not opened: to close it would release the locks that this process has on it.
+    """
+    shm = os.stat(f"{path}-shm")
+    place = f"{os.major(shm.st_dev):02x}:{os.minor(shm.st_dev):02x}:{shm.st_ino}"
+    found = set()
+    for line in Path("/proc/locks").read_text().splitlines():
+        match line.split():
+            case [_, "POSIX", _, "READ", pid, where, start, _] if where == place:
+                if int(start) in READ_LOCKS and int(pid) != os.getpid():
+                    found.add((int(pid), int(start)))
+    return found
+
+
+def _name_of(pid: int) -> str:
+    # Not its arguments, among which may be passwords.
+    try:
+        return f" ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    except OSError:
+        return ""
 
 
 def _file_system(connection: Connection, url: URL) -> Sequence[Finding]:

@@ -1,0 +1,75 @@
+"""The log of a SQLite file does not stay large behind a reader that kept a transaction open."""
+
+import sqlite3
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from tests.support.processes import run_at_once, wait_until
+
+FIELDS = {"obs": ("float32", (2_048,))}
+# A commit cuts the log back to 64 MiB at best.
+MUCH, LITTLE = 66 * 2**20, 16 * 2**20
+MANY = {"obs": np.zeros((256, 2_048), np.float32)}
+FEW = {"obs": np.zeros((1, 2_048), np.float32)}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "replay.db"
+
+
+@pytest.fixture
+def buffer(path):
+    with ReplayBuffer(f"sqlite:///{path}", fields=FIELDS, max_capacity=1_000) as buffer:
+        buffer.extend(MANY)
+        yield buffer
+
+
+def log_of(path):
+    return Path(f"{path}-wal").stat().st_size
+
+
+@contextmanager
+def reading(path):
+    """Keep a read transaction open."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM buffers").fetchone()
+        yield
+
+
+def enlarge(buffer, path):
+    with reading(path):
+        while log_of(path) < MUCH:
+            buffer.extend(MANY)
+
+
+def test_writers_cut_the_log_back_when_the_reader_has_ended(buffer, path):
+    enlarge(buffer, path)
+
+    def is_cut_back():
+        buffer.extend(FEW)
+        buffer.sample_arrays(16)
+        return log_of(path) < LITTLE
+
+    wait_until(is_cut_back, "a small log", timeout_s=15)
+    buffer.extend(MANY)
+    assert len(buffer) == 1_000
+
+
+def store_once(url):
+    with ReplayBuffer(url) as buffer:
+        buffer.extend(FEW)
+
+
+def test_a_writer_that_lives_for_a_moment_cuts_the_log_back(buffer, path):
+    enlarge(buffer, path)
+    with closing(sqlite3.connect(path)) as other:  # or the last one to close would remove the log
+        assert other.execute("SELECT count(*) FROM buffers").fetchone() == (1,)
+        buffer.close()
+        run_at_once([(store_once, f"sqlite:///{path}")], "spawn")
+        assert log_of(path) < LITTLE
