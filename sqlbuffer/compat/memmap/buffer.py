@@ -19,7 +19,7 @@ from sqlbuffer.compat.memmap.config import Config, core_fields
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.kept_runs import MAX_BYTES, KeptRuns
 from sqlbuffer.compat.memmap.opening import check_options, existing, made, telling_who_may
-from sqlbuffer.compat.memmap.proxies import ArrayProxy, Proxies
+from sqlbuffer.compat.memmap.proxies import ArrayProxy, Proxies, made_again
 from sqlbuffer.compat.memmap.storing import Storing
 from sqlbuffer.compat.memmap.tracks import INTERNAL, LENS
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder, StepPacker
@@ -202,6 +202,7 @@ class ReplayBuffer(Storing, Changing, Base):
             lambda slots, ts: self._cells([name], slots, ts)[name],
             write,
             self.flush,
+            made_again(self._data_proxy, name),
         )
 
     def _meta_proxy(self, name: str) -> ArrayProxy:
@@ -213,7 +214,8 @@ class ReplayBuffer(Storing, Changing, Base):
             self._write_meta(slots, {name: values})
 
         track = self.meta_tracks[name]
-        return ArrayProxy(track, (self.max_episodes,), read, write, self.flush)
+        again = made_again(self._meta_proxy, name)
+        return ArrayProxy(track, (self.max_episodes,), read, write, self.flush, again)
 
     @property
     def fieldnames(self) -> set[str]:

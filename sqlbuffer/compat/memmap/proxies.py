@@ -2,12 +2,14 @@
 
 import math
 import operator
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.tracks import Track
 from sqlbuffer.compat.memmap.values import cast
 from sqlbuffer.compat.memmap.views import Chain, View, WritesThrough, is_basic, plain_index
@@ -30,6 +32,8 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
         leading: The shape before that of one value: slots, or slots and steps.
         read: Returns the values of cells, given an index array for each leading axis.
         write: Sets them.
+        flush: Stores what waits.
+        again: Returns such a proxy for a view, which does not keep the buffer from being deleted.
 
     Example:
         >>> import tempfile
@@ -49,8 +53,9 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
         read: Read,
         write: Callable[..., None],
         flush: Callable[[], None],
+        again: Callable[[], "ArrayProxy"],
     ) -> None:
-        self._track, self._leading = track, leading
+        self._track, self._leading, self._again = track, leading, again
         self._read, self._write, self.flush = read, write, flush
         self.shape = (*leading, *track.shape)
         self.dtype = track.dtype
@@ -62,7 +67,7 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
         found = self.pick((index,))
         if found.ndim == 0:
             return found[()]
-        return View.of(found, self, (index,)) if is_basic(index) else found
+        return View.of(found, self._again, (index,)) if is_basic(index) else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.put((plain_index(index),), self.cast(value))
@@ -218,6 +223,27 @@ class Proxies(Mapping[str, ArrayProxy]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def made_again(make: Callable[[str], ArrayProxy], name: str) -> Callable[[], ArrayProxy]:
+    """Return a function that makes a proxy as long as its buffer is there.
+
+    Args:
+        make: A method of the buffer.
+        name: The field.
+    """
+    method = weakref.WeakMethod(make)
+
+    def again() -> ArrayProxy:
+        found = method()
+        if found is None:
+            raise MemmapError(
+                f"the buffer of this array of {name!r} was deleted, and changes cannot be stored: "
+                f"keep a reference to the buffer, or change a copy()"
+            )
+        return found(name)
+
+    return again
 
 
 def _picked(grid: Ints, chain: Chain) -> Ints:

@@ -6,6 +6,7 @@ and everything else raises numpy's error for read-only arrays.
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,16 +82,16 @@ class View(WritesThrough, np.ndarray[Any, Any]):  # type: ignore[misc]  # its `s
     """
 
     _own: NDArray[Any] | None = None
-    _source: Source | None = None
+    _source: Callable[[], Source] | None = None
     _chain: Chain = ()
 
     @classmethod
-    def of(cls, own: NDArray[Any], source: Source, chain: Chain) -> "View":
+    def of(cls, own: NDArray[Any], source: Callable[[], Source], chain: Chain) -> "View":
         """Return the view of an array that was read.
 
         Args:
             own: The values, writable; no other code keeps them.
-            source: Where they were read.
+            source: Returns where they were read, or raises an error if that is gone.
             chain: The indices that picked them.
         """
         view = own.view(cls)
@@ -116,9 +117,10 @@ class View(WritesThrough, np.ndarray[Any, Any]):  # type: ignore[misc]  # its `s
                 )
             super().__setitem__(index, value)
             return
-        index, value = plain_index(index), self._source.cast(value)
+        source = self._source()
+        index, value = plain_index(index), source.cast(value)
         is_all = index is Ellipsis or (isinstance(index, slice) and index == slice(None))
-        self._source.put(self._chain if is_all else (*self._chain, index), value)
+        source.put(self._chain if is_all else (*self._chain, index), value)
         self._own[index] = value
 
     def _set_all(self, value: Any) -> None:
@@ -127,7 +129,7 @@ class View(WritesThrough, np.ndarray[Any, Any]):  # type: ignore[misc]  # its `s
     def _current(self) -> NDArray[Any]:
         if self._own is None or self._source is None:
             return np.array(self)
-        self._own[...] = self._source.pick(self._chain)
+        self._own[...] = self._source().pick(self._chain)
         return self._own.copy()
 
     def copy(self, order: Any = "C") -> Any:

@@ -161,7 +161,11 @@ def test_a_closed_buffer_ends_all_episodes_of_a_batch_that_have_steps(make, reop
 def test_a_deleted_buffer_ends_its_open_episode(schema_url, make, reopen):
     buffer = ReplayBuffer(schema_url, 3, 4, {"r": "float"})
     buffer.store(r=1.0)
+    kept = buffer.data["r"][0]
     del buffer
+    assert kept.tolist() == [1, 0, 0, 0]
+    with pytest.raises(MemmapError, match="array of 'r' was deleted, and changes cannot be stored"):
+        kept[0] = 5
     other = reopen()
     other.store_episode(r=[2.0, 3.0])
     assert other.episode_lens.tolist() == [1, 2, 0]
