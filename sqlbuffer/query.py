@@ -36,6 +36,8 @@ _OPERATORS: dict[str, tuple[Operator, bool]] = {
     "is_not_null": ("is_null", True),
 }
 _NO_VALUE = {"is_null", "is_not_null"}
+# Columns of text where a number means its text.
+NUMBER_KEYS = frozenset({"task_id", "agent_id", "pre_agent", "episode_id", "session_id"})
 
 
 class QueryBuilder:
@@ -90,14 +92,16 @@ class QueryBuilder:
         """Match rows whose field is none of the values; a missing field counts as None."""
         return self._leaf(field, "not_in", value)
 
-    def like(self, field: str, value: str) -> "QueryBuilder":
-        """Match text that contains the value (case-sensitive, no wildcards), or lists with it as an
-        element.
+    def like(self, field: str, value: Any) -> "QueryBuilder":
+        """Match text that contains the value (case-sensitive, no wildcards), lists with it as an
+        element, or dicts with it as a key.
         """
         return self._leaf(field, "like", value)
 
-    def not_like(self, field: str, value: str) -> "QueryBuilder":
-        """Match text, or lists, that do not contain the value; a missing field does not match."""
+    def not_like(self, field: str, value: Any) -> "QueryBuilder":
+        """Match text, lists or dicts that do not contain the value; a missing field does not
+        match.
+        """
         return self._leaf(field, "not_like", value)
 
     def is_null(self, field: str) -> "QueryBuilder":
@@ -158,7 +162,7 @@ class Leaf:
     """A checked leaf: a positive operator on a field, perhaps negated.
 
     A negated `eq`, `in` or `is_null` matches all that the positive one does not. A negated `like`
-    also wants text or a list.
+    matches only text, lists and dicts.
     """
 
     field: Field
@@ -287,7 +291,8 @@ def _check_ordered(field: Field, op: str, value: Any) -> Any:
         raise ConditionError(
             f"{op} on {field.name} takes a number or text, got {reprlib.repr(value)}"
         )
-    return _check_equal(field, op, value)
+    _check_storable(field, op, value)
+    return value
 
 
 def _check_members(field: Field, op: str, value: Any) -> Any:
@@ -303,9 +308,8 @@ def _check_members(field: Field, op: str, value: Any) -> Any:
     return tuple(item if item is None else _check_equal(field, op, item) for item in value)
 
 
-def _check_text(field: Field, op: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ConditionError(f"{op} on {field.name} takes text, got {reprlib.repr(value)}")
+def _check_contained(field: Field, op: str, value: Any) -> Any:
+    _check_storable(field, op, value)
     return value
 
 
@@ -316,7 +320,7 @@ _CHECKS = {
     "lt": _check_ordered,
     "lte": _check_ordered,
     "in": _check_members,
-    "like": _check_text,
+    "like": _check_contained,
 }
 
 
@@ -337,10 +341,9 @@ def _check_storable(field: Field, op: str, value: Any) -> None:
 
 
 def _as_key(field: Field, value: Any) -> Any:
-    """Text keys were numbers to some users: `eq("exp_meta.task_id", 7)` means "7", as storing 7
-    did.
-    """
-    if field.kind == "text" and isinstance(value, (int, float)) and not isinstance(value, bool):
+    """Keys may be numbers to users: `eq("exp_meta.task_id", 7)` means "7", since storing 7 does."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if field.column in NUMBER_KEYS and is_number:
         return str(value)
     return value
 

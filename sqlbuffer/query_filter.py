@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlbuffer.codec import Encoder, dumps, escape_key, hex_text, unhex_text, untag_float
+from sqlbuffer.codec import Encoder, escape_key, hex_text, tag_of, unhex_text, untag_float
 from sqlbuffer.fields import Field, Segment
 from sqlbuffer.query import Group, Leaf, Node, QueryBuilder, Tree, check, is_number
 from sqlbuffer.rows import DataRow
@@ -24,8 +24,9 @@ class QueryFilter:
     """Selects rows in memory by the same rules as the database does.
 
     Missing equals None; numbers (and booleans) compare with numbers and text with text; a value of
-    another type does not match and never raises. Lists and dicts are equal when their JSON is, so
-    inside them 1, 1.0 and true differ.
+    another type does not match and never raises. Lists and dicts are equal when their elements are.
+    Inside them 1 equals 1.0, but not True; NaN equals NaN; -0.0 differs from 0, and a float from
+    1e16 on from an integer.
 
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -92,9 +93,7 @@ def _test(test: Leaf, value: Any) -> bool:
 
 def _compare(op: str, value: Any, target: Any) -> bool:
     if isinstance(target, (list, dict)):
-        return (
-            op == "eq" and value is not None and dumps(Encoder().tree(target, "")) == dumps(value)
-        )
+        return op == "eq" and _is_same(value, Encoder().tree(target, ""))
     number = _number(value)
     if is_number(target):
         return number is not None and _ORDER[op](number, target)
@@ -110,11 +109,33 @@ def _is_member(value: Any, target: Any) -> bool:
     return any(value is None if item is None else _compare("eq", value, item) for item in target)
 
 
-def _contains(value: Any, target: str) -> bool | None:
+def _is_same(value: Any, target: Any) -> bool:
+    """Compare two tagged trees."""
+    if isinstance(target, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == target.keys()
+            and all(_is_same(value[key], target[key]) for key in target)
+        )
+    if isinstance(target, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(target)
+            and all(map(_is_same, value, target))
+        )
+    return isinstance(value, bool) == isinstance(target, bool) and bool(value == target)
+
+
+def _contains(value: Any, target: Any) -> bool | None:
+    """Tell whether text, a list or a dict contains a value; None for what contains nothing."""
     if isinstance(value, list):
-        return any(_text(item) == target for item in value)
+        return any(_is_member(item, [target]) for item in value)
+    if isinstance(value, dict) and tag_of(value) is None:
+        if isinstance(target, (list, dict)):
+            return None
+        return isinstance(target, str) and escape_key(target) in value
     text = _text(value)
-    return None if text is None else target in text
+    return target in text if text is not None and isinstance(target, str) else None
 
 
 def _number(value: Any) -> int | float | None:

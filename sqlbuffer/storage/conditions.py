@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.codec import Encoder, dumps, hex_text, is_storable_text, tag_text
+from sqlbuffer.codec import Encoder, dumps, escape_key, hex_text, is_storable_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields import Field
 from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number, real_bound
@@ -241,23 +241,37 @@ def _storable_pieces(text: str) -> list[str]:
 
 def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
     field, part, column = leaf.field, leaf.value, column_of(leaf.field, table)
-    if field.kind == "text":
+    if field.kind == "text" and isinstance(part, str):
         return _contains(column, part, leaf.negated)
     if field.kind != "json":
         return false()
-    item = dumps(tag_text(part))
-    found = fn.json_has_element(
-        column, field.path, literal(f"[{item}]", _TEXT), literal(item, _TEXT)
-    )
+    found = _has_element(field, part, column)
     is_list = fn.json_kind(column, field.path) == "array"
-    hex_position = fn.position_of(
-        fn.json_hex_text(column, field.path), literal(hex_text(part), KEY)
-    )
-    return or_(
-        _contains(fn.json_text(column, field.path), part, leaf.negated),
-        hex_position == 0 if leaf.negated else hex_position > 0,
-        and_(is_list, found.is_not(true())) if leaf.negated else found,
-    )
+    parts = [and_(is_list, found.is_not(true())) if leaf.negated else found]
+    if isinstance(part, str):
+        has_key = fn.json_has_key(column, field.path, literal(escape_key(part), KEY))
+        hex_position = fn.position_of(
+            fn.json_hex_text(column, field.path), literal(hex_text(part), KEY)
+        )
+        parts += [
+            _contains(fn.json_text(column, field.path), part, leaf.negated),
+            hex_position == 0 if leaf.negated else hex_position > 0,
+            has_key.is_(false() if leaf.negated else true()),
+        ]
+    elif leaf.negated and not isinstance(part, (list, dict)):  # a dict that has no such key
+        parts.append(fn.json_has_key(column, field.path, literal("", KEY)).is_not(None))
+    return or_(*parts)
+
+
+def _has_element(field: Field, item: Any, column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a JSON list has a value as an element."""
+    if not is_number(item):
+        text = dumps(Encoder().tree(item, field.name))
+        return fn.json_has_element(column, field.path, literal(text, _TEXT))
+    if item != item:
+        return false()
+    number = bindparam(None, item, _NUMBER, unique=True)
+    return fn.json_has_number(column, field.path, number)
 
 
 def _contains(text: ColumnElement[Any], part: str, negated: bool) -> ColumnElement[bool]:

@@ -645,14 +645,8 @@ def _pg_json_number(element: json_number, compiler: Any, **kw: Any) -> str:
 
 @compiles(json_number, "sqlite")
 def _sqlite_json_number(element: json_number, compiler: Any, **kw: Any) -> str:
-    tagged = """json_extract(j.value, '$."$float"')"""
-    return (
-        "(SELECT CASE j.kind WHEN 'integer' THEN j.value WHEN 'real' THEN j.value "
-        f"WHEN 'true' THEN 1 WHEN 'false' THEN 0 WHEN 'object' THEN CASE {tagged} "
-        "WHEN 'inf' THEN 9e999 WHEN '-inf' THEN -9e999 WHEN '-0.0' THEN 0 ELSE "
-        f"CASE WHEN {tagged} NOT LIKE 'nan%' THEN json_extract({tagged}, '$') END END END "
-        f"FROM {_sqlite_value(element, compiler, kw)})"
-    )
+    number = _sqlite_number("j.value", "j.kind")
+    return f"(SELECT {number} FROM {_sqlite_value(element, compiler, kw)})"
 
 
 class json_text(_JsonFunction):
@@ -694,10 +688,28 @@ def _sqlite_json_hex_text(element: json_hex_text, compiler: Any, **kw: Any) -> s
     return f"(SELECT {tagged} FROM {_sqlite_value(element, compiler, kw)})"
 
 
+def _sqlite_number(value: str, kind: str) -> str:
+    """Return the number of a JSON value of a kind; null for other kinds."""
+    tagged = f"""json_extract({value}, '$."$float"')"""
+    return (
+        f"CASE {kind} WHEN 'integer' THEN {value} WHEN 'real' THEN {value} "
+        f"WHEN 'true' THEN 1 WHEN 'false' THEN 0 WHEN 'object' THEN CASE {tagged} "
+        "WHEN 'inf' THEN 9e999 WHEN '-inf' THEN -9e999 WHEN '-0.0' THEN 0 ELSE "
+        f"CASE WHEN {tagged} NOT LIKE 'nan%' THEN json_extract({tagged}, '$') END END END"
+    )
+
+
+def _sqlite_same(left: str, right: str) -> str:
+    """Return whether two lists or dicts have the same values in the same places: 1 equals 1.0."""
+    nodes = "SELECT fullkey, CASE type WHEN 'real' THEN 'integer' ELSE type END, atom FROM"
+    return (
+        f"((SELECT count(*) FROM json_tree({left})) = (SELECT count(*) FROM json_tree({right})) "
+        f"AND NOT EXISTS ({nodes} json_tree({left}) EXCEPT {nodes} json_tree({right})))"
+    )
+
+
 class json_is(_JsonFunction):
-    """Whether a list or dict equals the JSON text of the second argument, to the letter of its
-    canonical form.
-    """
+    """Whether a list or dict equals the JSON text of the second argument; 1 equals 1.0."""
 
     inherit_cache = False  # the paths are no clause elements
     type = Boolean()
@@ -706,19 +718,20 @@ class json_is(_JsonFunction):
 @compiles(json_is, "postgresql")
 def _pg_json_is(element: json_is, compiler: Any, **kw: Any) -> str:
     other = compiler.process(list(element.clauses)[1], **kw)
-    return f"{_pg_value(element, compiler, kw)}::text = CAST(CAST({other} AS jsonb) AS text)"
+    return f"{_pg_value(element, compiler, kw)} = CAST(CAST({other} AS text) AS jsonb)"
 
 
 @compiles(json_is, "sqlite")
 def _sqlite_json_is(element: json_is, compiler: Any, **kw: Any) -> str:
     value = _sqlite_value(element, compiler, kw)
     other = compiler.process(list(element.clauses)[1], **kw)
-    return f"(SELECT j.kind IN ('array', 'object') AND j.value = {other} FROM {value})"
+    same = _sqlite_same("j.value", other)
+    return f"(SELECT CASE WHEN j.kind IN ('array', 'object') THEN {same} ELSE 0 END FROM {value})"
 
 
 class json_has_element(_JsonFunction):
-    """Whether a list has the text as an element. Arguments: the JSON text of a list with it alone,
-    and of it alone.
+    """Whether a list has an element that equals the JSON text of the second argument. For numbers
+    there is `json_has_number`.
     """
 
     inherit_cache = False  # the paths are no clause elements
@@ -727,17 +740,86 @@ class json_has_element(_JsonFunction):
 
 @compiles(json_has_element, "postgresql")
 def _pg_json_has_element(element: json_has_element, compiler: Any, **kw: Any) -> str:
-    value = _pg_value(element, compiler, kw)
-    listed = compiler.process(list(element.clauses)[1], **kw)
-    return f"(jsonb_typeof({value}) = 'array' AND {value} @> CAST({listed} AS jsonb))"
+    item = compiler.process(list(element.clauses)[1], **kw)
+    items = _pg_items(_pg_value(element, compiler, kw))
+    return f"EXISTS (SELECT 1 FROM {items} WHERE item = CAST(CAST({item} AS text) AS jsonb))"
+
+
+def _pg_items(value: str) -> str:
+    """Return a table of the elements of a list; without rows for other types."""
+    only_lists = f"CASE jsonb_typeof({value}) WHEN 'array' THEN {value} END"
+    return f"jsonb_array_elements({only_lists}) AS items(item)"
 
 
 @compiles(json_has_element, "sqlite")
 def _sqlite_json_has_element(element: json_has_element, compiler: Any, **kw: Any) -> str:
     value = _sqlite_value(element, compiler, kw)
-    alone = compiler.process(list(element.clauses)[2], **kw)
+    other = compiler.process(list(element.clauses)[1], **kw)
     return (
-        f"(SELECT EXISTS (SELECT 1 FROM json_each(CASE j.kind WHEN 'array' THEN j.value END) item "
-        "WHERE CASE item.type WHEN 'text' THEN json_quote(item.value) WHEN 'object' THEN "
-        f"item.value END = {alone}) FROM {value})"
+        f"(SELECT EXISTS (SELECT 1 FROM {_SQLITE_ITEMS} WHERE CASE item.type "
+        f"WHEN 'text' THEN json_quote(item.value) = {other} WHEN 'null' THEN {other} = 'null' "
+        f"WHEN 'array' THEN {_sqlite_same('item.value', other)} "
+        f"WHEN 'object' THEN {_sqlite_same('item.value', other)} END) FROM {value})"
+    )
+
+
+_SQLITE_ITEMS = "json_each(CASE j.kind WHEN 'array' THEN j.value END) item"
+
+
+class json_has_number(_JsonFunction):
+    """Whether a list has the number of the second argument as an element, as `json_number` has
+    it.
+    """
+
+    inherit_cache = False  # the paths are no clause elements
+    type = Boolean()
+
+
+@compiles(json_has_number, "postgresql")
+def _pg_json_has_number(element: json_has_number, compiler: Any, **kw: Any) -> str:
+    number = compiler.process(list(element.clauses)[1], **kw)
+    items = _pg_items(_pg_value(element, compiler, kw))
+    return f"EXISTS (SELECT 1 FROM {items} WHERE sqlbuffer_number_v1(item) = {number})"
+
+
+@compiles(json_has_number, "sqlite")
+def _sqlite_json_has_number(element: json_has_number, compiler: Any, **kw: Any) -> str:
+    value = _sqlite_value(element, compiler, kw)
+    number = compiler.process(list(element.clauses)[1], **kw)
+    is_number = f"{_sqlite_number('item.value', 'item.type')} = {number}"
+    return f"(SELECT EXISTS (SELECT 1 FROM {_SQLITE_ITEMS} WHERE {is_number}) FROM {value})"
+
+
+class json_has_key(_JsonFunction):
+    """Whether a dict has a key, the second argument, as it is stored; null for what is no dict."""
+
+    inherit_cache = False  # the paths are no clause elements
+    type = Boolean()
+
+
+# A tag is a key that begins with one $; % is written so that no driver takes it for a parameter.
+_IS_TAG = "substr({key}, 1, 1) = '$' AND substr({key}, 2, 1) NOT IN ('$', {percent})"
+
+
+@compiles(json_has_key, "postgresql")
+def _pg_json_has_key(element: json_has_key, compiler: Any, **kw: Any) -> str:
+    value = _pg_value(element, compiler, kw)
+    key = compiler.process(list(element.clauses)[1], **kw)
+    is_tag = _IS_TAG.format(key="k", percent="chr(37)")
+    tags = f"SELECT 1 FROM jsonb_object_keys({value}) AS keys(k) WHERE {is_tag}"
+    return (
+        f"(CASE WHEN jsonb_typeof({value}) = 'object' THEN CASE WHEN NOT EXISTS ({tags}) "
+        f"THEN jsonb_exists({value}, CAST({key} AS text)) END END)"
+    )
+
+
+@compiles(json_has_key, "sqlite")
+def _sqlite_json_has_key(element: json_has_key, compiler: Any, **kw: Any) -> str:
+    value = _sqlite_value(element, compiler, kw)
+    key = compiler.process(list(element.clauses)[1], **kw)
+    keys = "SELECT 1 FROM json_each(CASE j.kind WHEN 'object' THEN j.value END) item WHERE"
+    is_tag = _IS_TAG.format(key="item.key", percent="char(37)")
+    return (
+        f"(SELECT CASE WHEN j.kind = 'object' AND NOT EXISTS ({keys} {is_tag}) "
+        f"THEN EXISTS ({keys} item.key = {key}) END FROM {value})"
     )

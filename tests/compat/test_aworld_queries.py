@@ -1,5 +1,8 @@
 """The query language builds AWorld's trees; numbers are those of the worked examples."""
 
+import operator
+from itertools import product
+
 import pytest
 
 from sqlbuffer.compat.aworld import QueryBuilder, QueryFilter
@@ -129,3 +132,46 @@ def test_missing_value_equals_none_and_is_no_error():
     assert not holds(builder().like("exp_meta.pre_agent", ""))
     assert holds(builder().like("exp_meta.task_id", "sk_"))
     assert not holds(builder().like("exp_meta.task_id", "sk%"))
+
+
+UPSTREAM = {
+    "eq": operator.eq, "ne": operator.ne, "gt": operator.gt, "gte": operator.ge, "lt": operator.lt,
+    "lte": operator.le, "in": lambda v, t: v in t, "not_in": lambda v, t: v not in t,
+    "like": lambda v, t: t in v, "not_like": lambda v, t: t not in v,
+}  # fmt: skip
+SCALARS = [None, 0, 1, 1.0, 2.5, True, False, "", "a", "ab", "1"]
+LISTS = [[], [1], [1.0], [1, 2], [1.0, 2], ["a"], ["a", 1], [None], [[1]], [[1.0]], [{"a": 1}]]
+VALUES = [*SCALARS, *LISTS, {}, {"a": 1}, {"a": 1.0}, {"b": None}, {"a": [1]}]
+
+
+def expected(op, value, target):
+    """Return what AWorld's filter says, or that the row does not match where that raises."""
+    try:
+        return UPSTREAM[op](value, target)
+    except TypeError:
+        return op == "not_in"
+
+
+def is_refused(op, target):
+    """Tell whether a condition has no meaning here, whatever the row."""
+    if op in ("gt", "gte", "lt", "lte"):
+        return target is None or isinstance(target, (list, dict))
+    return op in ("in", "not_in") and not isinstance(target, (str, list, dict))
+
+
+@pytest.mark.parametrize("op", UPSTREAM)
+def test_a_filter_does_what_aworlds_does(op):
+    stored, named = row(), row()
+    for value, target in product(VALUES, VALUES):
+        leaf = {"field": "exp_data.state", "op": op, "value": target}
+        if is_refused(op, target):
+            with pytest.raises(ConditionError):
+                QueryFilter(leaf)
+            continue
+        stored.exp_data.state = value
+        assert QueryFilter(leaf).check_condition(stored) == expected(op, value, target), leaf
+        if value is None or isinstance(value, str):
+            named.exp_meta.task_name = named.id = value
+            for field in ("exp_meta.task_name", "id"):
+                found = QueryFilter({**leaf, "field": field}).check_condition(named)
+                assert found == expected(op, value, target), (field, leaf, value)

@@ -203,10 +203,12 @@ def test_unknown_field_is_refused_with_the_nearest_one(storage):
         storage.size(QueryBuilder().eq("task_id", "task_1").build())
 
 
-def test_task_comes_back_by_step(storage):
-    storage.add_batch([row("task_1", 2), row("task_1", 1, time=5), row("task_1", 1, time=4)])
+def test_task_comes_back_in_insert_order(storage):
+    storage.add_batch([row("task_1", 2), row("task_1", 1, time=5)])
+    storage.add(row("task_1", 1, time=4))
     found = storage.get_by_task_id("task_1")
-    assert [(r.exp_meta.step, r.exp_meta.execute_time) for r in found] == [(1, 4), (1, 5), (2, 2)]
+    assert [(r.exp_meta.step, r.exp_meta.execute_time) for r in found] == [(2, 2), (1, 5), (1, 4)]
+    assert storage.get_bacth_by_task_ids(["task_1"]) == {"task_1": found}
 
 
 def test_unknown_task_is_an_empty_list(storage):

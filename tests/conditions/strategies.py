@@ -18,6 +18,8 @@ FLOATS += [math.nan]
 CONTAINERS = [[], {}, [1], [1.0], [True], ["a"], ["a", "%"], [None], [[1]], ["\0"], [-0.0], [1e16]]
 CONTAINERS += [[2**53 + 1], [1e-7], [math.nan], {"a": 1}, {"a": 1.0}, {"b": ["a", 1], "a": None}]
 CONTAINERS += [{"$float": "inf"}, {"$$x": 1}, {"\0": "\ud800"}, {"$tuple": [1]}]
+CONTAINERS += [[1, 2.0], [1.0, 2], [[1.0], "1"], {"a": [1]}, {"a": [1.0]}, {"a.b": 1}, {"$x": None}]
+CONTAINERS += [{"a": {"b": 1}}, [{"a": 1}], [{"a": 1.0}], [False, 0], [10**16], {"0": 1}]
 KEYS = [
     "a",
     "b",
@@ -186,6 +188,7 @@ def rows_and_conditions(draw):
         "between": with_value(["between"], st.lists(scalar, min_size=2, max_size=2)),
         "membership": with_value(["in", "not_in"], members),
         "text": with_value(["like", "not_like"], text),
+        "containing": with_value(["like", "not_like"], values),
     }
     # A condition on what a row says, or any other.
     about_a_fact = st.sampled_from(known).flatmap(

@@ -1,10 +1,12 @@
 """What section 5 says of conditions, a test a sentence, on both databases."""
 
+import itertools
 import json
 import math
 import sqlite3
 from contextlib import closing, suppress
 
+import numpy as np
 import psycopg
 import pytest
 
@@ -104,8 +106,39 @@ class TestLike:
         fill(
             buffer, {"x": ["a", "b"]}, {"x": ["ab"]}, {"x": []}, {"x": [["a"], 1]}, {"x": {"a": 1}}
         )
-        assert found(buffer, where("like", "a")) == ["0"]
+        assert found(buffer, where("like", "a")) == ["0", "4"]
         assert found(buffer, where("not_like", "a")) == ["1", "2", "3"]
+
+    def test_like_finds_a_key_of_a_dict(self, buffer):
+        states = {"a": 1, "$x": 2}, {"b": "a"}, {}, {1: "a"}, np.zeros(2), math.nan, {"\0": None}
+        fill(buffer, *({"x": state} for state in states))
+        for key, matching in {"a": ["0"], "$x": ["0"], "$array": [], "\0": ["6"]}.items():
+            dicts = ["0", "1", "2", "6"]
+            assert found(buffer, where("like", key)) == matching
+            assert found(buffer, where("not_like", key)) == [i for i in dicts if i not in matching]
+        assert found(buffer, where("like", 1)) == []
+        assert found(buffer, where("not_like", 1)) == ["0", "1", "2", "6"]
+        assert found(buffer, where("not_like", [1])) == []  # a list is no key in Python
+
+    def test_like_finds_an_element_of_any_type(self, buffer):
+        lists = [1, "1"], [1.0], [True], [None, math.inf], [[1, 2]], [{"a": 1.0}], ["a"], []
+        fill(buffer, *({"x": each} for each in lists), {"x": "1"}, {"x": 1}, {})
+        for value, matching in (
+            (1, ["0", "1", "2"]),
+            (1.0, ["0", "1", "2"]),
+            (False, []),
+            (None, ["3"]),
+            (math.inf, ["3"]),
+            (math.nan, []),
+            ([1.0, 2], ["4"]),
+            ([1], []),
+            ({"a": 1}, ["5"]),
+        ):
+            assert found(buffer, where("like", value)) == matching
+            rest = [str(i) for i in range(8) if str(i) not in matching]
+            assert found(buffer, where("not_like", value)) == rest
+            assert found(buffer, leaf("like", value, "exp_meta.task_id")) == []
+            assert found(buffer, leaf("not_like", value, "exp_meta.step")) == []
 
     def test_odd_characters_are_found(self, buffer):
         fill(
@@ -145,6 +178,38 @@ class TestOtherTypes:
             assert found(buffer, leaf("like", "1", field)) == []
         for value in (True, [1], {}):
             assert found(buffer, leaf("eq", value, "exp_meta.task_id")) == []
+
+    def test_a_number_is_neither_more_nor_less_than_a_text(self, buffer):
+        texts = dict.fromkeys(("task_id", "agent_id", "pre_agent", "episode_id", "session_id"), "5")
+        buffer.add(id="5", task_name="5", **texts)
+        names = ["id", "exp_meta.task_name", *(f"exp_meta.{name}" for name in texts)]
+        for field, value in itertools.product(names, (1, 7.5, True)):
+            for op in ("gt", "gte", "lt", "lte"):
+                assert found(buffer, leaf(op, value, field)) == []
+            assert found(buffer, leaf("between", [value, value + 5], field)) == []
+            assert found(buffer, leaf("gte", "1", field)) == ["5"]
+        for field in names[:2]:
+            assert found(buffer, leaf("eq", 5, field)) == []
+            assert found(buffer, leaf("in", [5, 6], field)) == []
+            assert found(buffer, leaf("ne", 5, field)) == ["5"]
+            assert found(buffer, leaf("not_in", [5], field)) == ["5"]
+
+    def test_lists_and_dicts_are_equal_when_their_elements_are(self, buffer):
+        values = [1, 2], [1.0, 2.0], [True, 2], ["1", 2], [1, 2, 3], {"a": [1]}, {"a": [1.0]}
+        values += {"a": 1}, {"b": [1]}, {"a": [1], "b": None}, [2, 1], [0.1, -0.0], [2**53 + 1]
+        fill(buffer, *({"x": value} for value in values))
+        for value, matching in (
+            ([1, 2], ["0", "1"]),
+            ([1.0, 2], ["0", "1"]),
+            ([True, 2.0], ["2"]),
+            ({"a": [1.0]}, ["5", "6"]),
+            ({"b": None, "a": [1]}, ["9"]),
+            ([0.1, -0.0], ["11"]),
+            ([2.0**53], []),
+        ):
+            assert found(buffer, where("eq", value)) == matching
+            assert found(buffer, where("in", [value])) == matching
+            assert len(found(buffer, where("ne", value))) == len(values) - len(matching)
 
     def test_numbers_mean_their_text_where_a_key_is_text(self, buffer):
         buffer.add(id="a", task_id=7)

@@ -1,6 +1,7 @@
 """Rows in a SQL database, by AWorld's calls."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from sqlbuffer.arguments import Condition
@@ -20,9 +21,9 @@ DEFAULT_CAPACITY = 10_000
 class SQLStorage(Storage):
     """A named buffer of a database, shared by every process that opens it and kept when they end.
 
-    `get_all` and `get_paginated` go by insert order, the rows of a task by (episode, step,
-    execute_time). States and actions that are `Observation` and `ActionModel` come back as such.
-    `buffer` is the same data by this library's own calls: `delete`, `resize`, `sql` and so on.
+    Every method returns rows in insert order. States and actions that are `Observation` and
+    `ActionModel` come back as such. `buffer` is the same data by this library's own calls:
+    `delete`, `resize`, `sql` and so on.
 
     Args:
         url: Database URL: `sqlite:///replay.db`, `postgresql://user@host/database`.
@@ -94,12 +95,15 @@ class SQLStorage(Storage):
         return list(self.buffer.get_all(query_condition or None))
 
     def get_by_task_id(self, task_id: str) -> list[DataRow]:
-        """Return the rows of a task by (episode, step, execute_time); none for an unknown task."""
-        return self.buffer.get_by_task_id(task_id)
+        """Return the rows of a task in insert order; none for an unknown task."""
+        return _by_insertion(self.buffer.get_by_task_id(task_id))
 
     def get_bacth_by_task_ids(self, task_ids: Sequence[str]) -> dict[str, list[DataRow]]:
-        """Return `{task_id: rows}` in the order of the ids; an unknown task has no rows."""
-        return self.buffer.get_batch_by_task_ids(task_ids)
+        """Return `{task_id: rows}` in the order of the ids, the rows of each task in insert order;
+        an unknown task has no rows.
+        """
+        found = self.buffer.get_batch_by_task_ids(task_ids)
+        return {task_id: _by_insertion(rows) for task_id, rows in found.items()}
 
     def random_task_ids(self, n: int, query_condition: Condition = None) -> list[str]:
         """Return up to n distinct tasks with a row that matches, uniformly; reads no payloads."""
@@ -139,6 +143,10 @@ def _open(url: str, name: str, max_capacity: int | None) -> ReplayBuffer:
         return opened(DEFAULT_CAPACITY)
     except BufferConfigError:  # it is there, with another capacity
         return opened(None)
+
+
+def _by_insertion(rows: list[DataRow]) -> list[DataRow]:
+    return sorted(rows, key=attrgetter("seq"))
 
 
 def _check(data: DataRow) -> None:
