@@ -1,13 +1,18 @@
-"""The same buffer for asyncio: every call runs in a thread, so that the event loop goes on."""
+"""The same buffer for asyncio: every call runs in a thread of its own, so that the event loop goes
+on. Calls that wait for others do not keep further ones from running.
+"""
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sqlbuffer import buffer as sync
+from sqlbuffer import call_threads
 from sqlbuffer.arguments import SAME, Condition, Rows, Same
 from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import StoreResult
@@ -21,10 +26,25 @@ from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
+from sqlbuffer.waits import begin_wait
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def _in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a call in a thread returns; a cancelled one waits no longer for others."""
+    call = call_threads.start(partial(function, *args, **kwargs))
+    try:
+        return await asyncio.wrap_future(call.future)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
 
 
 class EpisodeWriter:
@@ -49,21 +69,21 @@ class EpisodeWriter:
 
     async def append(self, **step: Any) -> None:
         """Add a step; see `sqlbuffer.EpisodeWriter.append`."""
-        await asyncio.to_thread(lambda: self.sync.append(**step))
+        await _in_thread(lambda: self.sync.append(**step))
 
     async def end(self, **final: Any) -> None:
         """End the episode and store all of it; see `sqlbuffer.EpisodeWriter.end`."""
-        await asyncio.to_thread(lambda: self.sync.end(**final))
+        await _in_thread(lambda: self.sync.end(**final))
 
     async def abort(self) -> None:
         """End the episode as one that went wrong."""
-        await asyncio.to_thread(self.sync.abort)
+        await _in_thread(self.sync.abort)
 
     async def __aenter__(self) -> "EpisodeWriter":
         return self
 
     async def __aexit__(self, *exception: Any) -> None:
-        await asyncio.to_thread(self.sync.__exit__, *exception)
+        await _in_thread(self.sync.__exit__, *exception)
 
 
 class LeasedBatch:
@@ -89,7 +109,7 @@ class LeasedBatch:
 
     async def renew(self, lease_s: float | None = None) -> None:
         """Have the lease run out so many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
-        await asyncio.to_thread(self.sync.renew, lease_s)
+        await _in_thread(self.sync.renew, lease_s)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["sync"], name)
@@ -124,27 +144,30 @@ class Lease:
         self.sync = lease
 
     async def __aenter__(self) -> LeasedBatch:
-        entering = asyncio.ensure_future(asyncio.to_thread(self.sync.__enter__))
+        call = call_threads.start(self.sync.__enter__)
+        entering = asyncio.wrap_future(call.future)
         try:
             return LeasedBatch(await asyncio.shield(entering))
         except asyncio.CancelledError:
+            call.cancel()
             self.sync.cancel()
             with suppress(SQLBufferError):
                 await entering
-                await asyncio.to_thread(
+                await _in_thread(
                     self.sync.__exit__, asyncio.CancelledError, asyncio.CancelledError(), None
                 )
             raise
 
     async def __aexit__(self, *exception: Any) -> None:
-        await asyncio.shield(asyncio.to_thread(self.sync.__exit__, *exception))
+        await asyncio.shield(_in_thread(self.sync.__exit__, *exception))
 
 
 class ReplayBuffer:
     """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, to be awaited.
 
     Make one with `await ReplayBuffer.open(...)`, which takes the same arguments, or wrap one that
-    is open. A cancelled call is not undone: what its thread has begun, it ends.
+    is open. A cancelled call waits no longer for a rate limiter or for rows. It is not undone: its
+    thread ends the statement that it has begun.
 
     Args:
         buffer: The buffer that does the work.
@@ -165,11 +188,11 @@ class ReplayBuffer:
     @classmethod
     async def open(cls, url: "str | URL | Engine | None" = None, **options: Any) -> "ReplayBuffer":
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
-        return cls(await asyncio.to_thread(sync.ReplayBuffer, url, **options))
+        return cls(await _in_thread(sync.ReplayBuffer, url, **options))
 
     async def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
         """Store one row; see `sqlbuffer.ReplayBuffer.store`."""
-        return await asyncio.to_thread(self.sync.store, data, priority=priority)
+        return await _in_thread(self.sync.store, data, priority=priority)
 
     async def store_batch(
         self,
@@ -180,7 +203,7 @@ class ReplayBuffer:
         priority: Any = None,
     ) -> StoreResult:
         """Store rows in one transaction; see `sqlbuffer.ReplayBuffer.store_batch`."""
-        return await asyncio.to_thread(
+        return await _in_thread(
             self.sync.store_batch,
             data_batch,
             model_version,
@@ -190,49 +213,49 @@ class ReplayBuffer:
 
     async def add(self, **fields: Any) -> StoreResult:
         """Store one experience given by its fields; see `sqlbuffer.ReplayBuffer.add`."""
-        return await asyncio.to_thread(lambda: self.sync.add(**fields))
+        return await _in_thread(lambda: self.sync.add(**fields))
 
     async def extend(
         self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
     ) -> StoreResult:
         """Store n steps given as columns; see `sqlbuffer.ReplayBuffer.extend`."""
-        return await asyncio.to_thread(lambda: self.sync.extend(arrays, casting=casting, **keys))
+        return await _in_thread(lambda: self.sync.extend(arrays, casting=casting, **keys))
 
     async def store_episode(self, arrays: Mapping[str, Any], **options: Any) -> StoreResult:
         """Store a whole episode; arguments are those of `sqlbuffer.ReplayBuffer.store_episode`."""
-        return await asyncio.to_thread(lambda: self.sync.store_episode(arrays, **options))
+        return await _in_thread(lambda: self.sync.store_episode(arrays, **options))
 
     async def episode(
         self, task_id: str | None = None, agent_id: str | None = None, **options: Any
     ) -> "EpisodeWriter":
         """Begin an episode; arguments are those of `sqlbuffer.ReplayBuffer.episode`."""
         return EpisodeWriter(
-            await asyncio.to_thread(lambda: self.sync.episode(task_id, agent_id, **options))
+            await _in_thread(lambda: self.sync.episode(task_id, agent_id, **options))
         )
 
     async def flush(self) -> None:
         """Store the steps of open episodes that wait."""
-        await asyncio.to_thread(self.sync.flush)
+        await _in_thread(self.sync.flush)
 
     async def update_priorities(
         self, seqs: Any, priorities: Any, eps: float = EPS
     ) -> PriorityUpdate:
         """Set the priorities of rows; see `sqlbuffer.ReplayBuffer.update_priorities`."""
-        return await asyncio.to_thread(self.sync.update_priorities, seqs, priorities, eps)
+        return await _in_thread(self.sync.update_priorities, seqs, priorities, eps)
 
     async def annotate(self, condition_or_seqs: Any, **values: Any) -> int:
         """Give rows values that arrive late; arguments are those of
         `sqlbuffer.ReplayBuffer.annotate`.
         """
-        return await asyncio.to_thread(lambda: self.sync.annotate(condition_or_seqs, **values))
+        return await _in_thread(lambda: self.sync.annotate(condition_or_seqs, **values))
 
     async def sample_arrays(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw rows as arrays; arguments are those of `sqlbuffer.ReplayBuffer.sample_arrays`."""
-        return await asyncio.to_thread(lambda: self.sync.sample_arrays(batch_size, **options))
+        return await _in_thread(lambda: self.sync.sample_arrays(batch_size, **options))
 
     async def sample_transitions(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw transitions; arguments are those of `sqlbuffer.ReplayBuffer.sample_transitions`."""
-        return await asyncio.to_thread(lambda: self.sync.sample_transitions(batch_size, **options))
+        return await _in_thread(lambda: self.sync.sample_transitions(batch_size, **options))
 
     async def loader(
         self, mode: str = "transition", batch_size: int = 256, **options: Any
@@ -240,46 +263,61 @@ class ReplayBuffer:
         """Iterate over batches; arguments are those of `sqlbuffer.ReplayBuffer.loader`, whose
         loader, to be had by `buffer.sync.loader(...)`, can also be resumed.
         """
-        loader = await asyncio.to_thread(lambda: self.sync.loader(mode, batch_size, **options))
-        with closing(iter(loader)) as batches:
-            while taken := await asyncio.to_thread(lambda: builtins.list(islice(batches, 1))):
+        loader = await _in_thread(lambda: self.sync.loader(mode, batch_size, **options))
+        batches = iter(loader)
+        turn, cancelled = threading.Lock(), threading.Event()
+
+        def take() -> builtins.list[Any]:
+            begin_wait()  # a thread that fetches ahead may wait in its place
+            with turn:
+                return builtins.list(islice(batches, 1))
+
+        def close() -> None:
+            with turn:
+                batches.close()
+
+        try:
+            while taken := await asyncio.wrap_future(call_threads.start(take, cancelled).future):
                 yield taken[0]
+        finally:
+            cancelled.set()
+            await asyncio.shield(_in_thread(close))
 
     async def set_clock(self, clock: int) -> None:
         """Set the buffer's clock; see `sqlbuffer.ReplayBuffer.set_clock`."""
-        await asyncio.to_thread(self.sync.set_clock, clock)
+        await _in_thread(self.sync.set_clock, clock)
 
     async def clock(self) -> int | None:
         """Return what `set_clock` set last; None before."""
-        return await asyncio.to_thread(lambda: self.sync.clock)
+        return await _in_thread(lambda: self.sync.clock)
 
     async def expire(self) -> Removed:
         """Delete rows that can never be sampled again; see `sqlbuffer.ReplayBuffer.expire`."""
-        return await asyncio.to_thread(self.sync.expire)
+        return await _in_thread(self.sync.expire)
 
     async def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
         """Take rows out of sampling; see `sqlbuffer.ReplayBuffer.quarantine`."""
-        return await asyncio.to_thread(self.sync.quarantine, condition_or_seqs, reason=reason)
+        return await _in_thread(self.sync.quarantine, condition_or_seqs, reason=reason)
 
     async def release(self, condition_or_seqs: Rows) -> int:
         """Put rows back into sampling; see `sqlbuffer.ReplayBuffer.release`."""
-        return await asyncio.to_thread(self.sync.release, condition_or_seqs)
+        return await _in_thread(self.sync.release, condition_or_seqs)
 
     async def start_session(self, session_id: str | None = None) -> str:
         """Begin a session, or resume it; see `sqlbuffer.ReplayBuffer.start_session`."""
-        return await asyncio.to_thread(self.sync.start_session, session_id)
+        return await _in_thread(self.sync.start_session, session_id)
 
     async def session_id(self) -> str | None:
         """Return the key of the buffer's current session; None before any was started."""
-        return await asyncio.to_thread(lambda: self.sync.session_id)
+        return await _in_thread(lambda: self.sync.session_id)
 
     async def set_model_version(self, version: int, session_id: str | None = None) -> bool:
         """Note a model's version; see `sqlbuffer.ReplayBuffer.set_model_version`."""
-        return await asyncio.to_thread(self.sync.set_model_version, version, session_id)
+        return await _in_thread(self.sync.set_model_version, version, session_id)
 
     async def model_version(self) -> int | None:
         """Return the version of the current session's model; None before it was set."""
-        return await asyncio.to_thread(self.sync.model_version)
+        return await _in_thread(self.sync.model_version)
 
     def decode(self, arrays: bytes) -> dict[str, Any]:
         """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""
@@ -297,7 +335,7 @@ class ReplayBuffer:
         query_condition: Condition = None,
     ) -> Any:
         """Draw a batch; see `sqlbuffer.ReplayBuffer.sample`."""
-        return await asyncio.to_thread(
+        return await _in_thread(
             self.sync.sample,
             batch_size,
             sampler=sampler,
@@ -320,7 +358,7 @@ class ReplayBuffer:
         query_condition: Condition = None,
     ) -> builtins.list[Any]:
         """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_tasks`."""
-        return await asyncio.to_thread(
+        return await _in_thread(
             self.sync.sample_tasks,
             n,
             sampler=sampler,
@@ -339,13 +377,13 @@ class ReplayBuffer:
         batch_size: int = 1000,
     ) -> builtins.list[Any]:
         """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_task`."""
-        return await asyncio.to_thread(
+        return await _in_thread(
             self.sync.sample_task, sampler, query_condition, converter, batch_size
         )
 
     async def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
         """Return how many rows match; without a condition nothing is scanned, as with `len`."""
-        return await asyncio.to_thread(self.sync.size, condition, query_condition=query_condition)
+        return await _in_thread(self.sync.size, condition, query_condition=query_condition)
 
     async def get_all(
         self,
@@ -355,8 +393,8 @@ class ReplayBuffer:
         query_condition: Condition = None,
     ) -> AsyncIterator[DataRow]:
         """Stream the rows that match; see `sqlbuffer.ReplayBuffer.get_all`."""
-        pages = await asyncio.to_thread(self.sync._pages, condition, query_condition, fields)
-        while page := await asyncio.to_thread(lambda: builtins.list(next(pages, ()))):
+        pages = await _in_thread(self.sync._pages, condition, query_condition, fields)
+        while page := await _in_thread(lambda: builtins.list(next(pages, ()))):
             for row in page:
                 yield row
 
@@ -370,7 +408,7 @@ class ReplayBuffer:
         query_condition: Condition = None,
     ) -> builtins.list[DataRow]:
         """Return one page of the rows that match; see `sqlbuffer.ReplayBuffer.get_paginated`."""
-        return await asyncio.to_thread(
+        return await _in_thread(
             self.sync.get_paginated,
             page,
             page_size,
@@ -383,29 +421,29 @@ class ReplayBuffer:
         self, task_id: str, *, fields: Sequence[str] | None = None
     ) -> builtins.list[DataRow]:
         """Return all rows of a task; see `sqlbuffer.ReplayBuffer.get_by_task_id`."""
-        return await asyncio.to_thread(self.sync.get_by_task_id, task_id, fields=fields)
+        return await _in_thread(self.sync.get_by_task_id, task_id, fields=fields)
 
     async def get_batch_by_task_ids(
         self, task_ids: Iterable[str], *, fields: Sequence[str] | None = None
     ) -> dict[str, builtins.list[DataRow]]:
         """Return the rows of tasks; see `sqlbuffer.ReplayBuffer.get_batch_by_task_ids`."""
-        return await asyncio.to_thread(self.sync.get_batch_by_task_ids, task_ids, fields=fields)
+        return await _in_thread(self.sync.get_batch_by_task_ids, task_ids, fields=fields)
 
     async def delete(
         self, condition: Condition = None, *, query_condition: Condition = None
     ) -> int:
         """Delete the rows that match and return how many."""
-        return await asyncio.to_thread(self.sync.delete, condition, query_condition=query_condition)
+        return await _in_thread(self.sync.delete, condition, query_condition=query_condition)
 
     async def clear(self) -> int:
         """Delete every row and return how many there were."""
-        return await asyncio.to_thread(self.sync.clear)
+        return await _in_thread(self.sync.clear)
 
     async def resize(
         self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
     ) -> None:
         """Change the stored limits; see `sqlbuffer.ReplayBuffer.resize`."""
-        await asyncio.to_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
+        await _in_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
 
     def lease(self, n: int, **options: Any) -> Lease:
         """Claim rows for the time of an `async with` block; see `sqlbuffer.ReplayBuffer.lease`."""
@@ -413,31 +451,29 @@ class ReplayBuffer:
 
     async def flow(self) -> FlowState:
         """Return how collectors and learners keep pace; see `sqlbuffer.ReplayBuffer.flow`."""
-        return await asyncio.to_thread(self.sync.flow)
+        return await _in_thread(self.sync.flow)
 
     async def stats(self, window_s: float = 60.0) -> Stats:
         """Return figures of the buffer now; see `sqlbuffer.ReplayBuffer.stats`."""
-        return await asyncio.to_thread(self.sync.stats, window_s)
+        return await _in_thread(self.sync.stats, window_s)
 
     async def set_rate_limiter(self, policy: Policy | None) -> None:
         """Change the rate limiter; see `sqlbuffer.ReplayBuffer.set_rate_limiter`."""
-        await asyncio.to_thread(self.sync.set_rate_limiter, policy)
+        await _in_thread(self.sync.set_rate_limiter, policy)
 
     async def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes."""
-        return await asyncio.to_thread(self.sync.sql, condition, query_condition=query_condition)
+        return await _in_thread(self.sync.sql, condition, query_condition=query_condition)
 
     async def explain(
         self, condition: Condition = None, *, query_condition: Condition = None
     ) -> str:
         """Return the database's plan for that select."""
-        return await asyncio.to_thread(
-            self.sync.explain, condition, query_condition=query_condition
-        )
+        return await _in_thread(self.sync.explain, condition, query_condition=query_condition)
 
     async def close(self) -> None:
         """Close this process's idle connections to the database."""
-        await asyncio.to_thread(self.sync.close)
+        await _in_thread(self.sync.close)
 
     async def __aenter__(self) -> "ReplayBuffer":
         return self
@@ -448,9 +484,9 @@ class ReplayBuffer:
     @staticmethod
     async def list(url: "str | URL | Engine | None" = None) -> builtins.list[str]:
         """Return the names of the buffers of a database, in order."""
-        return await asyncio.to_thread(sync.ReplayBuffer.list, url)
+        return await _in_thread(sync.ReplayBuffer.list, url)
 
     @staticmethod
     async def drop(url: "str | URL | Engine | None", name: str) -> None:
         """Delete a buffer and all that belongs to it."""
-        await asyncio.to_thread(sync.ReplayBuffer.drop, url, name)
+        await _in_thread(sync.ReplayBuffer.drop, url, name)

@@ -4,6 +4,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -69,7 +70,10 @@ def prefetched(items: Callable[[], Iterator[T]], ahead: int) -> Generator[T, Non
     channel: _Channel[T] = _Channel(ahead)
     pid = os.getpid()
     thread = threading.Thread(
-        target=_fill, args=(channel, items), name="sqlbuffer-prefetch", daemon=True
+        target=copy_context().run,
+        args=(_fill, channel, items),
+        name="sqlbuffer-prefetch",
+        daemon=True,
     )
     thread.start()
     try:

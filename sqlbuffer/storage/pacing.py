@@ -27,6 +27,7 @@ from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.holders import new_name
 from sqlbuffer.storage.retrying import retried
 from sqlbuffer.storage.stats import stats
+from sqlbuffer.waits import pause
 
 T = TypeVar("T")
 
@@ -232,7 +233,7 @@ class Pacer:
                 if now >= deadline:
                     raise FlowControlError(self._complaint(reading, role, n, wait_s))
                 mark.beat()
-                time.sleep(min(pause_s, deadline - now))
+                pause(min(pause_s, deadline - now))
                 pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
         finally:
             mark.clear()

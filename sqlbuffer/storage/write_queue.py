@@ -15,6 +15,7 @@ from sqlbuffer.storage.keys import EpisodeKey
 from sqlbuffer.storage.pacing import let_in_at_end
 from sqlbuffer.storage.process_end import at_process_end
 from sqlbuffer.storage.records import Record
+from sqlbuffer.waits import held
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.store import Written
@@ -130,7 +131,7 @@ class WriteQueue:
             EpisodeExistsError: Another writer has stored steps under the same ids; those of this
                 one are dropped.
         """
-        with self._writing:
+        with held(self._writing):
             with self._mutex:
                 records, endings, metas = self._records, self._endings, dict(self._metas)
                 size_bytes, self._size_bytes = self._size_bytes, 0

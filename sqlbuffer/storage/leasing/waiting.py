@@ -19,6 +19,7 @@ from sqlbuffer.storage.limits import NO_LIMITS, Limits
 from sqlbuffer.storage.models import episodes
 from sqlbuffer.storage.models import queue_items as items
 from sqlbuffer.storage.restrictions import SampledWindow
+from sqlbuffer.waits import begin_wait
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.store import BufferStore
@@ -79,6 +80,7 @@ def _attempt(
 
 
 def _sleep(cancelled: threading.Event, pause_s: float) -> None:
+    begin_wait()
     if cancelled.wait(max(0.0, pause_s)):
         raise InsufficientDataError("the wait was cancelled")
 
