@@ -18,14 +18,19 @@ PROBE_ROUNDS = 8
 LOWEST_HIT_RATE = 1 / 256
 # Fewer numbers do not tell: of 320, one or none is a hit in 300 batches where every fortieth is.
 FEWEST_TO_JUDGE = 1024
+# Where hits are rarer, tasks are long: the batch has about as many rows as numbers are looked up,
+# and each row takes longer to read. A number takes about as long as 36 rows of a scan, so that this
+# share of the window is a quarter of one: what is lost where few tasks match.
+MOST_PROBED_SHARE = 1 / 128
+MOST_AT_ONCE = 32_768
 
 
 class RandomTaskSample(TaskSampler):
     """Draws distinct tasks uniformly, however many rows each has.
 
     Draws numbers of the window and keeps those that are the first matching row of their task: every
-    task has one, so each is as likely. Where tasks are long, or few match, it orders the matching
-    tasks by random.
+    task has one, so each is as likely. Where few tasks match, or tasks have a large share of the
+    buffer, it reads the keys of all rows and orders the matching tasks by random.
 
     Args:
         seed: Repeat the same sequence of batches over the same live rows.
@@ -56,6 +61,7 @@ class RandomTaskSample(TaskSampler):
     ) -> Sequence[str] | None:
         found: dict[str, None] = {}
         drawn, hits, size = 0, 0, 8 * batch_size + 256
+        most = max(FEWEST_TO_JUDGE, int(MOST_PROBED_SHARE * population.span))
         for _ in range(PROBE_ROUNDS):
             numbers = population.low + 1 + (rng.random(size) * population.span).astype(np.int64)
             candidates: list[int] = numbers.tolist()
@@ -65,10 +71,10 @@ class RandomTaskSample(TaskSampler):
             found.update((tasks[seq], None) for seq in candidates if seq in tasks)
             if len(found) >= batch_size:
                 return list(found)[:batch_size]
-            hit_rate = hits / drawn
-            if hit_rate < LOWEST_HIT_RATE:
-                if drawn >= FEWEST_TO_JUDGE:
-                    return None
-                hit_rate = LOWEST_HIT_RATE
+            hit_rate = max(hits, 1) / drawn
             size = math.ceil(1.2 * (batch_size - len(found)) / hit_rate) + 64
+            if hit_rate < LOWEST_HIT_RATE:
+                if drawn >= most:
+                    return None
+                size = min(size, max(most - drawn, FEWEST_TO_JUDGE), MOST_AT_ONCE)
         return None

@@ -10,12 +10,13 @@ from itertools import count
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from sqlalchemy import text
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer
 from sqlbuffer.query import check
 from sqlbuffer.samplers.seeding import Seeding
 from sqlbuffer.storage.population import Population
-from tests.support.sql import fill
+from tests.support.sql import connected, fill, is_sqlite
 from tests.support.stepped_rows import make_rows, seqs_of, steps_between
 
 P_VALUE = 0.001
@@ -237,6 +238,36 @@ def test_tasks_whose_rows_match_are_drawn_alike_when_few_match(unequal_tasks, pa
     assert 5 < len(tasks) < 40
     assert_uniform(draw_tasks(buffer, RandomTaskSample(seed=4), 200, 2, condition), tasks)
     assert paths["order"] > 0
+
+
+def spread(url, n_rows, width, task_of):
+    """Return a buffer with a row at each number that `width` divides, as if others had left."""
+    buffer = fill(url, n_rows)
+    tasks = [{"seq": seq, "task": task_of(seq)} for seq in range(n_rows, 0, -1)]
+    with connected(url) as connection:
+        move = text(f"UPDATE experiences SET seq = seq * {width}, task_id = :task WHERE seq = :seq")
+        connection.execute(move, tasks)
+        if is_sqlite(url):
+            connection.execute(text(f"UPDATE buffers SET next_seq = {n_rows * width} + 1"))
+    return buffer
+
+
+def test_long_tasks_of_a_large_window_are_probed_for(buffer_url, paths):
+    """Every thousandth of 300,000 numbers begins a task."""
+    buffer = spread(buffer_url, 3_000, 100, lambda seq: f"t{seq // 10}")
+    for seed in range(8):
+        assert len(draw_tasks(buffer, RandomTaskSample(seed=seed), 1, 1)) == 1
+    assert set(paths) == {"probe"}
+
+
+def test_long_tasks_that_are_probed_for_are_drawn_alike(buffer_url, paths):
+    buffer = spread(buffer_url, 2_400, 5, lambda seq: f"t{int(seq**0.47)}")
+    lengths = Counter(row.exp_meta.task_id for row in buffer)
+    assert min(lengths.values()) < 10
+    assert max(lengths.values()) > 90
+    drawn = draw_tasks(buffer, RandomTaskSample(seed=5), 200, 2)
+    assert_uniform(drawn, sorted(lengths))
+    assert paths["probe"] > 5 * paths["order"]
 
 
 def test_tasks_of_a_small_window_are_drawn_alike(buffer_url, paths):
