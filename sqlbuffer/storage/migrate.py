@@ -117,8 +117,12 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
                 connection.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
                 )
-            if current(connection) not in (None, *REVISIONS):
+            found = current(connection)
+            if found not in (None, *REVISIONS):
                 check(connection, resolved)
+                return
+            # Another process was faster. Alembic takes a quarter of a second, and all would wait.
+            if found == HEAD and revision in ("head", HEAD):
                 return
             _run_alembic(connection, "upgrade", revision)
 
