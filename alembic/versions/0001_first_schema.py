@@ -756,7 +756,7 @@ def create_late_tables() -> None:
         keys()[0],
         sa.Column("id", KEY, nullable=False, comment="the lease"),
         sa.Column("n_rows", sa.BigInteger(), nullable=False, comment="rows claimed"),
-        time("claimed_at", "when it was claimed"),
+        time("claimed_at", "when it was claimed, or last renewed"),
         sa.Column("leased_until", TIME, nullable=False, comment="when it runs out"),
         sa.Column(
             "acknowledged",

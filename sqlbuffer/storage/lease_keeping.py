@@ -1,5 +1,6 @@
 """What leases ask of a buffer."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class Ledger:
 
     done: list[str] = field(default_factory=list)
     cleaned_at: float = 0.0
+    clock_checked_at: float = -math.inf
 
 
 class LeaseKeeping(Opened):

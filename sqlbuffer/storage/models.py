@@ -634,7 +634,11 @@ leases = Table(
     Column("id", KEY, primary_key=True, comment="the lease"),
     Column("n_rows", BigInteger, nullable=False, comment="rows claimed"),
     Column(
-        "claimed_at", TIME, nullable=False, server_default=utc_now(), comment="when it was claimed"
+        "claimed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when it was claimed, or last renewed",
     ),
     Column("leased_until", TIME, nullable=False, comment="when it runs out"),
     Column(

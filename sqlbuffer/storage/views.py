@@ -260,7 +260,7 @@ VIEWS = {
             "buffer": _BUFFER,
             "lease_id": ("text", "the lease"),
             "rows": ("integer", "rows claimed"),
-            "claimed_at": ("time", "when it was claimed"),
+            "claimed_at": ("time", "when it was claimed, or last renewed"),
             "leased_until": ("time", "when it runs out, by the database's clock"),
             "alive": ("boolean", "it has not run out; else its rows are free again"),
         },

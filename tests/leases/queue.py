@@ -45,6 +45,19 @@ def grow_old(url: str, where: str, seconds: int = 1_000) -> None:
     run(url, f"UPDATE queue_items SET inserted_at = {earlier} WHERE {where}")
 
 
+def put_clock_back(url: str, seconds: int) -> None:
+    """Have leases be as they are after the clock was put back by so many seconds."""
+    for table, column in (
+        ("queue_items", "leased_until"), ("leases", "leased_until"), ("leases", "claimed_at"),
+    ):  # fmt: skip
+        later = (
+            f"strftime('%Y-%m-%dT%H:%M:%fZ', {column}, '{seconds} seconds')"
+            if is_sqlite(url)
+            else f"{column} + interval '{seconds} seconds'"
+        )
+        run(url, f"UPDATE {table} SET {column} = {later} WHERE {column} IS NOT NULL")
+
+
 def uses_of(url: str) -> dict[int, int]:
     return dict(run(url, "SELECT seq, n_uses FROM queue_items ORDER BY seq"))
 

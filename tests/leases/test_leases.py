@@ -21,6 +21,7 @@ from tests.leases.queue import (
     drawn,
     expire,
     none_left,
+    put_clock_back,
     row_of,
     steps_leased,
     store,
@@ -170,6 +171,43 @@ def test_a_renewed_lease_runs_on(buffer, buffer_url):
         batch.renew()
         assert batch.remaining_s <= 1
         batch.renew(60)
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+def test_a_lease_from_before_the_clock_was_put_back_is_lost(buffer, buffer_url, is_renewed):
+    gone = buffer.lease(6, lease_s=8_000)
+    batch = gone.__enter__()
+    put_clock_back(buffer_url, 30)  # a correction
+    with ReplayBuffer(buffer_url) as other:
+        none_left(other)
+    if is_renewed:
+        put_clock_back(buffer_url, -3_600)
+        batch.renew()
+    put_clock_back(buffer_url, 3_600)
+    with ReplayBuffer(buffer_url) as other:
+        assert sorted(steps_leased(other, 6)) == list(range(6))
+        with pytest.raises(LeaseLostError):
+            gone.__exit__(None, None, None)
+        with other.lease(6), ReplayBuffer(buffer_url) as third:
+            none_left(third)
+    assert set(uses_of(buffer_url).values()) == {1}
+
+
+@pytest.mark.parametrize("keep_expired", [False, True])
+def test_a_row_that_was_used_up_and_is_sent_again_is_known_where_it_stays(buffer_url, keep_expired):
+    rows = [row_of(step) for step in range(4)]
+    options = {"leases": True, "max_use": 1, "keep_expired": keep_expired}
+    with ReplayBuffer(buffer_url, **options) as buffer:
+        buffer.store_batch(rows)
+        with buffer.lease(4):
+            pass
+        sent_again = buffer.store_batch(rows)
+        if keep_expired:
+            assert (sent_again.inserted, sent_again.duplicates) == (0, 4)
+            none_left(buffer)
+        else:
+            assert (sent_again.inserted, sent_again.duplicates) == (4, 0)
+            assert sorted(steps_leased(buffer, 4)) == [0, 1, 2, 3]
 
 
 def test_orders(buffer_url):

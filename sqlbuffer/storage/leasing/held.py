@@ -63,6 +63,10 @@ if TYPE_CHECKING:
 KEPT_S = 3_600.0
 SECONDS_BETWEEN_CLEANINGS = 60.0
 REMOVED_AT_ONCE = 10_000
+# A lease that began later than this many seconds from now was taken before the clock was put back.
+# Smaller corrections of the clock end no lease.
+CLOCK_CORRECTION_S = 60.0
+SECONDS_BETWEEN_CLOCK_CHECKS = 1.0
 FEWEST_DONE, MOST_DONE = 32, 1_000
 
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
@@ -101,13 +105,24 @@ _LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, 
 _ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0)).returning(
     _LOW.scalar_subquery()
 )
-_PROLONG = _MARK.values(leased_until=_UNTIL_OF_ROWS)
+_PROLONG = _MARK.values(leased_until=_UNTIL_OF_ROWS, claimed_at=fn.in_seconds(0.0))
 _PROLONG_ROWS = update(items).where(_OWN_ROWS).values(leased_until=_UNTIL)
 # In the order in which whoever deletes rows locks them.
 _HOLD = select(items.c.seq).where(_OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)
 _COUNT = update(items).where(_OWN_ROWS).values(n_uses=_USES, **_FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
 _RELEASE = update(items).where(_OWN_ROWS).values(**_FREE_AGAIN)
+_END_FUTURE = (
+    update(leases)
+    .where(_OF_BUFFER, ~leases.c.acknowledged, leases.c.claimed_at > _UNTIL)
+    .values(claimed_at=fn.in_seconds(0.0), leased_until=fn.in_seconds(0.0))
+    .returning(leases.c.id)
+)
+_RELEASE_OF_LEASES = (
+    update(items)
+    .where(in_buffer, fn.is_one_of(items.c.lease_id, bindparam(LEASES, type_=KeyList())))
+    .values(**_FREE_AGAIN)
+)
 _FORGET = delete(leases).where(_LEASE)
 _FORGET_SOME = delete(leases).where(
     _OF_BUFFER, fn.is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
@@ -192,6 +207,7 @@ class Claim:
                 if self._chosen and self._is_claimed(connection):
                     # A connection was lost behind its commit.
                     return self._held(connection, now, deadline), []
+                _end_future_leases(connection, store)
                 late = self._choose(connection, now, first)
                 if not self._chosen:
                     return None, late
@@ -260,6 +276,20 @@ def _clean(connection: Connection, store: "BufferStore") -> None:
     if time.monotonic() - ledger.cleaned_at > SECONDS_BETWEEN_CLEANINGS:
         ledger.cleaned_at = time.monotonic()
         connection.execute(_FORGET_OLD, buffer)
+
+
+def _end_future_leases(connection: Connection, store: "BufferStore") -> None:
+    """End leases that began in the future: the clock was put back since, and they would hold their
+    rows for longer than they were taken for.
+    """
+    ledger = store.ledger
+    if time.monotonic() - ledger.clock_checked_at < SECONDS_BETWEEN_CLOCK_CHECKS:
+        return
+    ledger.clock_checked_at = time.monotonic()
+    values = {BUFFER: store.info.id, SECONDS: CLOCK_CORRECTION_S}
+    ended = list(connection.execute(_END_FUTURE, values).scalars())
+    if ended:
+        connection.execute(_RELEASE_OF_LEASES, {**values, LEASES: ended})
 
 
 def complete(store: "BufferStore", held: Held) -> None:
