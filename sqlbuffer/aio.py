@@ -26,6 +26,7 @@ from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
+from sqlbuffer.storage.opened import RETRY_S
 from sqlbuffer.waits import begin_wait
 
 if TYPE_CHECKING:
@@ -482,11 +483,15 @@ class ReplayBuffer:
         await self.close()
 
     @staticmethod
-    async def list(url: "str | URL | Engine | None" = None) -> builtins.list[str]:
+    async def list(
+        url: "str | URL | Engine | None" = None, *, retry_s: float = RETRY_S
+    ) -> builtins.list[str]:
         """Return the names of the buffers of a database, in order."""
-        return await _in_thread(sync.ReplayBuffer.list, url)
+        return await _in_thread(sync.ReplayBuffer.list, url, retry_s=retry_s)
 
     @staticmethod
-    async def drop(url: "str | URL | Engine | None", name: str) -> None:
+    async def drop(
+        url: "str | URL | Engine | None", name: str, *, retry_s: float = RETRY_S
+    ) -> None:
         """Delete a buffer and all that belongs to it."""
-        await _in_thread(sync.ReplayBuffer.drop, url, name)
+        await _in_thread(sync.ReplayBuffer.drop, url, name, retry_s=retry_s)

@@ -125,8 +125,9 @@ class ReplayBuffer(
             of the disk for each write. `relaxed`: on PostgreSQL the last half second may be lost
             when the server dies, and writes do not wait for its disk; as omitted on SQLite. The
             batch is whole or absent, whichever is chosen.
-        retry_s: How long a call tries again when the connection to the server is lost; a batch is
-            stored once however often it is sent. 0 raises at once.
+        retry_s: How long a call is repeated when the connection to the server is lost; a write
+            takes effect once. Opening waits for a server only if this process has reached it
+            before, or if it says that it restarts. 0 raises immediately.
         rate_limiter: A `RateLimiter` or `RatioWindow` that all processes of the buffer obey: the
             faster side waits for the other. Omitted: what is stored, none for a new buffer;
             `set_rate_limiter` changes it.
@@ -326,18 +327,32 @@ class ReplayBuffer(
         self.close()
 
     @staticmethod
-    def list(url: "str | URL | Engine | None" = None) -> builtins.list[str]:
-        """Return the names of the buffers of a database, in order."""
-        return [info.name for info in catalog.list_buffers(url)]
+    def list(
+        url: "str | URL | Engine | None" = None, *, retry_s: float = RETRY_S
+    ) -> builtins.list[str]:
+        """Return the names of the buffers of a database, in order.
+
+        Args:
+            url: The database; see `ReplayBuffer`.
+            retry_s: How long to wait for a server that restarts; see `ReplayBuffer`.
+        """
+        check_options(None, retry_s)
+        return [info.name for info in catalog.list_buffers(url, float(retry_s))]
 
     @staticmethod
-    def drop(url: "str | URL | Engine | None", name: str) -> None:
+    def drop(url: "str | URL | Engine | None", name: str, *, retry_s: float = RETRY_S) -> None:
         """Delete a buffer and all that belongs to it.
+
+        Args:
+            url: The database; see `ReplayBuffer`.
+            name: The buffer.
+            retry_s: How long to wait for a server that restarts; see `ReplayBuffer`.
 
         Raises:
             BufferNotFoundError: No such buffer.
         """
-        catalog.drop_buffer(url, name)
+        check_options(None, retry_s)
+        catalog.drop_buffer(url, name, float(retry_s))
 
     def __repr__(self) -> str:
         return f"ReplayBuffer({self._store.shown_url!r}, name={self.name!r})"

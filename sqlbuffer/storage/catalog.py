@@ -1,9 +1,10 @@
 """Which buffers a database has: open, create, list, drop."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import Connection, Engine, Text, cast, delete, insert, literal, select
@@ -15,11 +16,17 @@ from sqlbuffer.flow import Policy, policy_from_json, policy_to_json
 from sqlbuffer.specs import NO_FIELDS, Fields, check_same
 from sqlbuffer.storage import migrate, models
 from sqlbuffer.storage.dialects import dialect_for
-from sqlbuffer.storage.engine import engine_for, is_memory, resolve_url
+from sqlbuffer.storage.engine import (
+    close_idle,
+    engine_for,
+    is_memory,
+    resolve_url,
+    was_reached,
+)
 from sqlbuffer.storage.errors import translated
 from sqlbuffer.storage.models import JSON, buffers
 from sqlbuffer.storage.removal import remove_where
-from sqlbuffer.storage.retrying import retried
+from sqlbuffer.storage.retrying import retried_at_opening
 from sqlbuffer.storage.urls import shown_url
 
 # The oldest that the tests ran on.
@@ -32,6 +39,8 @@ OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
 LEAST_BLOCK, MOST_BLOCK, BLOCKS_BITS = 256, 65_536, 11
 USUAL_ROWS = 2**22
 ALPHA = 0.6
+T = TypeVar("T")
+
 _REMEDIES = {
     "max_capacity": "buffer.resize(n)",
     "max_episodes": "buffer.resize(max_episodes=n)",
@@ -282,32 +291,63 @@ def _compare(setting: str, given: Any, stored: Any, found: BufferInfo) -> None:
         )
 
 
-def list_buffers(url: str | URL | Engine | None) -> list[BufferInfo]:
+def list_buffers(url: str | URL | Engine | None, retry_s: float = 0.0) -> list[BufferInfo]:
     """Return all buffers by name."""
     resolved = resolve_url(url)
-    engine = url if isinstance(url, Engine) else engine_for(resolved)
-    ensure_schema(engine, resolved, create=False)
-    with translated(resolved), engine.connect() as connection:
-        return [_info(row) for row in connection.execute(_select().order_by(buffers.c.name))]
+
+    def work(engine: Engine) -> list[BufferInfo]:
+        with translated(resolved), engine.connect() as connection:
+            return [_info(row) for row in connection.execute(_select().order_by(buffers.c.name))]
+
+    return _with_schema(url, resolved, retry_s, work)
 
 
-def drop_buffer(url: str | URL | Engine | None, name: str) -> None:
+def drop_buffer(url: str | URL | Engine | None, name: str, retry_s: float = 0.0) -> None:
     """Delete a buffer and all that belongs to it.
 
     Raises:
         BufferNotFoundError: No such buffer.
     """
     resolved = resolve_url(url)
-    engine = url if isinstance(url, Engine) else engine_for(resolved)
-    ensure_schema(engine, resolved, create=False)
-    # A writer that evicts tasks may wait for the buffer while it is waited for.
-    retried(lambda: _drop(engine, resolved, name), 0.0, lambda: None)
+    dropped: list[int] = []
+    _with_schema(url, resolved, retry_s, lambda engine: _drop(engine, resolved, name, dropped))
 
 
-def _drop(engine: Engine, url: URL, name: str) -> None:
+def _with_schema(
+    url: str | URL | Engine | None,
+    resolved: URL,
+    retry_s: float,
+    work: Callable[[Engine], T],
+) -> T:
+    """Return what `work` returns, called with an engine of a database with the schema; see
+    `retried_at_opening`.
+    """
+    own = url if isinstance(url, Engine) else None
+
+    def with_schema() -> T:
+        engine = own if own is not None else engine_for(resolved)
+        ensure_schema(engine, resolved, create=False)
+        return work(engine)
+
+    return retried_at_opening(
+        with_schema, retry_s, lambda: close_idle(resolved), lambda: was_reached(resolved, own)
+    )
+
+
+def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
+    """Delete a buffer.
+
+    Args:
+        engine: The engine.
+        url: Its resolved URL.
+        name: The buffer.
+        dropped: Ids of buffers of that name that earlier attempts may have deleted.
+    """
     dialect = dialect_for(engine)
     with translated(url), dialect.writing(engine) as connection:
         found = _find(connection, name)
+        if dropped and (found is None or found.id not in dropped):
+            return
         if found is None:
             raise _not_found(name, url)
         connection.execute(delete(buffers).where(buffers.c.id == found.id))
@@ -315,6 +355,7 @@ def _drop(engine: Engine, url: URL, name: str) -> None:
         for table in models.metadata.tables.values():
             if "buffer_id" in table.c and table is not models.experiences:
                 connection.execute(delete(table).where(table.c.buffer_id == found.id))
+        dropped.append(found.id)
 
 
 def _find(connection: Connection, name: str) -> BufferInfo | None:

@@ -23,6 +23,16 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.urls import shown_url, unread_log
 
+# What a server says that starts, recovers or shuts down: by state in a session, and to one who
+# connects by text alone.
+_RESTARTING_STATES = ("57P01", "57P02", "57P03")
+_RESTARTING = (
+    "the database system is starting up",
+    "the database system is shutting down",
+    "the database system is in recovery mode",
+    "the database system is not yet accepting connections",
+    "the database system is not accepting connections",
+)
 # How the triggers of both databases begin to say that a buffer is unknown.
 NO_BUFFER = "sqlbuffer: no buffer"
 # What the drivers raise when another writer holds an id.
@@ -36,6 +46,10 @@ class ConnectionLost(StorageUnreachableError):
     """The server could not be reached, or went away in the middle: what was under way may have
     happened or not.
     """
+
+
+class ServerRestarting(ConnectionLost):
+    """The server says that it starts, recovers or shuts down."""
 
 
 class Deadlock(StorageBusyError):
@@ -106,7 +120,10 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return FieldError(_too_large(reason))
     unanswered = isinstance(error, psycopg.OperationalError) and not state
     if unanswered or state.startswith(("08", "57P", "53", "25P03")):
-        return ConnectionLost(
+        is_restarting = state in _RESTARTING_STATES or any(
+            map(str(error).__contains__, _RESTARTING)
+        )
+        return (ServerRestarting if is_restarting else ConnectionLost)(
             f"cannot reach {shown}: {reason}; check that the server runs and accepts connections"
         )
     return StorageError(f"{shown}: {reason}")

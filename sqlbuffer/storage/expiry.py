@@ -7,7 +7,7 @@ quarantine stays, and what is leased.
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,9 @@ MOST_ROWS = 1_000
 EXPIRED, USED_UP, OTHER_SESSION = range(3)
 NONE = Removed(0, 0, 0)
 _COUNTS = (buffers.c.n_expired, buffers.c.n_used_up, buffers.c.n_other_session)
-Writing = Callable[[], AbstractContextManager[Connection]]
+# Up to which number rows have left, and which left.
+Leaving = tuple[int, Removed]
+Writing = Callable[[Callable[[Connection], Leaving]], Leaving]
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,9 @@ class Expiry:
             total += Removed(0, retire(store, kept=True), 0)
         settled = store.settled()
         span = LEAST_SPAN
-
-        def writing() -> AbstractContextManager[Connection]:
-            return store.dialect.writing(store.engine, store.options.durability)
-
         while True:
-            step = partial(self._step, at, span, settled, writing)
-            found = retried(step, 0.0, store.forget_connections)
+            step = partial(self._step, at, span, settled, store.write)
+            found = retried(step, store.options.retry_s, store.forget_connections)
             if found is None:
                 return total
             at, removed = found
@@ -120,6 +118,11 @@ class Expiry:
         upper one, or when more may have become too old.
         """
         store = self._store
+
+        def hurried(work: Callable[[Connection], Leaving]) -> Leaving:
+            with translated(store.url), store.dialect.hurried(store.engine) as connection:
+                return work(connection)
+
         settled = store.settled()
         with translated(store.url), store.dialect.snapshot(store.engine) as connection:
             now = self._window(connection)
@@ -127,15 +130,13 @@ class Expiry:
             self._at, self._state = 0, (now.clock, now.session)
         span = LEAST_SPAN
         while True:
-            found = self._step(self._at, span, settled, lambda: store.dialect.hurried(store.engine))
+            found = self._step(self._at, span, settled, hurried)
             self._at, removed = (0, NONE) if found is None else found
             if found is None or time.monotonic() >= deadline:
                 return
             span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
 
-    def _step(
-        self, at: int, span: int, settled: int, writing: Writing
-    ) -> tuple[int, Removed] | None:
+    def _step(self, at: int, span: int, settled: int, write: Writing) -> tuple[int, Removed] | None:
         """Let rows leave of the next numbers behind one; return up to where that is done and which
         left, or None at the upper end.
         """
@@ -148,16 +149,20 @@ class Expiry:
                 return None
             if not self._victims(connection, now, start, end):
                 return end, NONE
-        # Looked at again in the transaction that removes them: the clock may have gone back.
-        with translated(store.url), writing() as connection:
+
+        def work(connection: Connection) -> Leaving:
             store.lock(connection)
+            # Looked at again in the transaction that removes them: the clock may have gone back.
             now = self._window(connection)
             victims = self._victims(connection, now, start, end)
             removed = self._remove(connection, victims[:MOST_ROWS])
             if removed.total and start <= now.low:
                 self._raise_low(connection, now, settled)
+            return (start if len(victims) > MOST_ROWS else end), removed
+
+        done, removed = write(work)
         store.dialect.wrote(store.engine, removed.total)
-        return (start if len(victims) > MOST_ROWS else end), removed
+        return done, removed
 
     def _window(self, connection: Connection) -> SampledWindow:
         return self._store.sampled_window(connection)

@@ -26,6 +26,7 @@ from sqlbuffer.storage.engine import (
     own_engine,
     resolve_url,
     server_epoch,
+    was_reached,
 )
 from sqlbuffer.storage.episodes import Beginning, Ending
 from sqlbuffer.storage.errors import translated
@@ -49,7 +50,7 @@ from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record, same_content
 from sqlbuffer.storage.removal import remove_where
 from sqlbuffer.storage.restrictions import Restrictions, SampledWindow
-from sqlbuffer.storage.retrying import ONCE_MORE_S, retried
+from sqlbuffer.storage.retrying import retried_at_opening
 from sqlbuffer.storage.row_reading import RowReading
 from sqlbuffer.storage.transactions import answer
 
@@ -143,8 +144,12 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                     may_create=create is not False,
                 )
 
-        # Not for retry_s: who opens a buffer wants to know at once that the URL is wrong.
-        found = retried(info, ONCE_MORE_S, lambda: close_idle(resolved))
+        found = retried_at_opening(
+            info,
+            options.retry_s,
+            lambda: close_idle(resolved),
+            lambda: was_reached(resolved, engine),
+        )
         made_engine = not isinstance(url, Engine)
         return cls(resolved, found, engine, made_engine=made_engine, options=options)
 

@@ -3,7 +3,9 @@
 import multiprocessing
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 from sqlbuffer import ReplayBuffer
@@ -121,6 +123,31 @@ def check(url, buffer, capacity, acknowledged):
     assert len({id_ for _, id_ in window}) == len(window)
     until_reached(lambda: len(buffer))
     assert counts(url, buffer) == {len(window)}
+
+
+def test_opening_list_and_drop_wait_for_a_server_that_says_that_it_restarts(server):
+    for name in ("kept", "dropped"):
+        ReplayBuffer(server.url, name=name, create=True).close()
+    url = f"{server.url}&connect_timeout=60"  # this process has not reached a server there
+    refused = server.log.count("the database system is shutting down")
+    with ThreadPoolExecutor(3) as executor:
+        with psycopg.connect(server.url):
+            server.begin_shutdown()
+            calls = [
+                executor.submit(ReplayBuffer, url, name="kept"),
+                executor.submit(ReplayBuffer.drop, url, "dropped"),
+                executor.submit(ReplayBuffer.list, url),
+            ]
+            wait_until(
+                lambda: server.log.count("the database system is shutting down") >= refused + 6,
+                "calls that are refused",
+            )
+        server.finish_shutdown()
+        server.start()
+        buffer, _, names = [call.result(PATIENCE_S) for call in calls]
+    assert "kept" in names
+    assert ReplayBuffer.list(url) == ["kept"]
+    buffer.close()
 
 
 @pytest.mark.slow

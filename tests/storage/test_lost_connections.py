@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from sqlbuffer import QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
-from sqlbuffer.errors import StorageUnreachableError
+from sqlbuffer.errors import BufferNotFoundError, StorageUnreachableError
 from sqlbuffer.storage import applied_writes
 from sqlbuffer.storage.engine import engine_for, resolve_url
 from tests.support.proxy import proxied
@@ -181,6 +181,17 @@ def test_a_call_whose_connection_is_cut_at_the_commit_has_its_effect_once(proxy,
 
 
 @pytest.mark.parametrize("cut", CUTS)
+def test_rows_that_expire_are_counted_once(url, proxy, cut):
+    with ReplayBuffer(proxy.url, max_staleness=1, keep_expired=True) as buffer:
+        for version in (1, 5):
+            buffer.add(state={"step": version}, model_version=version)
+        buffer.set_clock(5)
+        proxy.cuts = [cut]
+        assert buffer.expire().expired == 1
+        assert proxy.n_cut == 1
+
+
+@pytest.mark.parametrize("cut", CUTS)
 def test_rows_come_out_of_quarantine_once(proxy, cut):
     with ReplayBuffer(proxy.url) as buffer:
         buffer.store_batch(make_rows(range(10)))
@@ -278,6 +289,40 @@ def test_a_wrong_server_is_an_error_at_once_when_a_buffer_is_opened(proxy):
     with pytest.raises(StorageUnreachableError) as caught:
         ReplayBuffer(proxy.url)
     assert "tried again" not in str(caught.value)
+
+
+def test_opening_and_list_wait_for_a_server_that_this_process_has_reached(proxy):
+    buffer = ReplayBuffer(proxy.url)
+    proxy.cuts, proxy.refusals = ["after"], 3
+    buffer.store(make_row(1))
+    for call in (
+        lambda: ReplayBuffer(proxy.url, name="other"),
+        lambda: ReplayBuffer.list(proxy.url),
+    ):
+        proxy.refusals = 3
+        proxy.cut_all()
+        assert call()
+        assert proxy.refusals == 0
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_buffer_is_dropped_once_when_the_connection_is_cut_at_the_commit(proxy, cut):
+    ReplayBuffer(proxy.url, name="dropped").close()
+    proxy.cuts = [cut]
+    ReplayBuffer.drop(proxy.url, "dropped")
+    assert proxy.n_cut == 1
+    with pytest.raises(BufferNotFoundError):
+        ReplayBuffer.drop(proxy.url, "dropped")
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_buffer_is_made_once_when_the_connection_is_cut_at_the_commit(proxy, cut):
+    ReplayBuffer(proxy.url).close()
+    proxy.cuts = [cut]
+    with ReplayBuffer(proxy.url, name="new", max_capacity=7) as buffer:
+        assert buffer.max_capacity == 7
+    assert proxy.n_cut == 1
+    assert ReplayBuffer.list(proxy.url) == ["default", "new"]
 
 
 def test_an_entry_too_large_for_an_index_is_not_taken_for_a_lost_connection(url):

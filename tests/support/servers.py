@@ -119,6 +119,17 @@ class OwnServer:
         with psycopg.connect(self.url) as connection:
             return [pid for (pid,) in connection.execute(query)]
 
+    def begin_shutdown(self) -> None:
+        """Refuse new connections, and end once the last session has ended."""
+        assert self._process is not None
+        self._process.terminate()
+
+    def finish_shutdown(self) -> None:
+        """Wait until the server has ended."""
+        assert self._process is not None
+        self._process.wait()
+        self._process = None
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)

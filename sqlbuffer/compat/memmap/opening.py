@@ -154,7 +154,7 @@ def _drop(store: BufferStore, url: str, fields: Fields, folder: Any) -> None:
             f"process {pid} on {host} writes to the buffer at `{folder}`: overwriting would delete "
             f"its episodes. Pass `overwrite = False` to write beside it, or end it first."
         )
-    catalog.drop_buffer(url, store.info.name)
+    catalog.drop_buffer(url, store.info.name, store.options.retry_s)
 
 
 def _missing(folder: Any, path: Path | None, name: str) -> MemmapError:
