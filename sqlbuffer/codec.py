@@ -20,7 +20,7 @@ Of `ExactEncoder` alone:
 |---|---|
 | `$number` | `[dtype, number]`: a numpy scalar |
 | `$tensor` | `[dtype, array]`: a torch tensor; the array has its bits where numpy lacks the dtype |
-| `$namedtuple` | `[name, names of the fields, values]` |
+| `$namedtuple` | `[module, qualified name of the class, names of the fields, values]` |
 """
 
 import dataclasses
@@ -31,11 +31,13 @@ import math
 import os
 import re
 import struct
+import sys
 import uuid
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -245,7 +247,8 @@ class Encoder:
 
 class ExactEncoder(Encoder):
     """Encodes values that come back as what they were, or not at all: torch tensors as tensors (on
-    the CPU, without a graph), numpy scalars and named tuples as such.
+    the CPU, without a graph), numpy scalars and named tuples as such, the latter where
+    `namedtuple_class` finds their class.
 
     What `Encoder` would store as plain values (models, dataclasses, enums, paths, deques, foreign
     arrays) is refused.
@@ -318,11 +321,20 @@ class ExactEncoder(Encoder):
 
     def _tag_other(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            values = self._tag_items(value, path, depth + 2)
-            return {"$namedtuple": [type(value).__name__, list(value._fields), values]}
+            return self._tag_namedtuple(value, path, depth)
         if isinstance(value, (BaseModel, os.PathLike)) or dataclasses.is_dataclass(value):
             raise _unknown(value, path)
         return super()._tag_other(value, path, depth)
+
+    def _tag_namedtuple(self, value: Any, path: str, depth: int) -> Any:
+        kind, fields = type(value), list(value._fields)
+        module, name = kind.__module__, kind.__qualname__
+        if namedtuple_class(module, name, fields) is not kind:
+            raise _Untaggable(
+                f"{path}: cannot store a named tuple of class {module}.{name}, since no class is "
+                "found by that name; define it at the top level of a module, under its own name"
+            )
+        return {"$namedtuple": [module, name, fields, self._tag_items(value, path, depth + 2)]}
 
     def _tag_foreign(self, value: Any, path: str, depth: int) -> Any:
         raise _unknown(value, path)
@@ -764,14 +776,34 @@ def _untag_tensor(content: Any, blob: Blob) -> Any:
     return found if found.dtype is dtype else found.view(dtype)
 
 
+def namedtuple_class(module: str, name: str, fields: Sequence[str]) -> Any:
+    """Return the named tuple class of a qualified name; None where there is none.
+
+    The name may come from stored data, so it runs no code: no module is imported, and no attribute
+    is computed. Only a subclass of tuple with these `_fields` is found.
+    """
+    found: Any = sys.modules.get(module)
+    for i, part in enumerate(name.split(".")):
+        if not isinstance(found, type if i else ModuleType):
+            return None
+        found = vars(found).get(part)
+    if not (isinstance(found, type) and issubclass(found, tuple)):
+        return None
+    return found if list(getattr(found, "_fields", ())) == list(fields) else None
+
+
 @lru_cache(maxsize=256)
-def _named(name: str, fields: tuple[str, ...]) -> Any:
+def _plain_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
     return namedtuple(name, fields)
 
 
 def _untag_namedtuple(content: Any, blob: Blob) -> Any:
-    name, fields, values = content
-    return _named(name, tuple(fields))(*(untag(value, blob) for value in values))
+    module, name, fields, values = content
+    kind = namedtuple_class(module, name, fields)
+    if kind is None:
+        kind = _plain_namedtuple(name.rpartition(".")[2], tuple(fields))
+    # Not kind(..): a class may have a constructor of its own.
+    return tuple.__new__(kind, (untag(value, blob) for value in values))
 
 
 def _nan_text(number: float) -> str:

@@ -14,6 +14,7 @@ from sqlbuffer.codec import (
     ExactEncoder,
     decode,
     load_torch,
+    namedtuple_class,
     tag_of,
     unescape_key,
 )
@@ -41,7 +42,13 @@ def encoded_item(item: Any, path: str) -> Encoded:
 
 
 def decoded_item(text: str | None, arrays: Any) -> Any:
-    """Return the item that was encoded."""
+    """Return the item that was encoded.
+
+    Raises:
+        ItemError: It has a named tuple whose class is not found.
+    """
+    if text is not None and '"$namedtuple"' in text:
+        _check_classes(loads(text))
     if text is None or len(text) > _LONGEST_PLANNED or not isinstance(arrays, bytes):
         return decode(text, arrays)
     plan = _plan(text)
@@ -53,6 +60,20 @@ def decoded_item(text: str | None, arrays: Any) -> Any:
         array = np.frombuffer(bytearray(arrays[start:end]), dtype).reshape(shape)
         item[key] = array if tensor is None else tensor(array)
     return item
+
+
+def _check_classes(tree: Any) -> None:
+    """Raise unless the class of each named tuple is found."""
+    if tag_of(tree) == "$namedtuple":
+        module, name, fields, _ = tree["$namedtuple"]
+        if namedtuple_class(module, name, fields) is None:
+            raise ItemError(
+                f"an item has a named tuple of class {module}.{name} with the fields "
+                f"{', '.join(fields)}, which is not found; import {module} before you read items"
+            )
+    for part in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(part, (dict, list)):
+            _check_classes(part)
 
 
 class _Plan(NamedTuple):

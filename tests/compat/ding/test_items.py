@@ -3,7 +3,11 @@
 import collections
 import datetime
 import enum
+import importlib
 import pathlib
+import re
+import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,9 +26,18 @@ torch = pytest.importorskip("torch")
 Step = collections.namedtuple("Step", "obs reward")
 
 
+class Outer:
+    class Pair(NamedTuple):
+        left: int
+        right: int = 0
+
+        def sum(self):
+            return self.left + self.right
+
+
 def same(left, right):
     """Tell whether two values are the same in kind, dtype, shape and content."""
-    if type(left).__name__ != type(right).__name__:
+    if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):
         return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
@@ -47,6 +60,7 @@ ITEMS = {
     },
     "nested": {"a": [1, (2.5, "x", None), {"b": [np.zeros((2, 3)), b"raw"]}], "$tensor": {1: True}},
     "named tuple": Step(np.zeros(2), 0.5),
+    "named tuples inside": {"x": [Outer.Pair(1), (Step(Outer.Pair(2, 3), {"y": Step(1, 2)}),)]},
     "numpy scalars": [np.float32(0.1), np.float16(2), np.int8(-3), np.bool_(True)],
     "large numpy": [np.uint64(2**63), np.datetime64("2020-01-01")],
     "odd numpy": [np.complex64(1j), np.array(["ab", "c"]), np.float64("nan")],
@@ -111,6 +125,63 @@ def test_what_is_sampled_may_be_changed_without_changing_what_is_stored(make):
         assert (item["obs"].tolist(), item["t"].tolist()) == ([0, 0], [0, 0])
         assert item.get("list") == more.get("list")
         assert more in ({}, {"list": [1]})
+
+
+def test_a_named_tuple_without_a_class_of_its_name_is_refused_and_named(make):
+    Local = collections.namedtuple("Local", "x")
+    other = collections.namedtuple("Step", "obs reward")  # not the one that this name has
+    buffer = make()
+    for value in (Local(1), other(1, 2), collections.namedtuple("Missing", "x")(1)):
+        kind = type(value)
+        name = re.escape(f"class {kind.__module__}.{kind.__qualname__}")
+        with pytest.raises(
+            ItemError, match=rf"item\.a\[0\]: cannot store a named tuple of {name},"
+        ):
+            buffer.push({"a": [value]}, 0)
+    assert buffer.count() == 0
+
+
+def test_a_class_that_is_not_imported_is_named_and_never_imported(make, tmp_path, monkeypatch):
+    (tmp_path / "steps_of_mine.py").write_text(
+        "from typing import NamedTuple\n"
+        "class Mine(NamedTuple):\n    x: int\n"
+        "class Loud(Mine):\n    def __new__(cls, *args): raise AssertionError('constructed')\n"
+        "def __getattr__(name): raise AssertionError(name)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    steps = importlib.import_module("steps_of_mine")
+    buffer = make()
+    buffer.push({"step": steps.Mine(1), "loud": tuple.__new__(steps.Loud, (2,))}, 0)
+    (item,) = buffer.sample(1, 0)
+    assert (type(item["step"]), type(item["loud"])) == (steps.Mine, steps.Loud)
+    buffer.save_data(tmp_path / "items")
+    del sys.modules["steps_of_mine"]
+    expected = r"class steps_of_mine\.(Mine|Loud) with the fields x, which is not found; import"
+    for read in (lambda: buffer.sample(1, 0), lambda: buffer.load_data(tmp_path / "items")):
+        with pytest.raises(ItemError, match=expected):
+            read()
+    assert "steps_of_mine" not in sys.modules
+    assert buffer.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "tuple"), ("builtins", "eval"), ("os", "system"), ("sys", "version_info"),
+        ("sqlbuffer", "ReplayBuffer"), (__name__, "Outer"), (__name__, "Outer.Pair._make"),
+        (__name__, "Step.__new__"), (__name__, "Step.__class__"), ("no.such.module", "Step"),
+        (__name__, ""), (__name__, "Outer..Pair"),
+    ],
+)  # fmt: skip
+def test_only_named_tuples_are_found_by_a_stored_name(module, name):
+    text = dumps({"$namedtuple": [module, name, ["obs", "reward"], [1, 2]]})
+    with pytest.raises(ItemError, match="is not found"):
+        decoded_item(text, b"")
+
+
+def test_the_core_reads_named_tuples_whose_class_is_not_there():
+    found = decode(dumps({"$namedtuple": ["no.such", "A.B", ["x", "y"], [1, 2]]}), b"")
+    assert (type(found).__name__, found._asdict()) == ("B", {"x": 1, "y": 2})
 
 
 class Color(enum.Enum):
