@@ -10,6 +10,7 @@ import pytest
 
 from sqlbuffer import RateLimiter
 from sqlbuffer.aio import ReplayBuffer
+from tests.support.processes import run_at_once
 
 N_WAITING = 64
 DEADLINE_S = 25.0
@@ -142,3 +143,18 @@ def test_cancelled_calls_stop_waiting(kind: Any, buffer_url: str) -> None:
             await poll(none_waits, "no call waits")
 
     asyncio.run(use())
+
+
+async def count(url: str) -> int:
+    async with await ReplayBuffer.open(url) as buffer:
+        await add(buffer, 1)
+        return await buffer.size()
+
+
+def count_in_child(url: str) -> int:
+    return asyncio.run(count(url))
+
+
+def test_a_forked_child_has_threads_of_its_own(buffer_url: str) -> None:
+    assert asyncio.run(count(buffer_url)) == 1
+    assert run_at_once([(count_in_child, buffer_url)]) == [2]
