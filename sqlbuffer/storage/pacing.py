@@ -271,13 +271,16 @@ class Pacer:
 
         def work(connection: Connection) -> tuple[int, Reading]:
             reading = flow.read(connection, store.info.id)
-            self._check_countable(reading)
             allowed = reading.allowed(role, n, partly=partly)
             if reading.policy is not None:
                 self._count(connection, reading.policy, role, allowed, owed)
             return allowed, reading
 
-        return once.run(store.engine, "relaxed", work)
+        try:
+            return once.run(store.engine, "relaxed", work)
+        except StorageReadOnlyError:
+            self._check_countable(self._read())
+            raise
 
     def _count(self, connection: Connection, policy: Policy, role: Role, n: int, owed: int) -> None:
         """Count n rows, and what is owed of samples."""
