@@ -30,7 +30,8 @@ def unread_log(url: URL) -> str:
     log = Path(f"{sqlite_path(url)}-wal")
     if not (log.is_file() and log.stat().st_size):
         return ""
+    move = f"sqlite3.connect({str(sqlite_path(url))!r}).execute('PRAGMA wal_checkpoint(TRUNCATE)')"
     return (
-        f"{log.name} holds rows that are not in the file yet; open the file once where it may be "
-        f"written, with `sqlbuffer info 'sqlite:///{sqlite_path(url)}'`, which moves them"
+        f"{log.name} holds rows that are not in the file yet; move them where the file may be "
+        f'written: `python -c "import sqlite3; {move}"`'
     )
