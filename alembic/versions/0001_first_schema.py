@@ -142,6 +142,7 @@ TABLES = (
     "schema_info",
     "maintenance",
 )
+WITHOUT_BUFFER_ID = ("buffers", "schema_info", "maintenance")
 
 
 def where_not_null(column: str) -> dict[str, Any]:
@@ -163,8 +164,15 @@ def upgrade() -> None:
         op.execute(
             "ALTER TABLE experiences SET (autovacuum_vacuum_scale_factor = 0.05, "
             "autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0, "
-            "vacuum_truncate = off)"
+            "autovacuum_analyze_scale_factor = 0.02, vacuum_truncate = off)"
         )
+        # A new buffer is not in the statistics yet, so the planner would expect one row of it from
+        # any index, and read all its rows to find a few. Without them it expects some of each.
+        for table in TABLES:
+            if table not in WITHOUT_BUFFER_ID:
+                op.execute(f"ALTER TABLE {table} ALTER COLUMN buffer_id SET STATISTICS 0")
+        # Nor has it no episodes because the others have none.
+        op.execute("ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0")
     op.execute("INSERT INTO schema_info (min_client) VALUES ('0001')")
     op.execute("INSERT INTO maintenance (task) VALUES ('vacuum'), ('forget writes')")
     create_objects(connection, OBJECTS[connection.dialect.name])

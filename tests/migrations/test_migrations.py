@@ -103,6 +103,16 @@ def test_a_migrated_database_is_what_the_models_make(database_url, model_url):
         assert schema_of(migrated) == schema_of(made)
 
 
+def test_postgresql_keeps_no_statistics_of_which_buffer_a_row_belongs_to(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    columns = """SELECT c.relname, a.attstattarget FROM pg_attribute a
+        JOIN pg_class c ON c.oid = a.attrelid
+        WHERE a.attname = 'buffer_id' AND c.relkind = 'r'"""
+    targets = dict(run(url, columns))
+    with_buffers = {name for name in TABLES if "buffer_id" in metadata.tables[name].c}
+    assert targets == dict.fromkeys(with_buffers, 0)
+
+
 def test_text_keys_sort_by_byte_everywhere(buffer_url):
     with connected(buffer_url) as connection:
         inspector = inspect(connection)

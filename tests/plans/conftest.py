@@ -1,69 +1,128 @@
-"""Large databases, each made once for its module."""
+"""Large databases, each made once for its module.
+
+A module has a function `fill_large(url)`, and its tests take `large_url`. Each of them then runs
+without statistics, with them, and on PostgreSQL with statistics of another buffer alone: "a second
+buffer, unknown to the statistics". For a table that a module is the first to test, add rows of the
+known buffer to `KNOWN`.
+"""
 
 import shutil
 from contextlib import ExitStack
-from functools import cache
 
 import pytest
 from sqlalchemy import make_url
 
-from tests.conftest import KINDS, close_pool
-from tests.support.sql import is_sqlite, run, run_outside_transaction
+from sqlbuffer.storage.models import metadata
+from tests.conftest import close_pool
+from tests.support.sql import buffer_id, fill, run, run_outside_transaction
+
+KNOWN_ROWS = 20_000
+_EACH = "FROM experiences WHERE buffer_id = {0}"
+# What the known buffer has beside its rows. A table that is not named here has no rows when the
+# statistics are made.
+KNOWN = (
+    f"INSERT INTO priorities (buffer_id, seq, priority) SELECT buffer_id, seq, 1.0 {_EACH}",
+    "INSERT INTO priority_blocks (buffer_id, block, n_rows, weight_sum, max_priority) "
+    "SELECT {0}, b, 256, 256.0, 1.0 FROM generate_series(0, 77) AS b",
+    f"INSERT INTO uses (buffer_id, seq, n_uses) SELECT buffer_id, seq, 1 {_EACH}",
+    f"INSERT INTO labels (buffer_id, seq, reward_t) SELECT buffer_id, seq, 1.0 {_EACH}",
+    f"INSERT INTO label_history (buffer_id, version, seq) SELECT buffer_id, 1, seq {_EACH}",
+    f"INSERT INTO quarantine (buffer_id, seq) SELECT buffer_id, seq {_EACH} AND seq % 4 = 0",
+    "INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq) "
+    f"SELECT buffer_id, 't' || seq, 1, seq {_EACH}",
+    "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
+    f"SELECT buffer_id, seq, 'r', 1 {_EACH}",
+    "INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, last_seq) "
+    "SELECT 9000000000 + seq, buffer_id, 'e' || seq, task_id, 'complete', 1, seq, seq "
+    f"{_EACH}",
+    f"INSERT INTO slots (buffer_id, slot, turn, length) SELECT buffer_id, seq, seq, 1 {_EACH}",
+    "INSERT INTO chunks (buffer_id, chunk, place, worker_uuid, first_fid, session, model_version, "
+    "oldest_version, n_bytes, seqs) SELECT buffer_id, seq, seq - 1, task_id, step, '', seq, seq, "
+    f"10, ARRAY[seq] {_EACH}",
+    "INSERT INTO fragment_workers (buffer_id, worker_uuid, last_fid, last_seq, session, waiting, "
+    f"oldest_waiting) SELECT buffer_id, 'w' || seq, 1, 1, '', '[[1,1,1]]', seq {_EACH}",
+)
+
+
+def fill_known(url):
+    """Fill the buffer `known`, and have the statistics of PostgreSQL know it alone."""
+    for name, table in metadata.tables.items():
+        if "buffer_id" in table.c:
+            run(url, f"ALTER TABLE {name} SET (autovacuum_enabled = false)")
+    with fill(url, KNOWN_ROWS, name="known", rows_per_task=20, leases=True):
+        number = buffer_id(url, "known")
+    for statement in KNOWN:
+        run(url, statement.format(number))
+    run_outside_transaction(url, "ANALYZE")
+
+
+def forget_statistics(url):
+    """Make a database what it would be if its tables had never been analyzed."""
+    of_tables = "IN (SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])) AS name)"
+    names = list(metadata.tables)
+    run(url, f"DELETE FROM pg_statistic WHERE starelid {of_tables}", names=names)
+    run(url, f"UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE oid {of_tables}", names=names)
+
+
+class LargeDatabases:
+    """Databases that a module's `fill_large` has filled, and copies of them, each made once."""
+
+    def __init__(self, request, tmp_path_factory, stack):
+        self._fixture, self._fill_large = request.getfixturevalue, request.module.fill_large
+        self._folder, self._stack = tmp_path_factory.mktemp("large"), stack
+        self._filled = {}
+
+    def get(self, kind, statistics):
+        """Return the URL of a database."""
+        if kind not in self._filled:
+            self._filled[kind] = self._new(kind)
+            if kind == "postgresql":
+                fill_known(self._filled[kind])
+            self._fill_large(self._filled[kind])
+        url = self._filled[kind]
+        if statistics == ("no statistics" if kind == "sqlite" else "a second buffer"):
+            return url
+        close_pool(url)
+        copy = self._new(kind, url)
+        if statistics == "analyzed":
+            run_outside_transaction(copy, "ANALYZE")
+        else:
+            forget_statistics(copy)
+        return copy
+
+    def _new(self, kind, template=None):
+        if kind == "sqlite":
+            path = self._folder / f"{'copy' if template else 'filled'}.db"
+            source = make_url(template).database if template else self._fixture("sqlite_template")
+            shutil.copyfile(source, path)
+            url = f"sqlite:///{path}"
+        else:
+            server = self._fixture("postgres_server")
+            url = server.create_database(template=template or self._fixture("postgres_template"))
+            self._stack.callback(server.drop_database, url)
+            # What parallel workers read is not told to the session that they work for.
+            name = make_url(url).database
+            run(url, f"ALTER DATABASE {name} SET max_parallel_workers_per_gather = 0")
+        self._stack.callback(close_pool, url)
+        return url
 
 
 @pytest.fixture(scope="module")
 def large_databases(request, tmp_path_factory):
-    """Return a function of a kind that returns a database that the module's `fill_large` has
-    filled, and a copy of it.
-    """
-
-    def made(kind):
-        if kind == "sqlite":
-            path = tmp_path_factory.mktemp("large") / "large.db"
-            shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
-            return f"sqlite:///{path}"
-        template = request.getfixturevalue("postgres_template")
-        url = request.getfixturevalue("postgres_server").create_database(template=template)
-        for table in ("experiences", "queue_items", "chunks", "fragment_workers"):
-            run(url, f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-        return url
-
-    def copied(url):
-        if is_sqlite(url):
-            path = tmp_path_factory.mktemp("copy") / "large.db"
-            shutil.copyfile(make_url(url).database, path)
-            return f"sqlite:///{path}"
-        return request.getfixturevalue("postgres_server").create_database(template=url)
-
-    @cache
-    def filled(kind):
-        url = made(kind)
-        request.module.fill_large(url)
-        close_pool(url)
-        urls = url, copied(url)
-        for each in urls:
-            if kind == "postgresql":
-                stack.callback(request.getfixturevalue("postgres_server").drop_database, each)
-                # What parallel workers read is not told to the session that they work for.
-                database = make_url(each).database
-                run(each, f"ALTER DATABASE {database} SET max_parallel_workers_per_gather = 0")
-            stack.callback(close_pool, each)
-        return urls
-
     with ExitStack() as stack:
-        yield filled
+        yield LargeDatabases(request, tmp_path_factory, stack)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request):
-    return request.param
+CASES = [
+    ("sqlite", "no statistics"),
+    ("sqlite", "analyzed"),
+    ("postgresql", "no statistics"),
+    ("postgresql", "analyzed"),
+    ("postgresql", "a second buffer"),
+]
 
 
-@pytest.fixture(scope="module", params=["no statistics", "analyzed"])
-def large_url(request, kind, large_databases):
-    """Return a large database, without statistics or with."""
-    plain, copy = large_databases(kind)
-    if request.param == "no statistics":
-        return plain
-    run_outside_transaction(copy, "ANALYZE")
-    return copy
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def large_url(request, large_databases):
+    """Return a large database, without statistics, with, or with those of another buffer."""
+    return large_databases.get(*request.param)

@@ -30,14 +30,14 @@ def fill_large(url):
             "INSERT INTO chunks (buffer_id, chunk, place, worker_uuid, first_fid, session, "
             "model_version, oldest_version, n_bytes, seqs) "
             f"SELECT buffer_id, seq, seq - 1, task_id, step, '', seq, seq, 10, {seqs} "
-            "FROM experiences",
+            f"FROM experiences WHERE buffer_id = {number}",
         )
         waiting = "'[[1,1,1]]'"
         run(
             url,
             "INSERT INTO fragment_workers (buffer_id, worker_uuid, last_fid, last_seq, session, "
             f"waiting, oldest_waiting) SELECT buffer_id, 'w' || seq, 1, 1, '', {waiting}, seq "
-            "FROM experiences WHERE seq <= 10000",
+            f"FROM experiences WHERE buffer_id = {number} AND seq <= 10000",
         )
         run(
             url,

@@ -1,7 +1,8 @@
 -- First in, first out. Two bounds: without the lower one the scan crawls over dead index entries behind an open
--- snapshot; with a plain DELETE .. WHERE seq <= bound the planner scans the table.
+-- snapshot; with a plain DELETE .. WHERE seq <= bound the planner scans the table. Without bitmaps, which read all between
+-- the bounds and sort it, the index gives the oldest rows first and stops.
 CREATE FUNCTION sqlbuffer_after_insert_v1() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_bitmapscan = off AS $$
 DECLARE
     written record;
     b buffers%ROWTYPE;

@@ -19,7 +19,12 @@ BEGIN
     END IF;
     SELECT coalesce(array_agg(e.id) FILTER (WHERE e.seq > low), '{}'), coalesce(array_agg(e.seq) FILTER (WHERE e.seq <= low), '{}')
     INTO held, gone
-    FROM experiences e WHERE e.buffer_id = p_buffer_id AND e.id = ANY (p_ids);
+    FROM unnest(p_ids) AS g(id) CROSS JOIN LATERAL (
+        -- A range of one id, in order: only the index of ids gives that. Asked for an equal one, a session keeps a plan
+        -- from when the table was empty, which reads all rows of the buffer.
+        SELECT x.id, x.seq FROM experiences x
+        WHERE x.buffer_id = p_buffer_id AND x.id >= g.id AND x.id <= g.id ORDER BY x.id LIMIT 1
+    ) AS e;
     IF p_priorities IS NOT NULL THEN
         -- Before any row is locked: who deletes rows holds the row of the buffer first.
         SELECT max(g.priority) INTO given FROM unnest(p_ids, p_priorities) AS g(id, priority) WHERE g.id <> ALL (held);
