@@ -174,7 +174,7 @@ def upgrade() -> None:
         # Nor has it no episodes because the others have none.
         op.execute("ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0")
     op.execute("INSERT INTO schema_info (min_client) VALUES ('0001')")
-    op.execute("INSERT INTO maintenance (task) VALUES ('vacuum'), ('forget writes')")
+    op.execute("INSERT INTO maintenance (task) VALUES ('vacuum'), ('analyze'), ('forget writes')")
     create_objects(connection, OBJECTS[connection.dialect.name])
 
 

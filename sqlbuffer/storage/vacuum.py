@@ -38,6 +38,10 @@ SECONDS_BETWEEN_LOOKS = 5.0
 MAX_DEAD_PER_LIVE = 0.2
 MIN_DEAD_ROWS = 10_000
 MIN_DEAD_BYTES = 16 * 2**20
+# Analyze when a tenth of the rows has come since the last time, and that many: plans that functions
+# keep are made again then, for a table of this size. A full buffer that turns over does not grow.
+MAX_NEW_PER_KNOWN = 0.1
+MIN_NEW_ROWS = 5_000
 # While an old snapshot holds the dead rows a VACUUM reads the table for nothing. Most snapshots are
 # of a moment, the server's own among them: after ten seconds of a fast writer the table would have
 # grown by many times what it holds.
@@ -47,7 +51,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
 LEASE_S = 120.0
 # How long a process that ends waits for its cleaning: cut short, it would keep the lease.
 END_S = 5.0
-TASK = "vacuum"
+TASK, ANALYZE_TASK = "vacuum", "analyze"
 # One process at a time deletes the ids of old writes (`applied_writes`).
 FORGET_TASK, SECONDS_BETWEEN_FORGETTING = "forget writes", 30.0
 # Not the generator that a program may have seeded.
@@ -61,7 +65,7 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
         -- Before PostgreSQL 17 there is no such right, and asking for it is an error.
         WHEN current_setting('server_version_num')::integer >= 170000
         THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean,
-    pg_table_size(s.relid) AS size_bytes
+    pg_table_size(s.relid) AS size_bytes, greatest(c.reltuples, 0)::double precision AS known
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
 WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regclass('tasks'),
     to_regclass('priorities'), to_regclass('priority_blocks'), to_regclass('uses'),
@@ -76,7 +80,7 @@ WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regcla
 @dataclass
 class Table:
     """What the server knows of a table: rows dead and live, how many ever died, when it was
-    cleaned, who may, and how large it is with its large values.
+    cleaned, who may, how large it is with its large values, and for how many rows it plans.
     """
 
     name: str
@@ -86,6 +90,13 @@ class Table:
     cleaned_at: float | None
     may_clean: bool
     size_bytes: int
+    known: float
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it is worth an ANALYZE."""
+        new = self.live - self.known
+        return new >= MIN_NEW_ROWS and new > MAX_NEW_PER_KNOWN * self.known
 
     @property
     def is_dirty(self) -> bool:
@@ -172,9 +183,17 @@ class Cleaner:
         if dirty and _lease(connection, LEASE_S):
             self._vacuum(connection, dirty)
             tables = _tables(connection)
+        self._analyze(connection, [t for t in tables if t.has_grown and t.may_clean])
         self._sweep(connection, tables)
         if _lease(connection, SECONDS_BETWEEN_FORGETTING, FORGET_TASK):
             connection.exec_driver_sql("SELECT sqlbuffer_forget_writes_v1()")
+
+    def _analyze(self, connection: Connection, grown: list[Table]) -> None:
+        """Tell the planner of rows that it does not know of."""
+        if grown and _lease(connection, LEASE_S, ANALYZE_TASK):
+            for table in grown:
+                connection.exec_driver_sql(f"ANALYZE (SKIP_LOCKED) {table.name}")
+            _lease(connection, 0.0, ANALYZE_TASK, renew=True)
 
     def _vacuum(self, connection: Connection, dirty: list[Table]) -> None:
         """Clean the tables, and keep away for a while where that was no use."""

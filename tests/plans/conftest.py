@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 from sqlalchemy import make_url
 
+from sqlbuffer.storage import vacuum
 from sqlbuffer.storage.models import metadata
 from tests.conftest import close_pool
 from tests.support.sql import buffer_id, fill, run, run_outside_transaction
@@ -110,6 +111,8 @@ class LargeDatabases:
 @pytest.fixture(scope="module")
 def large_databases(request, tmp_path_factory):
     with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(vacuum, "MIN_NEW_ROWS", 10**12)  # or a writer would have them analyzed
         yield LargeDatabases(request, tmp_path_factory, stack)
 
 

@@ -11,7 +11,14 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage import triggers, vacuum
 from sqlbuffer.storage.engine import engine_for, resolve_url
 from tests.support.processes import run_at_once, running, wait_until
-from tests.support.sql import connected, run, scalar, stored_rows
+from tests.support.sql import (
+    connected,
+    fill,
+    run,
+    run_outside_transaction,
+    scalar,
+    stored_rows,
+)
 from tests.support.stepped_rows import make_rows, steps_of
 
 CAPACITY = 2_000
@@ -47,6 +54,12 @@ def wait_for_cleaner(buffer):
 def vacuums(url, table="experiences"):
     query = "SELECT vacuum_count FROM pg_stat_user_tables WHERE relname = :table"
     return scalar(url, query, table=table)
+
+
+def analyses(url):
+    return scalar(
+        url, "SELECT analyze_count FROM pg_stat_user_tables WHERE relname = 'experiences'"
+    )
 
 
 def turn_over(buffer, times, start=0):
@@ -87,6 +100,19 @@ def test_nothing_is_cleaned_where_nothing_is_evicted(url):
     with ReplayBuffer(url) as buffer:
         turn_over(buffer, 3)
     assert vacuums(url) == 0
+
+
+def test_a_buffer_that_the_statistics_do_not_know_is_analyzed(url, monkeypatch):
+    monkeypatch.setattr(vacuum, "MIN_NEW_ROWS", 500)
+    fill(url, CAPACITY, name="known")
+    run_outside_transaction(url, "ANALYZE experiences")
+    with ReplayBuffer(url, name="new", max_capacity=CAPACITY) as buffer:
+        turn_over(buffer, 1)
+        assert analyses(url) > 1
+        turn_over(buffer, 1, start=CAPACITY)
+        n_analyses = analyses(url)
+        turn_over(buffer, 4, start=2 * CAPACITY)
+        assert analyses(url) == n_analyses, "a full buffer does not grow"
 
 
 @pytest.mark.parametrize("table", ["priorities", "uses"])
@@ -200,16 +226,19 @@ def writer_url(url):
     engine_for(resolve_url(url)).dispose()
 
 
-def test_a_writer_that_was_granted_it_may_clean(url, writer_url):
+def test_a_writer_that_was_granted_it_may_clean(url, writer_url, monkeypatch):
+    monkeypatch.setattr(vacuum, "MIN_NEW_ROWS", 500)
     version = scalar(url, "SELECT current_setting('server_version_num')::integer")
     if version < 170_000:
         pytest.skip("allowed: before PostgreSQL 17 only the owner of a table may clean it")
     with ReplayBuffer(writer_url, max_capacity=CAPACITY) as buffer:
         turn_over(buffer, 4)
     assert vacuums(url) >= 1
+    assert analyses(url) >= 1
 
 
-def test_a_writer_that_may_not_clean_says_so_once_and_goes_on(url, writer_url, caplog):
+def test_a_writer_that_may_not_clean_says_so_once_and_goes_on(url, writer_url, caplog, monkeypatch):
+    monkeypatch.setattr(vacuum, "MIN_NEW_ROWS", 500)
     run(url, "DO $$ BEGIN IF current_setting('server_version_num')::integer >= 170000 THEN "
         "REVOKE MAINTAIN ON experiences FROM sqlbuffer_writer; END IF; END $$")  # fmt: skip
     with (
@@ -220,7 +249,7 @@ def test_a_writer_that_may_not_clean_says_so_once_and_goes_on(url, writer_url, c
         assert len(buffer) == CAPACITY
     said = [record for record in caplog.records if "may not VACUUM experiences" in record.message]
     assert len(said) == 1
-    assert vacuums(url) == 0
+    assert vacuums(url) == analyses(url) == 0
 
 
 def test_rows_far_below_the_window_are_swept_after_a_vacuum(url, buffer):
