@@ -6,6 +6,7 @@ id of a transaction would not do: after a crash the server may give it to anothe
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -28,6 +29,19 @@ LONGEST_KEPT_S = 86_400.0
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Note:
+    """The id of a write.
+
+    Attributes:
+        write_id: It.
+        keep_s: How long it is kept.
+    """
+
+    write_id: str
+    keep_s: float
+
+
 class WriteOnce(Generic[T]):
     """A write that takes effect once, although it may be tried again after a lost connection.
 
@@ -39,6 +53,9 @@ class WriteOnce(Generic[T]):
         url: The database, as errors name it.
         buffer_id: The buffer.
         retry_s: How long the call is repeated; 0: never, and no id is stored.
+
+    Attributes:
+        note: The id that the work of this attempt has to store; None: it is stored.
     """
 
     def __init__(self, dialect: Dialect, url: URL, buffer_id: int, retry_s: float) -> None:
@@ -46,10 +63,24 @@ class WriteOnce(Generic[T]):
         self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if retry_s else 0.0
         self._write_id, self._began_at = "", 0.0
         self._in_doubt: list[T] = []
+        self.note: Note | None = None
 
-    def run(self, engine: Engine, durability: str | None, work: Callable[[Connection], T]) -> T:
+    def run(
+        self,
+        engine: Engine,
+        durability: str | None,
+        work: Callable[[Connection], T],
+        *,
+        notes: bool = False,
+    ) -> T:
         """Return what `work` returns, done in one transaction, unless an earlier attempt was
         committed: then return the result of that one.
+
+        Args:
+            engine: The engine.
+            durability: See `Begin`.
+            work: What is done.
+            notes: It stores `note` itself, together with something else.
 
         Raises:
             ConnectionLost: Whether it was committed is not known; run again.
@@ -57,7 +88,7 @@ class WriteOnce(Generic[T]):
         """
         done: list[T] = []
         try:
-            query = self._query()
+            query = self._query(notes)
             with (
                 translated(self._url),
                 self._dialect.writing(engine, durability, query) as connection,
@@ -72,8 +103,10 @@ class WriteOnce(Generic[T]):
             raise
         return done[0]
 
-    def _query(self) -> str | None:
+    def _query(self, notes: bool) -> str | None:
+        """Return the query that stores the id; None: there is none to store, or the work does."""
         now = time.monotonic()
+        self.note = None
         if not self._in_doubt:
             # Another id: the server may not have ended an attempt whose connection was lost.
             self._write_id, self._began_at = uuid7(), now
@@ -84,5 +117,8 @@ class WriteOnce(Generic[T]):
                 f"there before you repeat the call"
             )
         if not self._keep_s:
+            return None
+        if notes and not self._in_doubt:
+            self.note = Note(self._write_id, self._keep_s)
             return None
         return self._dialect.note_write(self._buffer_id, self._write_id, self._keep_s)

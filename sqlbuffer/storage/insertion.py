@@ -82,7 +82,9 @@ class Insertion:
             ConnectionLost: Whether the batch is stored is not known; run again.
             Deadlock: Another writer of the same ids waited for this one; run again.
         """
-        return self._once.run(engine, durability, self._insert)
+        # What draws the numbers stores the id as well, for a third of a question of its own.
+        notes = self._first is None and self._whole is None
+        return self._once.run(engine, durability, self._insert, notes=notes)
 
     def replace(self, records: Sequence[Record]) -> None:
         """Insert other records; for `first`."""
@@ -119,7 +121,7 @@ class Insertion:
         ids = [record.id for record in self._records]
         given = [record.initial_priority for record in self._records]
         priorities = given if given.count(None) < len(given) else None
-        drawn = self._dialect.draw(connection, self._buffer_id, ids, priorities)
+        drawn = self._dialect.draw(connection, self._buffer_id, ids, priorities, self._once.note)
         held = drawn.held
         # Read before the insert, which may evict them.
         outcome.stored = self._rows_of_ids(connection, held)

@@ -24,6 +24,7 @@ from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_wh
 from sqlbuffer.storage.vacuum import cleaner_for
 
 if TYPE_CHECKING:
+    from sqlbuffer.storage.applied_writes import Note
     from sqlbuffer.storage.payload_changes import Columns
     from sqlbuffer.storage.payload_parts import Piece
 
@@ -313,17 +314,19 @@ class PostgreSQL:
         buffer_id: int,
         ids: Sequence[str],
         priorities: Sequence[float | None] | None = None,
+        note: "Note | None" = None,
     ) -> Drawn:
-        """Return which ids the buffer holds, and numbers for the others, drawn after the
-        transaction has its id; note the priorities that these are given.
+        """Return which ids the buffer holds, and numbers for the others; note the priorities that
+        these are given. Store the id of the write, if there is one to store.
         """
         statement = (
-            "SELECT held, seqs, priority "
-            "FROM sqlbuffer_draw_v1(%s::integer, %s::text[], %s::double precision[])"
+            "SELECT held, seqs, priority FROM sqlbuffer_draw_v1(%s::integer, %s::text[], "
+            "%s::double precision[], %s::uuid, %s::double precision)"
         )
         reals = None if priorities is None else _real_array(priorities)
+        write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
         ((held, seqs, priority),) = _driver(connection).execute(
-            statement, (buffer_id, _text_array(ids), reals)
+            statement, (buffer_id, _text_array(ids), reals, write_id, keep_s)
         )
         return Drawn(set(held), sorted(seqs or ()), priority)
 

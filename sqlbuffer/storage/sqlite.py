@@ -26,6 +26,7 @@ from sqlbuffer.storage.wal import checkpoint_rarely, spare_writer
 from sqlbuffer.storage.writer_lock import writer_lock
 
 if TYPE_CHECKING:
+    from sqlbuffer.storage.applied_writes import Note
     from sqlbuffer.storage.payload_changes import Columns
     from sqlbuffer.storage.payload_parts import Piece
 
@@ -280,6 +281,7 @@ class SQLite:
         buffer_id: int,
         ids: Sequence[str],
         priorities: Sequence[float | None] | None = None,
+        note: "Note | None" = None,
     ) -> Drawn:
         """Return which ids the buffer holds, and numbers for the others; note the priorities that
         these are given.

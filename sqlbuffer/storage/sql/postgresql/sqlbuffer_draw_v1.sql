@@ -2,8 +2,10 @@
 -- Locks the buffer before it draws: whoever looks at the sequence, and then for holders of this lock, knows which numbers are settled.
 -- Notes the largest of the priorities that these are given, and tells the one of rows that are given none.
 -- A row that has left the window gives its id free.
+-- Stores the id of the write where one is given: one that no earlier attempt has.
 CREATE FUNCTION sqlbuffer_draw_v1(
     p_buffer_id integer, p_ids text[], p_priorities double precision[] DEFAULT NULL,
+    p_write_id uuid DEFAULT NULL, p_keep_s double precision DEFAULT NULL,
     OUT held text[], OUT seqs bigint[], OUT priority double precision
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -16,6 +18,10 @@ BEGIN
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', p_buffer_id USING ERRCODE = 'foreign_key_violation';
+    END IF;
+    IF p_write_id IS NOT NULL THEN
+        INSERT INTO applied_writes (buffer_id, write_id, kept_until)
+        VALUES (p_buffer_id, p_write_id, clock_timestamp() + make_interval(secs => p_keep_s));
     END IF;
     SELECT coalesce(array_agg(e.id) FILTER (WHERE e.seq > low), '{}'), coalesce(array_agg(e.seq) FILTER (WHERE e.seq <= low), '{}')
     INTO held, gone
