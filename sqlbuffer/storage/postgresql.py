@@ -271,6 +271,13 @@ class PostgreSQL:
         ):
             yield connection
 
+    def make_room(self, engine: Engine) -> str:
+        """Return what to do where the disk has no room for a deletion: nothing can be done here."""
+        return (
+            "a deletion writes to the disk of the server as well: free a few megabytes there (a "
+            "table that is dropped gives its space back at once), then delete again"
+        )
+
     @contextmanager
     def claiming(self, engine: Engine, durability: str | None, query: str) -> Iterator[Connection]:
         """A transaction that claims rows of a queue; see `Begin.query`."""

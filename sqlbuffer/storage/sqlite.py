@@ -1,6 +1,7 @@
 """Whole operations as SQLite does them."""
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,17 +13,20 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
+from sqlbuffer.errors import StorageFullError
 from sqlbuffer.storage.drawn import Drawn
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
-from sqlbuffer.storage.errors import NO_BUFFER
+from sqlbuffer.storage.errors import NO_BUFFER, translate
 from sqlbuffer.storage.labels import Labelled
 from sqlbuffer.storage.live_count import BLOCK
 from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.sizes import shown_size
+from sqlbuffer.storage.sqlite_connections import opened_file
 from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.urls import sqlite_path
-from sqlbuffer.storage.wal import checkpoint_rarely, spare_writer
+from sqlbuffer.storage.wal import READERS_WAIT_S, checkpoint_rarely, spare_writer, wal_path
 from sqlbuffer.storage.writer_lock import writer_lock
 
 if TYPE_CHECKING:
@@ -45,6 +49,8 @@ _INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (
 # memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
 READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
 _CHUNK_BYTES = 2**18
+# What a deletion on a full disk takes besides: blocks of the file system, a few pages.
+_SPARE_BYTES = 2**18
 # With a null among its arguments max() is null.
 _DRAW = (
     "UPDATE buffers SET next_seq = next_seq + :n, "
@@ -227,6 +233,44 @@ class SQLite:
             if path is not None:
                 spare_writer(connection, path)
             yield connection
+
+    def make_room(self, engine: Engine) -> str:
+        """Move the log into the file where the disk is almost full, so that a deletion can use the
+        space of the log. Return what to do if that is not enough.
+
+        Before the deletion: one that fails leaves the log longer, and takes what was freed.
+        """
+        path, lock = sqlite_path(engine.url), lock_path(engine.url)
+        if lock is None:
+            return "free memory and delete again"
+        n_bytes = path.stat().st_size
+        advice = f"delete fewer rows at a time, or free {shown_size(n_bytes)} on the disk of {path}"
+        log = wal_path(path)
+        if not log.exists() or shutil.disk_usage(path.parent).free > n_bytes + log.stat().st_size:
+            return advice
+        with (
+            writer_lock(lock, BUSY_TIMEOUT_S),
+            opened_file(path, isolation_level=None, timeout=READERS_WAIT_S) as file,
+        ):
+            ((n_needed,),) = file.execute(
+                "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+            )
+            try:
+                ((is_busy, _, _),) = file.execute("PRAGMA wal_checkpoint(RESTART)")
+            except sqlite3.Error as error:
+                if not isinstance(translate(error, engine.url), StorageFullError):
+                    raise
+                missing = shown_size(n_needed - n_bytes + _SPARE_BYTES)
+                return (
+                    f"to delete rows takes {missing} more: remove or move other files on the disk "
+                    f"of {path}, then delete again"
+                )
+        if is_busy:
+            return (
+                "an open read transaction keeps the log from being used again: end it "
+                "(`sqlbuffer doctor` names its process), then delete again"
+            )
+        return advice
 
     @contextmanager
     def claiming(self, engine: Engine, durability: str | None, query: str) -> Iterator[Connection]:

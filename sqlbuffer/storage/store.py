@@ -9,7 +9,12 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, case, delete, select, update
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import BufferConfigError, SessionNotFoundError, StorageError
+from sqlbuffer.errors import (
+    BufferConfigError,
+    SessionNotFoundError,
+    StorageError,
+    StorageFullError,
+)
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import Node
 from sqlbuffer.specs import Fields
@@ -281,7 +286,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 empty_slots(connection, self.info.id)
             return n_removed
 
-        return self.write(work)
+        return self._delete(work)
 
     def clear(self) -> int:
         """Delete all rows, those behind the window too, and the list of episodes; return how many
@@ -298,7 +303,17 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 clear_slots(connection, self.info.id)
             return n_removed
 
-        return self.write(work)
+        return self._delete(work)
+
+    def _delete(self, work: Callable[[Connection], int]) -> int:
+        """Return what is done in a transaction that deletes; on a full disk too, where it can."""
+        with translated(self.url):
+            advice = self._dialect.make_room(self.engine)
+        try:
+            return self.write(work)
+        except StorageFullError as error:
+            cause = str(error).partition("; ")[0]
+            raise StorageFullError(f"{cause}; {advice}") from error
 
     def quarantine(self, rows: Rows, reason: str | None) -> int:
         """Take rows out of sampling; return how many were not in quarantine."""

@@ -3,6 +3,8 @@
 Each test runs in a child process, which takes its small disk or its limit with it.
 """
 
+import os
+import re
 import resource
 import shutil
 import sys
@@ -11,7 +13,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import StorageFullError
 from tests.support.batches import counts, held, ids_of, integrity, make_batch
 from tests.support.processes import run_at_once
@@ -73,6 +75,35 @@ def fill_sqlite(folder):
         assert integrity(url) == "ok"
         ballast.unlink()
         go_on(url, buffer, stored)
+    assert integrity(url) == "ok"
+
+
+@needs_mount
+def test_a_full_disk_says_how_much_to_free_and_then_sqlite_deletes_and_stores(open_folder):
+    run_at_once([(clear_full_sqlite, open_folder)])
+
+
+def clear_full_sqlite(folder):
+    mount_small_disk(folder, 8 * MIB)
+    ballast, url = folder / "ballast", f"sqlite:///{folder / 'replay.db'}"
+    with ReplayBuffer(url) as buffer:
+        fill(ballast, leave_bytes=3 * MIB)
+        stored = fill_up(buffer)
+        rest = []
+        with suppress(StorageFullError):
+            while True:  # into what a batch that did not fit has left of the log
+                rest.append(f"r_{len(rest)}")
+                buffer.store_batch(make_batch(rest[-1], 1))
+        n_rows = BATCH * len(stored) + len(rest) - 1
+        with pytest.raises(StorageFullError, match="delete rows takes") as caught:
+            buffer.delete(QueryBuilder().gt("seq", 0).build())
+        assert len(buffer) == n_rows
+        number, unit = re.search(r"takes ([\d.]+) (kB|MB) more", str(caught.value)).groups()
+        needed = int(float(number) * {"kB": 10**3, "MB": 10**6}[unit])
+        os.truncate(ballast, ballast.stat().st_size - needed)
+        assert buffer.clear() == n_rows
+        assert buffer.store_batch(make_batch("later", BATCH)).inserted == BATCH
+        check(url, buffer, ["later"])
     assert integrity(url) == "ok"
 
 
@@ -139,3 +170,6 @@ def fill_postgresql(programs, folder):
             check(url, buffer, stored)
             ballast.unlink()
             go_on(url, buffer, stored)
+            fill(ballast, leave_bytes=0)
+            # Deleted rows stay in their places until a VACUUM.
+            assert buffer.clear() == BATCH * (len(stored) + 1)
