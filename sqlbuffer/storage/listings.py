@@ -17,7 +17,6 @@ MOST_COUNTED = 100_000
 
 _SPAN = "CASE WHEN w.high_seq > w.low_seq THEN w.high_seq - w.low_seq ELSE 0 END"
 _TOTAL = f"SELECT coalesce(sum({_SPAN}), 0) FROM v_windows w"
-# The rows are counted in an index and the rest is looked up: v_buffers takes twice as long.
 _COUNTED = """
 SELECT buffer, rows, capacity, rows * 1.0 / capacity AS fill, tasks, last_insert_at
 FROM (
@@ -33,11 +32,7 @@ FROM (
 ) counted
 ORDER BY buffer
 """
-_COUNTED_ROWS = """
-SELECT w.buffer_id, w.buffer, (SELECT count(*) FROM experiences e
-    WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS rows
-FROM v_windows w
-"""
+_COUNTED_ROWS = "SELECT buffer_id, buffer, rows FROM v_buffers"
 _COUNTED_IN_FULL = """
 SELECT b.buffer, b.rows, b.capacity, b.fill,
     (SELECT count(DISTINCT e.task_id) FROM experiences e

@@ -1,16 +1,34 @@
+-- Each column is a look-up of its own: a query pays for those that it selects. `rows` adds up counted blocks, and counts
+-- the block that the lower end cuts and what is newer than all of them. Between two bounds: with one the planner, which
+-- does not know the number, would rather read the whole table.
 CREATE VIEW v_buffers AS
-SELECT w.buffer, w.buffer_id, count(e.seq) AS rows, w.max_capacity AS capacity,
-    count(e.seq)::double precision / w.max_capacity AS fill, w.evict_unit AS evict_by,
-    CASE WHEN min(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(min(e.execute_time)) END AS oldest_at,
-    CASE WHEN max(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(max(e.execute_time)) END AS newest_at,
-    max(e.inserted_at) AS last_insert_at, b.created_at,
-    b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session, b.n_partial AS partial,
-    (SELECT coalesce(sum(l.n_rows), 0)::bigint FROM leases l
-     WHERE l.buffer_id = b.id AND NOT l.acknowledged AND l.leased_until > clock_timestamp()) AS leased,
-    CASE WHEN b.has_quarantine THEN
-        (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > w.low_seq) ELSE 0 END AS quarantined,
-    b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
-FROM v_windows w
-JOIN buffers b ON b.id = w.buffer_id
-LEFT JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
-GROUP BY w.buffer, w.buffer_id, w.max_capacity, w.evict_unit, w.low_seq, b.id
+SELECT buffer, buffer_id, rows, capacity, rows::double precision / capacity AS fill, evict_by, oldest_at, newest_at, last_insert_at, created_at,
+    expired, used_up, other_session, partial, leased, quarantined, clock, max_staleness, max_use, min_size, alpha
+FROM (
+    SELECT w.buffer, w.buffer_id,
+        CASE WHEN w.evict_unit <> 'row' THEN w.live_rows ELSE
+            (SELECT coalesce(sum(k.n_rows), 0) FROM row_blocks k
+             WHERE k.buffer_id = w.buffer_id AND k.block > w.low_seq / 4096)
+            + (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
+               AND e.seq > w.low_seq AND e.seq < (w.low_seq / 4096 + 1) * 4096)
+            + (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
+               AND e.seq >= 4096 * greatest(w.low_seq / 4096 + 1, coalesce((
+                   SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0))
+               AND e.seq <= w.high_seq)
+        END AS rows,
+        w.max_capacity AS capacity, w.evict_unit AS evict_by,
+        (SELECT CASE WHEN min(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(min(e.execute_time)) END
+         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS oldest_at,
+        (SELECT CASE WHEN max(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(max(e.execute_time)) END
+         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS newest_at,
+        (SELECT e.inserted_at FROM experiences e
+         WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq) AS last_insert_at,
+        b.created_at, b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session, b.n_partial AS partial,
+        (SELECT coalesce(sum(l.n_rows), 0)::bigint FROM leases l
+         WHERE l.buffer_id = b.id AND NOT l.acknowledged AND l.leased_until > clock_timestamp()) AS leased,
+        CASE WHEN b.has_quarantine THEN
+            (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > w.low_seq) ELSE 0 END AS quarantined,
+        b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
+    FROM v_windows w
+    JOIN buffers b ON b.id = w.buffer_id
+) v
