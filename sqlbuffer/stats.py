@@ -110,8 +110,8 @@ class Stats:
         sample_rate: Rows sampled in a second.
         oldest_age_s: Seconds since the oldest row held was written; None in an empty buffer.
         newest_age_s: Seconds since the newest was.
-        episodes: Episodes that are open or have steps held; counted up to 100,000, or where `sqlbuffer
-            watch` looks at many buffers, up to 1,000 at least.
+        episodes: Episodes that are open or have steps held; counted up to 100,000. Where
+            `sqlbuffer watch` looks at many buffers: up to 1,000 of each at least.
         clock: The learner's iteration or model version; None where it was not set.
         uses: How often rows were sampled, or leased; None for a buffer without `max_use` and
             leases.

@@ -68,7 +68,8 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
     pg_table_size(s.relid) AS size_bytes, greatest(c.reltuples, 0)::double precision AS known
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
 WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regclass('tasks'),
-    to_regclass('priorities'), to_regclass('priority_blocks'), to_regclass('uses'),
+    to_regclass('priorities'), to_regclass('priority_blocks'), to_regclass('row_blocks'),
+    to_regclass('uses'),
     to_regclass('samples'), to_regclass('flow'), to_regclass('queue_items'), to_regclass('leases'),
     to_regclass('labels'), to_regclass('label_history'), to_regclass('quarantine'),
     to_regclass('payload_parts'), to_regclass('payload_changes'), to_regclass('slots'),
