@@ -1,8 +1,10 @@
 """The log of a SQLite file does not stay large behind a reader that kept a transaction open."""
 
 import sqlite3
+import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import numpy as np
 import pytest
@@ -61,6 +63,16 @@ def test_writers_cut_the_log_back_when_the_reader_has_ended(buffer, path):
     assert len(buffer) == 1_000
 
 
+# The last process to close the file would remove the log.
+OTHER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("SELECT count(*) FROM buffers").fetchone()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
 def store_once(url):
     with ReplayBuffer(url) as buffer:
         buffer.extend(FEW)
@@ -68,8 +80,10 @@ def store_once(url):
 
 def test_a_writer_that_lives_for_a_moment_cuts_the_log_back(buffer, path):
     enlarge(buffer, path)
-    with closing(sqlite3.connect(path)) as other:  # or the last one to close would remove the log
-        assert other.execute("SELECT count(*) FROM buffers").fetchone() == (1,)
+    command = [sys.executable, "-c", OTHER, path]
+    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout.readline() == "open\n"
         buffer.close()
-        run_at_once([(store_once, f"sqlite:///{path}")], "spawn")
+        run_at_once([(store_once, f"sqlite:///{path}")])
         assert log_of(path) < LITTLE
+        other.communicate()
