@@ -10,12 +10,13 @@ child open new ones when they next use the file. See https://www.sqlite.org/howt
 section 2.6.
 """
 
+import atexit
 import os
 import sqlite3
 import threading
 import time
 from collections.abc import Hashable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -46,11 +47,11 @@ class FileConnection(sqlite3.Connection):
     """A connection to a file that a fork closes.
 
     Attributes:
-        is_ready: A pool has handed it out. Until then a thread may still be preparing it.
+        is_idle: It is in a pool. Until it comes back there first, a thread may be preparing it.
         is_closed: It was closed, by a fork maybe.
     """
 
-    is_ready = False
+    is_idle = False
     is_closed = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -182,10 +183,12 @@ def _check_out(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> Non
         return
     if connection.is_closed:
         raise DisconnectionError("a fork closed the connection")
-    connection.is_ready = True
+    connection.is_idle = False
 
 
-def _check_in(_connection: Any, record: ConnectionPoolEntry) -> None:
+def _check_in(connection: Any, record: ConnectionPoolEntry) -> None:
+    if isinstance(connection, FileConnection):
+        connection.is_idle = True
     _end_use(record)
 
 
@@ -228,7 +231,7 @@ def _before_fork() -> None:
 
 
 def _is_used() -> bool:
-    return bool(_users) or not all(connection.is_ready for connection in list(_open))
+    return bool(_users) or not all(connection.is_idle for connection in list(_open))
 
 
 def _found_obstacle(me: int) -> str | None:
@@ -251,6 +254,14 @@ def _close_all() -> str | None:
     return None
 
 
+def _close_idle_at_exit() -> None:
+    """Close what no thread uses: the last one to close moves the log into the file."""
+    for connection in list(_open):
+        if connection.is_idle:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+
 def _after_fork_in_parent() -> None:
     global _forking_thread
     with _changed:
@@ -271,6 +282,7 @@ def _after_fork_in_child() -> None:
         connection.__class__ = _InheritedConnection
 
 
+atexit.register(_close_idle_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before_fork,

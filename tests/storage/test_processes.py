@@ -5,9 +5,12 @@ import os
 import pickle
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -317,3 +320,13 @@ def works(buffer):
         return len(buffer) == 5
     except StorageUnreachableError:
         return False
+
+
+def test_a_process_that_ends_without_close_moves_the_log_into_the_file(make_database_url):
+    url = make_database_url("sqlite")
+    code = f"from sqlbuffer import ReplayBuffer; b = ReplayBuffer({url!r}); b.add(reward=1.0)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
+    path = Path(url.removeprefix("sqlite:///"))
+    assert not path.with_name(f"{path.name}-wal").exists()
+    with sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True) as file:
+        assert file.execute("SELECT count(*) FROM experiences").fetchone() == (1,)
