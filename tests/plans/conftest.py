@@ -71,25 +71,29 @@ class LargeDatabases:
     def __init__(self, request, tmp_path_factory, stack):
         self._fixture, self._fill_large = request.getfixturevalue, request.module.fill_large
         self._folder, self._stack = tmp_path_factory.mktemp("large"), stack
-        self._filled = {}
+        self._made = {}
 
     def get(self, kind, statistics):
         """Return the URL of a database."""
-        if kind not in self._filled:
-            self._filled[kind] = self._new(kind)
-            if kind == "postgresql":
-                fill_known(self._filled[kind])
-            self._fill_large(self._filled[kind])
-        url = self._filled[kind]
-        if statistics == ("no statistics" if kind == "sqlite" else "a second buffer"):
-            return url
+        if (kind, statistics) not in self._made:
+            self._make(kind)
+        return self._made[kind, statistics]
+
+    def _make(self, kind):
+        """Make all of a kind, before tests change what they hold."""
+        url = self._new(kind)
+        if kind == "postgresql":
+            fill_known(url)
+        self._fill_large(url)
         close_pool(url)
-        copy = self._new(kind, url)
-        if statistics == "analyzed":
-            run_outside_transaction(copy, "ANALYZE")
+        analyzed = self._made[kind, "analyzed"] = self._new(kind, url)
+        run_outside_transaction(analyzed, "ANALYZE")
+        if kind == "sqlite":
+            self._made[kind, "no statistics"] = url
         else:
-            forget_statistics(copy)
-        return copy
+            self._made[kind, "a second buffer"] = url
+            plain = self._made[kind, "no statistics"] = self._new(kind, url)
+            forget_statistics(plain)
 
     def _new(self, kind, template=None):
         if kind == "sqlite":
