@@ -611,7 +611,10 @@ class PostgreSQL:
 
     def _count_rows(self, engine: Engine, connection: Connection, buffer_id: int) -> None:
         """Count the rows of those blocks that no row can come to, a few in a transaction."""
-        settled = self.settled(engine, buffer_id)
+        try:
+            settled = self.settled(engine, buffer_id)
+        except psycopg.errors.UndefinedTable:  # the buffer was dropped
+            return
         statement = "SELECT sqlbuffer_count_rows_v1(%s::integer, %s::bigint)"
         while connection.exec_driver_sql(statement, (buffer_id, settled)).scalar_one():
             pass

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import psycopg
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -163,7 +164,7 @@ class Cleaner:
                 self._clean(connection)
                 for buffer_id, count in counts.items():
                     count(connection, buffer_id)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, psycopg.Error) as error:
             # The writers go on; whoever writes next looks again.
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True

@@ -212,11 +212,9 @@ def test_buffers_that_note_and_that_do_not_are_mixed(buffer_url):
     assert len(seqs_noted(buffer_url)) == 2
 
 
-@pytest.mark.parametrize(("cut", "n_noted"), [("before", 1), ("after", 2)])
-def test_a_batch_survives_a_lost_connection_and_has_a_number_of_its_own(
-    make_database_url, cut, n_noted
-):
-    """One that was noted before the connection was lost is noted again, and its rows used again."""
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_a_batch_survives_a_lost_connection_and_has_a_number_of_its_own(make_database_url, cut):
+    """The batch is noted once, also where its commit was answered by nothing."""
     url = make_database_url("postgresql", schema=True)
     with proxied(url) as proxy:
         buffer = ReplayBuffer(proxy.url, max_use=2, track_samples=True)
@@ -224,8 +222,8 @@ def test_a_batch_survives_a_lost_connection_and_has_a_number_of_its_own(
         proxy.cuts = [cut]
         rows = buffer.sample(4)
         assert (len(rows), proxy.n_cut) == (4, 1)
-        assert run(url, "SELECT count(*) FROM samples") == [(n_noted,)]
+        assert run(url, "SELECT count(*) FROM samples") == [(1,)]
         newest = "SELECT seq FROM v_samples WHERE batch_id = :id ORDER BY position"
         assert [seq for (seq,) in run(url, newest, id=rows.batch_id)] == seqs_of(rows)
-        assert max(uses_in(url).values()) <= 2
+        assert max(uses_in(url).values()) == 1
         engine_for(resolve_url(proxy.url)).dispose()

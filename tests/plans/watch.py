@@ -1,6 +1,7 @@
 """What a database does for the statements of an operation: the witnesses of tests of plans."""
 
 import re
+import threading
 
 from sqlalchemy import event
 
@@ -61,11 +62,19 @@ class Watch:
         if not executemany and re.search(self._noted, statement):
             self.statements.append((statement, parameters))
 
+    def _is_cleaner(self):
+        """Return whether this thread looks after dead rows, and counts those of full blocks."""
+        return threading.current_thread() is cleaner_for(self.engine).thread
+
     def _start_counting(self, connection):
+        if self._is_cleaner():
+            return
         # What earlier transactions of the session read may not have been reported yet.
         self._before = rows_read(connection, self._tables)
 
     def _count_rows(self, connection):
+        if self._is_cleaner():
+            return
         scanned, fetched = rows_read(connection, self._tables)
         self.rows_scanned += scanned - self._before[0]
         self.rows_fetched += fetched - self._before[1]

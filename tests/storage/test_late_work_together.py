@@ -135,7 +135,7 @@ def _fill_all(url: str) -> ReplayBuffer:
 
 
 # Of the buffer, and not of a row.
-OF_BUFFER = {"sessions", "samples", "flow", "flow_history", "leases"}
+OF_BUFFER = {"sessions", "samples", "flow", "flow_history", "leases", "applied_writes"}
 
 
 @pytest.mark.parametrize("end", ["clear", "delete", "hand", "drop"])

@@ -228,8 +228,6 @@ class TestCheck:
             {"field": "exp_meta.step", "op": "in", "value": 1},
             {"field": "exp_meta.step", "op": "in", "value": None},
             {"field": "exp_meta.step", "op": "not_in", "value": 1.5},
-            {"field": "id", "op": "like", "value": 1},
-            {"field": "id", "op": "not_like", "value": None},
             {"field": "exp_meta.step", "op": "eq", "value": 2**63},
             {"field": "exp_meta.step", "op": "in", "value": [10**400]},
             {"field": "exp_data.state", "op": "eq", "value": [-(2**63) - 1]},
@@ -351,7 +349,7 @@ class TestFilter:
             (math.inf, math.inf, True),
             ([1, 2], [1, 2], True),
             ([1, 2], (1, 2), True),
-            ([1], [1.0], False),
+            ([1], [1.0], True),
             ([True], [1], False),
             ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
             ({"a": None}, {}, False),
@@ -400,7 +398,7 @@ class TestFilter:
     @pytest.mark.parametrize("state", ["5", 5, None, [5], {"a": 5}, True, b"5", {5}, np.ones(1)])
     def test_a_value_of_another_type_does_not_match(self, op, state):
         target = 0 if isinstance(state, str) and op not in ("like", "not_like") else "0"
-        if isinstance(state, (str, list)) and op == "not_like":
+        if isinstance(state, (str, list, dict)) and op == "not_like":
             return
         assert not matches("exp_data.state", op, target, state=state)
 
