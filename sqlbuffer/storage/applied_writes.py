@@ -6,7 +6,6 @@ id of a transaction would not do: after a crash the server may give it to anothe
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -15,6 +14,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.errors import StorageUnreachableError
 from sqlbuffer.ids import uuid7
 from sqlbuffer.storage.dialects import Dialect
+from sqlbuffer.storage.drawn import WriteId
 from sqlbuffer.storage.errors import ConnectionLost, translated
 from sqlbuffer.storage.transactions import answer
 from sqlbuffer.storage.urls import shown_url
@@ -27,19 +27,6 @@ MARGIN_S = 30.0
 LONGEST_KEPT_S = 86_400.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Note:
-    """The id of a write.
-
-    Attributes:
-        write_id: It.
-        keep_s: How long it is kept.
-    """
-
-    write_id: str
-    keep_s: float
 
 
 class WriteOnce(Generic[T]):
@@ -63,7 +50,7 @@ class WriteOnce(Generic[T]):
         self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if retry_s else 0.0
         self._write_id, self._began_at = "", 0.0
         self._in_doubt: list[T] = []
-        self.note: Note | None = None
+        self.note: WriteId | None = None
 
     def run(
         self,
@@ -119,6 +106,6 @@ class WriteOnce(Generic[T]):
         if not self._keep_s:
             return None
         if notes and not self._in_doubt:
-            self.note = Note(self._write_id, self._keep_s)
+            self.note = WriteId(self._write_id, self._keep_s)
             return None
         return self._dialect.note_write(self._buffer_id, self._write_id, self._keep_s)

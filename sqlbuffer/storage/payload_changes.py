@@ -1,30 +1,11 @@
 """The one way to change what a stored row holds; `compat` alone goes it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from sqlbuffer.codec import Blob
 from sqlbuffer.storage.dialects import Dialect
-
-
-class Columns(NamedTuple):
-    """What rows hold beside their keys, a value of each column for each row.
-
-    Attributes:
-        arrays: Their typed fields, packed.
-        fields: The JSON of those that conditions can use.
-        reward_t: Their rewards.
-        terminated: Whether the episode ended there.
-        truncated: Whether it was cut there.
-    """
-
-    arrays: Sequence[Blob]
-    fields: Sequence[str | None]
-    reward_t: Sequence[float | None]
-    terminated: Sequence[bool | None]
-    truncated: Sequence[bool | None]
+from sqlbuffer.storage.pieces import Columns
 
 
 def replace_payload(

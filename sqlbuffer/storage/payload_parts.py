@@ -22,6 +22,7 @@ from sqlbuffer.partial import MISSING, PAYLOADS, PLAIN, Wanted, pruned, referenc
 from sqlbuffer.storage import statements
 from sqlbuffer.storage.catalog import BufferInfo
 from sqlbuffer.storage.dialects import Dialect
+from sqlbuffer.storage.pieces import Piece
 from sqlbuffer.storage.reading import Reading
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.sizes import shown_size
@@ -38,15 +39,6 @@ Row = tuple[Any, ...]
 _PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
 _ARRAYS, _SIZE = _PLACES["arrays"], _PLACES["payload_bytes"]
 _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
-
-
-class Piece(NamedTuple):
-    """Bytes in the database: of a part, or of the column `arrays` where that is None."""
-
-    seq: int
-    part: int | None
-    start: int
-    size: int
 
 
 class Run(NamedTuple):

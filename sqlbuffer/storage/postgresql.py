@@ -8,25 +8,21 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
-from sqlbuffer.storage.drawn import Drawn
+from sqlbuffer.storage.drawn import Drawn, WriteId
 from sqlbuffer.storage.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.fork_lock import ForkLock
 from sqlbuffer.storage.labels import Labelled
+from sqlbuffer.storage.pieces import Columns, Piece
 from sqlbuffer.storage.priority_blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.standby import StandbyWatermark
 from sqlbuffer.storage.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.vacuum import cleaner_for
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.applied_writes import Note
-    from sqlbuffer.storage.payload_changes import Columns
-    from sqlbuffer.storage.payload_parts import Piece
 
 _NULL = b"\xff\xff\xff\xff"
 
@@ -321,7 +317,7 @@ class PostgreSQL:
         buffer_id: int,
         ids: Sequence[str],
         priorities: Sequence[float | None] | None = None,
-        note: "Note | None" = None,
+        note: WriteId | None = None,
     ) -> Drawn:
         """Return which ids the buffer holds, and numbers for the others; note the priorities that
         these are given. Store the id of the write, if there is one to store.
@@ -401,7 +397,7 @@ class PostgreSQL:
             copy.write(_TRAILER)
 
     def pieces(
-        self, connection: Connection, buffer_id: int, pieces: Sequence["Piece"]
+        self, connection: Connection, buffer_id: int, pieces: Sequence[Piece]
     ) -> Iterator[tuple[int, Any]]:
         """Yield (index, bytes) of those pieces that are there, once or more for each. They are all
         of parts, or all of `arrays`.
@@ -441,7 +437,7 @@ class PostgreSQL:
         connection: Connection,
         buffer_id: int,
         seqs: Sequence[int],
-        columns: "Columns",
+        columns: Columns,
         names: str,
     ) -> int:
         """Change what rows hold, and note that; return how many of them there are."""

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,13 @@ from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageFullError
-from sqlbuffer.storage.drawn import Drawn
+from sqlbuffer.storage.drawn import Drawn, WriteId
 from sqlbuffer.storage.engine import BUSY_TIMEOUT_S, is_memory
 from sqlbuffer.storage.errors import NO_BUFFER, translate
 from sqlbuffer.storage.labels import Labelled
 from sqlbuffer.storage.live_count import BLOCK
 from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.pieces import Columns, Piece
 from sqlbuffer.storage.priority_blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.sizes import shown_size
@@ -28,11 +29,6 @@ from sqlbuffer.storage.transactions import BEGIN, Begin
 from sqlbuffer.storage.urls import sqlite_path
 from sqlbuffer.storage.wal import READERS_WAIT_S, checkpoint_rarely, spare_writer, wal_path
 from sqlbuffer.storage.writer_lock import writer_lock
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.applied_writes import Note
-    from sqlbuffer.storage.payload_changes import Columns
-    from sqlbuffer.storage.payload_parts import Piece
 
 _COLUMNS = (
     "buffer_id",
@@ -174,7 +170,7 @@ def _small_cache(driver: Any, size_kib: int) -> Iterator[None]:
         driver.execute(f"PRAGMA cache_size = {int(size)}")
 
 
-def _place_of(piece: "Piece") -> tuple[str, str, str, tuple[int, ...]]:
+def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
     """Return table, column, the condition on its key, and the key of what has a piece."""
     if piece.part is None:
         return "experiences", "arrays", "buffer_id = ? AND seq = ?", (piece.seq,)
@@ -186,7 +182,7 @@ def _place_of(piece: "Piece") -> tuple[str, str, str, tuple[int, ...]]:
     )
 
 
-def _read_blob(driver: Any, buffer_id: int, piece: "Piece") -> Iterator[bytes]:
+def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
     """Yield a piece in chunks, nothing where it is not there; reads nothing else of its value."""
     table, column, condition, key = _place_of(piece)
     statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
@@ -202,7 +198,7 @@ def _read_blob(driver: Any, buffer_id: int, piece: "Piece") -> Iterator[bytes]:
             yield raw
 
 
-def _read_value(driver: Any, buffer_id: int, piece: "Piece") -> Iterator[bytes]:
+def _read_value(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
     """Yield a piece as `_read_blob` does, for Python 3.10."""
     table, column, condition, key = _place_of(piece)
     statement = f"SELECT substr({column}, ?, ?) FROM {table} WHERE {condition}"
@@ -325,7 +321,7 @@ class SQLite:
         buffer_id: int,
         ids: Sequence[str],
         priorities: Sequence[float | None] | None = None,
-        note: "Note | None" = None,
+        note: WriteId | None = None,
     ) -> Drawn:
         """Return which ids the buffer holds, and numbers for the others; note the priorities that
         these are given.
@@ -452,7 +448,7 @@ class SQLite:
             driver.executemany(_INSERT_PART, ((buffer_id, *part) for part in parts))
 
     def pieces(
-        self, connection: Connection, buffer_id: int, pieces: Sequence["Piece"]
+        self, connection: Connection, buffer_id: int, pieces: Sequence[Piece]
     ) -> Iterator[tuple[int, Any]]:
         """Yield (index, bytes) of those pieces that are there, once or more for each. They are all
         of parts, or all of `arrays`.
@@ -591,7 +587,7 @@ class SQLite:
         connection: Connection,
         buffer_id: int,
         seqs: Sequence[int],
-        columns: "Columns",
+        columns: Columns,
         names: str,
     ) -> int:
         """Change what rows hold, and note that; return how many of them there are."""

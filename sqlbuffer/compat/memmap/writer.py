@@ -19,7 +19,7 @@ from sqlbuffer.ids import uuid7
 from sqlbuffer.storage import holders
 from sqlbuffer.storage.episodes import Ending
 from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.payload_changes import Columns
+from sqlbuffer.storage.pieces import Columns
 from sqlbuffer.storage.process_end import at_process_end
 from sqlbuffer.storage.records import Record
 from sqlbuffer.storage.slots import (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,6 @@ from sqlbuffer.storage.reading import (
     is_near_end,
     place_columns,
 )
-
-if TYPE_CHECKING:
-    pass
 
 NEXT, SEQUENCE = "next_", "seq_"
 _BUILT_IN = ("reward", "discount", "terminated", "truncated")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ from sqlbuffer.storage.readers.checks import check_window, checked_stack, checke
 from sqlbuffer.storage.readers.drawing import Plan, PlanReader, Row
 from sqlbuffer.storage.readers.steps import N_OWN, gather, places_of, step_arrays, steps_of
 from sqlbuffer.storage.reading import KEY, Near, Reading, ends, place_columns
-
-if TYPE_CHECKING:
-    pass
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
