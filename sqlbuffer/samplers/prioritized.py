@@ -11,8 +11,7 @@ from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.population import Population
-    from sqlbuffer.storage.priority_population import Priorities
+    from sqlbuffer.storage.population import Population, RowPriorities
 
 NORMALIZE = ("batch", "buffer")
 
@@ -121,7 +120,7 @@ class PrioritizedSampler(Sampler):
         return [*_listed(drawn), *_listed(others)]
 
     def _of_all(
-        self, key: int, population: "Population", priorities: "Priorities", n: int
+        self, key: int, population: "Population", priorities: "RowPriorities", n: int
     ) -> list[int]:
         seqs, own = priorities.all(population)
         weights = race.weights_of(own, priorities.alpha)

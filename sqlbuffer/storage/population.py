@@ -4,7 +4,7 @@ read payloads.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Integer, Select, bindparam, func, literal, se
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.priority_race import Weights
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.storage import functions as fn
 from sqlbuffer.storage import statements
@@ -21,11 +22,40 @@ from sqlbuffer.storage.models import experiences
 from sqlbuffer.storage.reading import BUFFER_ID, LOW, NEAR, OWN, SEQS, Reading
 from sqlbuffer.storage.types import SeqList
 
-if TYPE_CHECKING:
-    from sqlbuffer.storage.priority_population import Priorities
-
 FEW_HOLES = 8
 MOST_PROBED = 65_536
+
+
+class RowPriorities(Protocol):
+    """The priorities of the rows of a population; `priority_population.Priorities` reads them.
+
+    Attributes:
+        alpha: The weight of a row is its priority ^ alpha.
+        total: Sum of the weights that rows are drawn by; None where it is not known.
+    """
+
+    alpha: float
+    total: float | None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether sums of weights are kept; else all of them are read."""
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of all rows, by blocks."""
+
+    def note_unsealed(self) -> None:
+        """Note which blocks are worth adding up; read no rows."""
+
+    def of(self, seqs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the priorities of rows of the population."""
+
+    def all(self, population: "Population") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return every number that matches, in order, and the priorities."""
+
+    def least(self) -> float:
+        """Return the least positive priority of the whole buffer; infinity if there is none."""
 
 
 class Population:
@@ -72,10 +102,10 @@ class Population:
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
 
-        self._priorities: Priorities | None = None
+        self._priorities: RowPriorities | None = None
 
     @property
-    def priorities(self) -> "Priorities":
+    def priorities(self) -> RowPriorities:
         """The priorities of the rows.
 
         Raises:
@@ -88,7 +118,7 @@ class Population:
         return self._priorities
 
     @priorities.setter
-    def priorities(self, priorities: "Priorities | None") -> None:
+    def priorities(self, priorities: RowPriorities | None) -> None:
         self._priorities = priorities
 
     @property

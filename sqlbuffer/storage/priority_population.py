@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from sqlbuffer.priority_race import Weights, weights_of
 from sqlbuffer.storage import priority_statements as statements
 from sqlbuffer.storage.catalog import BufferInfo
+from sqlbuffer.storage.population import Population
 from sqlbuffer.storage.priority_upkeep import Upkeep, wasteful
 from sqlbuffer.storage.reading import BUFFER_ID, LOW, SEQS
 from sqlbuffer.storage.statements import fetch
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.population import Population
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -43,7 +41,7 @@ class Priorities:
     """
 
     def __init__(
-        self, population: "Population", info: BufferInfo, alpha: float | None, upkeep: Upkeep
+        self, population: Population, info: BufferInfo, alpha: float | None, upkeep: Upkeep
     ) -> None:
         self.alpha = info.alpha if alpha is None else alpha
         self.total: float | None = None
@@ -175,7 +173,7 @@ class Priorities:
             return statements.ROWS_OF_NUMBERS
         return statements.matching_numbers(self._population.matching)
 
-    def all(self, population: "Population") -> tuple[Integers, Reals]:
+    def all(self, population: Population) -> tuple[Integers, Reals]:
         """Return every number that matches, in order, and the priorities.
 
         Args:
