@@ -1,13 +1,13 @@
-"""Runs the migrations on the connection that `sqlbuffer.storage.migrate` hands over, or on
+"""Runs the migrations on the connection that `sqlbuffer.storage.schema.migrate` hands over, or on
 SQLBUFFER_URL. Offline it prints their SQL.
 """
 
 from alembic import context
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.migrate import VERSION_TABLE
-from sqlbuffer.storage.models import metadata
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.schema.migrate import VERSION_TABLE
+from sqlbuffer.storage.schema.models import metadata
 
 
 def run(connection: Connection) -> None:

@@ -26,7 +26,7 @@ from sqlbuffer.front.sampling import AnyConverter
 from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
-from sqlbuffer.storage.opened import RETRY_S
+from sqlbuffer.storage.buffers.open_buffer import RETRY_S
 from sqlbuffer.waits import begin_wait
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from sqlbuffer.flow import NO_LIMIT, Counts, Policy
 from sqlbuffer.query import QueryBuilder, Tree
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
 from sqlbuffer.scalars import integer_of, real_of
-from sqlbuffer.storage.catalog import BufferInfo, Limits
-from sqlbuffer.storage.priority_values import checked_seqs
-from sqlbuffer.storage.records import MAX_NAME_BYTES, encode_key
-from sqlbuffer.storage.transactions import DURABILITIES
+from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
+from sqlbuffer.storage.database.transactions import DURABILITIES
+from sqlbuffer.storage.rows.priority_values import checked_seqs
+from sqlbuffer.storage.rows.records import MAX_NAME_BYTES, encode_key
 
 Condition = Tree | QueryBuilder | None
 # Rows by a condition, or by their numbers: a list, an array or a tensor.

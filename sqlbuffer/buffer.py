@@ -35,15 +35,15 @@ from sqlbuffer.front.writing import MADE_TIME, StoreResult, Writing
 from sqlbuffer.partial import Wanted
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.specs import Fields, FieldSpec
-from sqlbuffer.storage import catalog
-from sqlbuffer.storage.catalog import Limits
-from sqlbuffer.storage.episodes import Ending
-from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.opened import RETRY_S, Options
-from sqlbuffer.storage.pacing import WAIT_S
-from sqlbuffer.storage.records import Decoder, Record
+from sqlbuffer.storage.buffers import catalog
+from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.keys import EpisodeKey
+from sqlbuffer.storage.buffers.open_buffer import RETRY_S, Options
+from sqlbuffer.storage.episodes.episodes import Ending
+from sqlbuffer.storage.flow.pacing import WAIT_S
+from sqlbuffer.storage.rows.records import Decoder, Record
 from sqlbuffer.storage.store import BufferStore, Written
-from sqlbuffer.storage.write_queue import FLUSH_S, WriteQueue
+from sqlbuffer.storage.writing.write_queue import FLUSH_S, WriteQueue
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -6,12 +6,12 @@ from typing import Any
 
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.packing import Layout
-from sqlbuffer.storage.episodes import Beginning, Ending, pack_final
-from sqlbuffer.storage.label_values import checked_reward
-from sqlbuffer.storage.payload_parts import check_row_sizes
-from sqlbuffer.storage.records import Record
-from sqlbuffer.storage.step_encoder import StepEncoder
-from sqlbuffer.storage.write_queue import WriteQueue
+from sqlbuffer.storage.episodes.episodes import Beginning, Ending, pack_final
+from sqlbuffer.storage.labels.label_values import checked_reward
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes
+from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.storage.rows.step_encoder import StepEncoder
+from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 logger = logging.getLogger("sqlbuffer")
 

@@ -23,7 +23,7 @@ from sqlbuffer.loading.runs import Run
 from sqlbuffer.loading.shares import split
 from sqlbuffer.loading.source import Source
 from sqlbuffer.samplers import RandomSampler, Sampler
-from sqlbuffer.storage.parts import stacked
+from sqlbuffer.storage.rows.parts import stacked
 
 ON_EMPTY = ("raise", "redistribute")
 

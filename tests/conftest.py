@@ -53,8 +53,8 @@ def _housekeeping_comes_when_a_test_says_so() -> Iterator[None]:
     look at dead rows come by chance among the statements that a test counts.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sqlbuffer.storage.expiry.EXPIRE_EVERY_S", 3_600.0)
-        patch.setattr("sqlbuffer.storage.vacuum.chance", lambda: 0.0)
+        patch.setattr("sqlbuffer.storage.retention.expiry.EXPIRE_EVERY_S", 3_600.0)
+        patch.setattr("sqlbuffer.storage.database.vacuum.chance", lambda: 0.0)
         yield
 
 
@@ -106,7 +106,7 @@ def jit_database_url(installed_postgres_server: PostgresServer) -> Iterator[str]
 
 
 def migrate(url: str) -> None:
-    from sqlbuffer.storage import migrate
+    from sqlbuffer.storage.schema import migrate
 
     migrate.upgrade(url)
     close_pool(url)
@@ -114,7 +114,7 @@ def migrate(url: str) -> None:
 
 def close_pool(url: str) -> None:
     """Close what the library keeps open for a URL: files and connections would add up."""
-    from sqlbuffer.storage.engine import engine_for, resolve_url
+    from sqlbuffer.storage.database.engine import engine_for, resolve_url
 
     engine_for(resolve_url(url)).dispose()
 

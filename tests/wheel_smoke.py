@@ -17,8 +17,8 @@ def check_what_ships() -> None:
         "migrations/env.py",
         "migrations/script.py.mako",
         "migrations/versions/0001_*.py",
-        "storage/sql/sqlite/*.sql",
-        "storage/sql/postgresql/*.sql",
+        "storage/schema/sql/sqlite/*.sql",
+        "storage/schema/sql/postgresql/*.sql",
     ):
         assert list(package.glob(pattern)), f"the wheel has no {pattern}"
 

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from sqlbuffer.storage.functions import utc_now
-from sqlbuffer.storage.triggers import create_objects, drop_objects
+from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.triggers import create_objects, drop_objects
 
 revision = "0001"
 down_revision = None

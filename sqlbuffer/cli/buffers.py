@@ -28,9 +28,10 @@ def chosen_buffer(url: str | None, name: str | None) -> str:
         UsageError: Several and none named.
     """
     from sqlbuffer.cli.output import shown_url
-    from sqlbuffer.storage import catalog, schema_status
+    from sqlbuffer.storage.buffers import catalog
+    from sqlbuffer.storage.schema import status
 
-    schema_status.check(url)
+    status.check(url)
     names = [info.name for info in catalog.list_buffers(url)]
     if not names:
         raise BufferNotFoundError(
@@ -53,7 +54,7 @@ def buffer_of_task(url: str | None, task: str) -> str | None:
     Raises:
         UsageError: Several have it.
     """
-    from sqlbuffer.storage import listings
+    from sqlbuffer.storage.inspect import listings
 
     names = listings.buffers_of_task(url, task)
     return _one_of(names) if names else None
@@ -74,7 +75,7 @@ def opened(url: str | None, name: str | None) -> "ReplayBuffer":
 
 def similar_tasks(url: str | None, buffer: str | None, task: str) -> list[str]:
     """Return the ids of tasks that resemble one, of a buffer or of all."""
-    from sqlbuffer.storage import listings
+    from sqlbuffer.storage.inspect import listings
 
     known = listings.task_ids(url, buffer, SEARCHED_TASKS)
     return difflib.get_close_matches(task, known, n=5)

@@ -26,19 +26,19 @@ class Dialect(str, Enum):
 @app.command(epilog=example("sqlbuffer db init postgresql://me@db.internal/replay"))
 def init(url: Url = None) -> None:
     """Create the schema; a schema that is there already is left alone."""
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
     url = database(url, may_be_new=True)
-    created = schema_status.create(url)
+    created = status.create(url)
     _say(url, "created the schema" if created else "the schema is there already")
 
 
 @app.command(epilog=example("sqlbuffer db current sqlite:///replay.db"))
 def current(url: Url = None) -> None:
     """Print the revision of the schema."""
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
-    found = schema_status.status(database(url))
+    found = status.status(database(url))
     suffix = " (head)" if found.revision == found.head else f" (head is {found.head})"
     typer.echo((found.revision or "no schema") + suffix)
 
@@ -46,9 +46,9 @@ def current(url: Url = None) -> None:
 @app.command(epilog=example("sqlbuffer db check sqlite:///replay.db"))
 def check(url: Url = None) -> None:
     """Exit with 0 if the schema serves this package, with 4 if not."""
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
-    found = schema_status.check(database(url))
+    found = status.check(database(url))
     later = "" if found.revision == found.head else f" and later than its own, {found.head}"
     typer.echo(f"{found.url}: the schema serves this package{later}, revision {found.revision}")
 
@@ -56,10 +56,10 @@ def check(url: Url = None) -> None:
 @app.command(epilog=example("sqlbuffer db upgrade postgresql://me@db.internal/replay"))
 def upgrade(url: Url = None) -> None:
     """Upgrade a schema of an earlier release; rows stay as they are."""
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
     url = database(url)
-    upgraded = schema_status.upgrade(url)
+    upgraded = status.upgrade(url)
     _say(url, "upgraded the schema" if upgraded else "the schema is at head already")
 
 
@@ -81,15 +81,15 @@ def sql(
     For whoever has the right to run it. It is one transaction, and nothing where the schema is at
     head.
     """
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
     if dialect is not None and url is not None:
         raise UsageError("--dialect is for an empty database; give it or a URL, not both")
     if dialect is not None:
-        typer.echo(schema_status.script(dialect.value), nl=False)
+        typer.echo(status.script(dialect.value), nl=False)
         return
     url = database(url)
-    statements = schema_status.script_for(url)
+    statements = status.script_for(url)
     if not statements:
         note("the schema is at head already: there is nothing to run")
     typer.echo(statements, nl=False)
@@ -102,13 +102,13 @@ def roles() -> None:
     They are writer, learner and analyst.
     Whoever runs it may create roles and owns the schema. Run it again after each upgrade.
     """
-    from sqlbuffer.storage import triggers
+    from sqlbuffer.storage.schema import triggers
 
     typer.echo(triggers.body("postgresql", "roles"), nl=False)
 
 
 def _say(url: str | None, what: str) -> None:
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
-    found = schema_status.status(url)
+    found = status.status(url)
     typer.echo(f"{found.url}: {what}, revision {found.revision}")

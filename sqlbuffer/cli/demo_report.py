@@ -6,7 +6,7 @@ import numpy as np
 
 from sqlbuffer.cli.output import shown_url, table
 from sqlbuffer.demo import BUFFER
-from sqlbuffer.storage import readonly
+from sqlbuffer.storage.database import readonly
 
 if TYPE_CHECKING:
     from rich.console import Console

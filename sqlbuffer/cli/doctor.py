@@ -11,7 +11,7 @@ from sqlbuffer.cli.options import Csv, Json, Ndjson, Url, database, example
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sqlbuffer.storage.doctor import Finding
+    from sqlbuffer.storage.inspect.doctor import Finding
 
 EPILOG = example(
     "sqlbuffer doctor sqlite:///replay.db --full",
@@ -35,7 +35,7 @@ def doctor(
     A line a check: OK, WARN or FAIL. Changes nothing. Exits with 0 unless something fails, else
     with the code of the first failure.
     """
-    from sqlbuffer.storage.doctor import examine
+    from sqlbuffer.storage.inspect.doctor import examine
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     failures: list[Finding] = []

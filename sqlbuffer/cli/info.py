@@ -27,14 +27,15 @@ def info(
     Times are UTC. In a file or a pipe tables are not cut. `sqlbuffer ls` says less, and sooner.
     """
     from sqlbuffer.cli.output import console, shown_url
-    from sqlbuffer.storage import listings, schema_status
-    from sqlbuffer.storage.sizes import shown_size
+    from sqlbuffer.storage.database.sizes import shown_size
+    from sqlbuffer.storage.inspect import listings
+    from sqlbuffer.storage.schema import status
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
-    found = schema_status.check(url)
+    found = status.check(url)
     answer = listings.buffers_in_full(url, exact=exact)
     if format_ is Format.TABLE:
-        server = schema_status.server(url)
+        server = status.server(url)
         out = console()
         facts = f"{server.version}, {shown_size(server.size_bytes)}, schema {found.revision}"
         out.print(f"{shown_url(url)}: {facts}", markup=False, soft_wrap=True)

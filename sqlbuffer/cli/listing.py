@@ -65,9 +65,10 @@ def ls(
 
 
 def _list_buffers(url: str | None, format_: Format, *, exact: bool) -> None:
-    from sqlbuffer.storage import listings, schema_status
+    from sqlbuffer.storage.inspect import listings
+    from sqlbuffer.storage.schema import status
 
-    schema_status.check(url)
+    status.check(url)
     answer = listings.buffers(url, exact=exact)
     if format_ is not Format.TABLE:
         write(answer.columns, answer.rows, format_)
@@ -79,7 +80,7 @@ def _list_buffers(url: str | None, format_: Format, *, exact: bool) -> None:
 
 
 def _list_tasks(url: str | None, name: str | None, limit: int, format_: Format) -> None:
-    from sqlbuffer.storage import listings
+    from sqlbuffer.storage.inspect import listings
 
     buffer = chosen_buffer(url, name)
     with listings.tasks(url, buffer, limit) as found:

@@ -26,8 +26,8 @@ _ESCAPES = {
 
 def shown_url(url: str | None) -> str:
     """Return a URL in full, without its password."""
-    from sqlbuffer.storage.engine import resolve_url
-    from sqlbuffer.storage.urls import shown_url as without_password
+    from sqlbuffer.storage.database.engine import resolve_url
+    from sqlbuffer.storage.database.urls import shown_url as without_password
 
     return without_password(resolve_url(url))
 

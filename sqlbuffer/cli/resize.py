@@ -68,7 +68,7 @@ def _capacity(word: str) -> int | None:
 def _leaving(url: str | None, buffer: "ReplayBuffer", capacity: int | None) -> int:
     """Return how many rows fall out of the window; of a buffer that evicts by task, at least."""
     from sqlbuffer import QueryBuilder
-    from sqlbuffer.storage import listings
+    from sqlbuffer.storage.inspect import listings
 
     if capacity is None:
         return 0

@@ -46,7 +46,7 @@ def show(
     from sqlbuffer.cli.output import console
     from sqlbuffer.cli.rows import COLUMNS, in_full
     from sqlbuffer.cli.trajectory import print_trajectory
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
     format_ = chosen(json=json, csv=csv, ndjson=ndjson)
     url, task_id = database_and_word(
@@ -55,7 +55,7 @@ def show(
         "which task? type `sqlbuffer show URL TASK`; `sqlbuffer ls URL --tasks` lists them",
     )
     if buffer is None:
-        schema_status.check(url)
+        status.check(url)
         buffer = buffer_of_task(url, task_id)
         if buffer is None:
             raise unknown_task(url, None, task_id)

@@ -36,7 +36,7 @@ def sql(
     v_experiences are made for questions. CSV, JSON and NDJSON are written as rows arrive, in little
     memory; on a terminal a table shows the first 1,000 rows, in a file or a pipe all of them.
     """
-    from sqlbuffer.storage import readonly
+    from sqlbuffer.storage.database import readonly
 
     format_ = chosen(json=json, csv=csv, ndjson=ndjson)
     url, text = database_and_word(
@@ -63,9 +63,9 @@ def sql(
 
 
 def _as_asked(url: str | None, error: SchemaMissingError) -> StorageError:
-    from sqlbuffer.storage import schema_status
+    from sqlbuffer.storage.schema import status
 
-    if schema_status.status(url).revision is None:
+    if status.status(url).revision is None:
         return error
     return StorageError(
         f"{str(error).rpartition('; run')[0]}; `sqlbuffer sql` finds v_buffers, v_tasks, v_agents, "

@@ -69,9 +69,9 @@ class _Watcher:
 
     def __init__(self, url: str | None, name: str | None, window_s: float, *, exact: bool) -> None:
         from sqlbuffer.cli.buffers import chosen_buffer
-        from sqlbuffer.storage import schema_status
+        from sqlbuffer.storage.schema import status
 
-        schema_status.check(url)
+        status.check(url)
         self._url, self._window_s, self._exact = url, window_s, exact
         self._name = None if name is None else chosen_buffer(url, name)
         self._opened: dict[str, ReplayBuffer] = {}
@@ -79,7 +79,7 @@ class _Watcher:
     def look(self) -> "list[Stats]":
         """Return the figures of each buffer, by name."""
         from sqlbuffer.cli.buffers import chosen_buffer
-        from sqlbuffer.storage import listings
+        from sqlbuffer.storage.inspect import listings
 
         if self._exact:
             return self._counted()

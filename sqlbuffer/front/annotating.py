@@ -9,9 +9,9 @@ from sqlbuffer.arguments import checked_numbers
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.query import EVERYTHING, QueryBuilder
-from sqlbuffer.storage.label_values import checked_label, checked_labels, checked_version
-from sqlbuffer.storage.labelling import Annotation
-from sqlbuffer.storage.priority_values import checked_seqs
+from sqlbuffer.storage.labels.label_values import checked_label, checked_labels, checked_version
+from sqlbuffer.storage.labels.labelling import Annotation
+from sqlbuffer.storage.rows.priority_values import checked_seqs
 
 
 class Annotating(Parts):

@@ -16,16 +16,16 @@ from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.rows import DataRow
 from sqlbuffer.scalars import integer_of
-from sqlbuffer.storage.columns import decode_columns
-from sqlbuffer.storage.late_values import seen
-from sqlbuffer.storage.leasing import held as leases
-from sqlbuffer.storage.leasing.held import Held
-from sqlbuffer.storage.leasing.waiting import claimed
-from sqlbuffer.storage.leasing.wanted import GROUPS, ORDERS, Wanted
-from sqlbuffer.storage.statements import COLUMNS, ROW_COLUMNS
+from sqlbuffer.storage.labels.late_values import seen
+from sqlbuffer.storage.leases import held as leases
+from sqlbuffer.storage.leases.held import Held
+from sqlbuffer.storage.leases.waiting import claimed
+from sqlbuffer.storage.leases.wanted import GROUPS, ORDERS, Wanted
+from sqlbuffer.storage.rows.columns import decode_columns
+from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.records import Decoder
+    from sqlbuffer.storage.rows.records import Decoder
     from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")

@@ -6,7 +6,7 @@ from sqlbuffer.flow import FlowState, Policy, check_policy
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.stats import Stats
-from sqlbuffer.storage.flow import HISTORY_S
+from sqlbuffer.storage.flow.limiters import HISTORY_S
 
 
 class Monitoring(Parts):

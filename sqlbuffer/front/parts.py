@@ -7,10 +7,10 @@ from sqlbuffer.errors import ConditionError
 from sqlbuffer.partial import Wanted
 from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.specs import FieldSpec
-from sqlbuffer.storage.payload_parts import Payloads
-from sqlbuffer.storage.records import Decoder
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.records import Decoder
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.write_queue import WriteQueue
+from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 
 class Parts:

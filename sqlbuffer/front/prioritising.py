@@ -7,7 +7,7 @@ import numpy as np
 
 from sqlbuffer.errors import FieldError
 from sqlbuffer.front.parts import Parts
-from sqlbuffer.storage.priority_values import (
+from sqlbuffer.storage.rows.priority_values import (
     MOST_PRIORITY,
     check_kept,
     checked_eps,

@@ -2,7 +2,7 @@
 
 from sqlbuffer.arguments import Rows, checked_reason
 from sqlbuffer.front.parts import Parts
-from sqlbuffer.storage.leasing.held import retire
+from sqlbuffer.storage.leases.held import retire
 
 
 class Quarantining(Parts):

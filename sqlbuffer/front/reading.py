@@ -8,7 +8,7 @@ from sqlbuffer.arguments import MAX_LIMIT, Condition
 from sqlbuffer.front.parts import Parts
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.rows import DataRow
-from sqlbuffer.storage.columns import decode_row
+from sqlbuffer.storage.rows.columns import decode_row
 
 
 class Reading(Parts):

@@ -22,10 +22,10 @@ from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.query import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
-from sqlbuffer.storage.draws import sample_batch, sample_rows, sample_tasks
-from sqlbuffer.storage.readers.base import Reader
-from sqlbuffer.storage.readers.steps import StepReader
-from sqlbuffer.storage.readers.transitions import TransitionReader
+from sqlbuffer.storage.sampling.draws import sample_batch, sample_rows, sample_tasks
+from sqlbuffer.storage.sampling.readers.base import Reader
+from sqlbuffer.storage.sampling.readers.steps import StepReader
+from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 
 AnyConverter = Converter[Any] | Callable[[Any], Any]
 

@@ -13,13 +13,13 @@ from sqlbuffer.front.parts import Parts
 from sqlbuffer.ids import uuid7
 from sqlbuffer.rows import DataRow
 from sqlbuffer.specs import check_casting
-from sqlbuffer.storage.columns import encode_columns
-from sqlbuffer.storage.episodes import Beginning, Ending, encode_meta, pack_final
-from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.label_values import checked_reward
-from sqlbuffer.storage.payload_parts import check_row_sizes, row_limit
-from sqlbuffer.storage.priority_values import check_kept
-from sqlbuffer.storage.records import Record, encode_key, encode_rows, encode_step
+from sqlbuffer.storage.buffers.keys import EpisodeKey
+from sqlbuffer.storage.episodes.episodes import Beginning, Ending, encode_meta, pack_final
+from sqlbuffer.storage.labels.label_values import checked_reward
+from sqlbuffer.storage.rows.columns import encode_columns
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
+from sqlbuffer.storage.rows.priority_values import check_kept
+from sqlbuffer.storage.rows.records import Record, encode_key, encode_rows, encode_step
 
 logger = logging.getLogger("sqlbuffer")
 

@@ -14,12 +14,12 @@ from sqlbuffer.loading.source import Source
 from sqlbuffer.query import EVERYTHING, Node, check
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.samplers.seeding import check_seed
-from sqlbuffer.storage.readers.base import Reader
-from sqlbuffer.storage.readers.checks import checked_step_names
-from sqlbuffer.storage.readers.steps import StepReader
-from sqlbuffer.storage.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.readers.transitions import TransitionReader
-from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.sampling.readers.base import Reader
+from sqlbuffer.storage.sampling.readers.checks import checked_step_names
+from sqlbuffer.storage.sampling.readers.steps import StepReader
+from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
+from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from sqlbuffer.storage.store import BufferStore
 
 # The options that not every mode takes.

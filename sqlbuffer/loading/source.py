@@ -13,9 +13,9 @@ from sqlbuffer.loading.order import Numbers, Order
 from sqlbuffer.query import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
-from sqlbuffer.storage.draws import noted_batch, return_batch, sample_batch
-from sqlbuffer.storage.population import Population
-from sqlbuffer.storage.readers.base import Reader
+from sqlbuffer.storage.sampling.draws import noted_batch, return_batch, sample_batch
+from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.readers.base import Reader
 from sqlbuffer.storage.store import BufferStore
 
 MOST_AT_ONCE = 65_536

@@ -13,7 +13,7 @@ from sqlbuffer.arguments import checked_session
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
 from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder
-from sqlbuffer.storage.records import encode_step
+from sqlbuffer.storage.rows.records import encode_step
 
 if TYPE_CHECKING:
     from sqlbuffer.front.writing import Writing

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sqlalchemy import Select
 
-    from sqlbuffer.storage.population import Population
+    from sqlbuffer.storage.sampling.population import Population
 
 
 class Sampler(ABC):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sqlbuffer.samplers.base import Sampler
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.population import Population
+    from sqlbuffer.storage.sampling.population import Population
 
 
 class LatestSampler(Sampler):

@@ -11,7 +11,7 @@ from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.population import Population, RowPriorities
+    from sqlbuffer.storage.sampling.population import Population, RowPriorities
 
 NORMALIZE = ("batch", "buffer")
 

@@ -11,7 +11,7 @@ from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.population import Population
+    from sqlbuffer.storage.sampling.population import Population
 
 # Of a window this narrow, numbers are drawn without replacement where rows are.
 SMALL_SPAN = 1024

@@ -10,7 +10,7 @@ from sqlbuffer.samplers.base import TaskSampler
 from sqlbuffer.samplers.seeding import Seeding
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.population import Population
+    from sqlbuffer.storage.sampling.population import Population
 
 SMALL_SPAN = 4096
 # Most batches take one or two; a scan over the keys costs more than all of them.

@@ -1,0 +1,1 @@
+"""Everything that speaks SQL: one folder for each capability."""

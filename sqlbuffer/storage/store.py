@@ -18,13 +18,12 @@ from sqlbuffer.errors import (
 from sqlbuffer.packing import Layout
 from sqlbuffer.query import Node
 from sqlbuffer.specs import Fields
-from sqlbuffer.storage import catalog, episodes, sessions, statements
-from sqlbuffer.storage import quarantine as quarantining
-from sqlbuffer.storage.catalog import BufferInfo, Limits
-from sqlbuffer.storage.claims import Housekeeping
-from sqlbuffer.storage.dialects import dialect_for
-from sqlbuffer.storage.emptied_slots import clear_slots, empty_slots, lock_ring
-from sqlbuffer.storage.engine import (
+from sqlbuffer.storage.buffers import catalog, sessions
+from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
+from sqlbuffer.storage.buffers.keys import EpisodeKey
+from sqlbuffer.storage.buffers.live_count import LiveCount
+from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, Options, Window, survives
+from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
     is_memory,
@@ -33,31 +32,34 @@ from sqlbuffer.storage.engine import (
     server_epoch,
     was_reached,
 )
-from sqlbuffer.storage.episodes import Beginning, Ending
-from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.expiry import Expiry
-from sqlbuffer.storage.insertion import Insertion, Outcome, Row
-from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.labelling import Labelling
-from sqlbuffer.storage.late_values import seen
-from sqlbuffer.storage.lease_keeping import LeaseKeeping, Ledger, unheld
-from sqlbuffer.storage.live_count import LiveCount
-from sqlbuffer.storage.models import buffers, experiences
-from sqlbuffer.storage.models import episodes as episode_rows
-from sqlbuffer.storage.opened import DEFAULT_OPTIONS, Options, Window, survives
-from sqlbuffer.storage.pacing import Pacer
-from sqlbuffer.storage.payload_parts import Payloads, prepared
-from sqlbuffer.storage.population import Population
-from sqlbuffer.storage.priority_keeping import PriorityKeeping
-from sqlbuffer.storage.priority_upkeep import Upkeep
-from sqlbuffer.storage.quarantine import Rows
-from sqlbuffer.storage.reading import Reading
-from sqlbuffer.storage.records import Record, same_content
-from sqlbuffer.storage.removal import remove_where
-from sqlbuffer.storage.restrictions import Restrictions, SampledWindow
-from sqlbuffer.storage.retrying import retried_at_opening
-from sqlbuffer.storage.row_reading import RowReading
-from sqlbuffer.storage.transactions import answer
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.retrying import retried_at_opening
+from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.episodes.episodes import Beginning, Ending
+from sqlbuffer.storage.extensions.emptied_slots import clear_slots, empty_slots, lock_ring
+from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.labels.labelling import Labelling
+from sqlbuffer.storage.labels.late_values import seen
+from sqlbuffer.storage.leases.keeping import LeaseKeeping, Ledger, unheld
+from sqlbuffer.storage.leases.use_counts import Housekeeping
+from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
+from sqlbuffer.storage.priorities.upkeep import Upkeep
+from sqlbuffer.storage.retention import quarantine as quarantining
+from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.retention.quarantine import Rows
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.payload_parts import Payloads, prepared
+from sqlbuffer.storage.rows.reading import Reading
+from sqlbuffer.storage.rows.records import Record, same_content
+from sqlbuffer.storage.rows.removal import remove_where
+from sqlbuffer.storage.rows.row_reading import RowReading
+from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.restrictions import Restrictions, SampledWindow
+from sqlbuffer.storage.schema.models import buffers, experiences
+from sqlbuffer.storage.schema.models import episodes as episode_rows
+from sqlbuffer.storage.writing.insertion import Insertion, Outcome, Row
 
 T = TypeVar("T")
 Then = Callable[[Connection, Mapping[str, int]], None]

@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy import make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.benchmarks.rows import RowMaker
 from tests.support.postgres import PostgresServer
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import event
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.benchmarks import caches
 from tests.benchmarks.bench import Bench, file_of, filled, random_numbers
 from tests.benchmarks.driver import bare

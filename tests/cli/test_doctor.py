@@ -10,8 +10,10 @@ import pytest
 from sqlalchemy import make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import doctor, filesystems, sqlite
-from sqlbuffer.storage.writer_lock import writer_lock
+from sqlbuffer.storage.database import filesystems
+from sqlbuffer.storage.database.writer_lock import writer_lock
+from sqlbuffer.storage.dialects import sqlite
+from sqlbuffer.storage.inspect import doctor
 from tests.conftest import close_pool
 from tests.support import sql
 from tests.support.array_rows import make_array_row

@@ -11,7 +11,7 @@ from typer.main import get_command
 from sqlbuffer import errors
 from sqlbuffer.cli import app
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
-from sqlbuffer.storage import schema_status
+from sqlbuffer.storage.schema import status
 
 CONTRACT = {
     UsageError: 2,
@@ -111,7 +111,7 @@ def test_an_error_that_nobody_foresaw_is_one_line(run, monkeypatch, error, line)
     def fail(url):
         raise error
 
-    monkeypatch.setattr(schema_status, "status", fail)
+    monkeypatch.setattr(status, "status", fail)
     result = run("db", "current", "sqlite:///replay.db")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"sqlbuffer: {line}")
@@ -122,7 +122,7 @@ def test_a_defect_of_the_package_keeps_its_traceback(run, monkeypatch):
     def fail(url):
         raise TypeError("a defect")
 
-    monkeypatch.setattr(schema_status, "status", fail)
+    monkeypatch.setattr(status, "status", fail)
     with pytest.raises(TypeError, match="a defect"):
         run("db", "current", "sqlite:///replay.db")
 
@@ -131,9 +131,9 @@ def test_a_warning_is_one_line(run, monkeypatch):
     def warn(url):
         # As outside of tests, where no filter makes it an error.
         warnings.showwarning("mind the gap", UserWarning, "file.py", 1)
-        return schema_status.SchemaStatus("sqlite:///x.db", "0001", "0001")
+        return status.SchemaStatus("sqlite:///x.db", "0001", "0001")
 
-    monkeypatch.setattr(schema_status, "status", warn)
+    monkeypatch.setattr(status, "status", warn)
     result = run("db", "current", "sqlite:///replay.db")
     assert result.stderr == "sqlbuffer: warning: mind the gap\n"
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.storage import listings
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.live_count import BLOCK
+from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.inspect import listings
 from tests.plans.watch import Watch
 from tests.support.array_rows import make_array_row
 from tests.support.sql import buffer_id, fill
@@ -21,7 +21,7 @@ N_ROWS = 13_000
 def large(schema_url, monkeypatch):
     """Return the URL of a database that has more rows than are counted."""
     fill(schema_url, N_ROWS, rows_per_task=1_000).close()
-    monkeypatch.setattr("sqlbuffer.storage.listings.MOST_COUNTED", 1_000)
+    monkeypatch.setattr("sqlbuffer.storage.inspect.listings.MOST_COUNTED", 1_000)
     return schema_url
 
 
@@ -121,7 +121,7 @@ def test_watch_asks_no_more_for_many_buffers_than_for_few(schema_url):
 )
 def test_no_overview_reads_all_rows(make_database_url, monkeypatch, look):
     url = make_database_url("postgresql", schema=True)
-    monkeypatch.setattr("sqlbuffer.storage.listings.MOST_COUNTED", 1_000)
+    monkeypatch.setattr("sqlbuffer.storage.inspect.listings.MOST_COUNTED", 1_000)
     fill(url, N_ROWS, rows_per_task=1_000).close()
     # Where the rows of the last minute begin is found by bisection.
     run_sql(url, "UPDATE experiences SET inserted_at = now() - interval '1 hour' WHERE seq < 9000")

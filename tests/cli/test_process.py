@@ -10,7 +10,8 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import readonly, sqlite, transactions
+from sqlbuffer.storage.database import readonly, transactions
+from sqlbuffer.storage.dialects import sqlite
 from tests.cli.conftest import start
 from tests.cli.terminal import run_on_terminal
 from tests.support import sql

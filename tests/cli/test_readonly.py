@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageError, StorageReadOnlyError
-from sqlbuffer.storage import readonly
+from sqlbuffer.storage.database import readonly
 from tests.support.array_rows import make_array_row
 
 

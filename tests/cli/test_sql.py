@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import readonly
+from sqlbuffer.storage.database import readonly
 from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row
 

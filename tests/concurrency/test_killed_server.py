@@ -10,7 +10,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageUnreachableError
-from sqlbuffer.storage.live_count import BLOCK
+from sqlbuffer.storage.buffers.live_count import BLOCK
 from tests.support.batches import (
     batches_of,
     counts,
@@ -153,7 +153,7 @@ def test_opening_list_and_drop_wait_for_a_server_that_says_that_it_restarts(serv
 @pytest.mark.slow
 def test_a_length_forgets_rows_that_a_crash_took_where_durability_is_relaxed(server, monkeypatch):
     # A look after dead rows commits what the server then writes out, and the rows with it.
-    monkeypatch.setattr("sqlbuffer.storage.vacuum.ROWS_BETWEEN_LOOKS", 10 * BLOCK)
+    monkeypatch.setattr("sqlbuffer.storage.database.vacuum.ROWS_BETWEEN_LOOKS", 10 * BLOCK)
     # The server writes its log out when asked, not by itself.
     for setting in ("wal_writer_delay = '10s'", "wal_writer_flush_after = '1GB'"):
         run_outside_transaction(server.url, f"ALTER SYSTEM SET {setting}")

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
-from sqlbuffer.storage.follower import Follower
-from sqlbuffer.storage.readonly import query
+from sqlbuffer.storage.database.readonly import query
+from sqlbuffer.storage.rows.follower import Follower
 from tests.conftest import close_pool
 from tests.support.batches import counts, ids_of, make_batch
 from tests.support.pgbouncer import pgbouncer, pgbouncer_program

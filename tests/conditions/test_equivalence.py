@@ -5,8 +5,8 @@ from sqlalchemy import select
 
 from sqlbuffer import QueryFilter
 from sqlbuffer.query import check
-from sqlbuffer.storage.conditions import compile_condition
-from sqlbuffer.storage.models import experiences
+from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.schema.models import experiences
 from tests.conditions.strategies import rows_and_conditions
 
 

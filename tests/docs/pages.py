@@ -22,7 +22,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from sqlbuffer.cli import app
-from sqlbuffer.storage import readonly
+from sqlbuffer.storage.database import readonly
 from tests.support import sql
 from tests.support.markdown import ROOT
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, ReplayBuffer
-from sqlbuffer.storage.views import VIEWS
+from sqlbuffer.storage.schema.views import VIEWS
 from tests.cli.conftest import existing_logins
 from tests.conftest import close_pool
 from tests.docs.pages import (
@@ -132,12 +132,13 @@ def test_pacing(read):
 
 
 def test_pacing_gives_the_figures_that_the_code_has():
-    from sqlbuffer.storage import flow, pacing, write_queue
+    from sqlbuffer.storage.flow import limiters, pacing
+    from sqlbuffer.storage.writing import write_queue
 
     text = " ".join(text_of("docs/pacing.md").split())
     assert f"{pacing.WAIT_S:.0f} seconds unless it is given" in text
     assert f"waits when {write_queue.MAX_ROWS:,} are waiting" in text
-    assert (pacing.HEARTBEAT_S, flow.ALIVE_S, pacing.TELL_S) == (1.0, 5.0, 5.0)
+    assert (pacing.HEARTBEAT_S, limiters.ALIVE_S, pacing.TELL_S) == (1.0, 5.0, 5.0)
 
 
 def test_watching(read):
@@ -151,7 +152,7 @@ def test_watching(read):
 
 def test_watching_names_every_figure():
     from sqlbuffer.stats import Stats
-    from sqlbuffer.storage.stats import MOST_ROWS
+    from sqlbuffer.storage.inspect.stats import MOST_ROWS
 
     text = text_of("docs/watching.md")
     names = {*Stats.__dataclass_fields__, "fill", "samples_per_insert"} - {"buffer", "window_s"}
@@ -273,7 +274,7 @@ def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_say
 
 def test_sampling_names_every_sampler_and_all_that_a_population_offers():
     from sqlbuffer import samplers
-    from sqlbuffer.storage.population import Population
+    from sqlbuffer.storage.sampling.population import Population
 
     text = text_of("docs/sampling.md")
     assert [name for name in samplers.__all__ if name not in text] == []
@@ -330,8 +331,8 @@ def test_many_writers(read, postgres_url, rollouts, postgres_programs):
 
 
 def test_many_writers_gives_the_limits_and_sizes_that_the_code_has():
-    from sqlbuffer.storage import engine, transactions, vacuum
-    from sqlbuffer.storage.opened import RETRY_S
+    from sqlbuffer.storage.buffers.open_buffer import RETRY_S
+    from sqlbuffer.storage.database import engine, transactions, vacuum
 
     text = text_of("docs/many-writers.md")
     assert f"at most {engine.POOL_SIZE}, and 5 more" in text

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import readonly, schema_doc
-from sqlbuffer.storage.views import VIEWS
+from sqlbuffer.storage.database import readonly
+from sqlbuffer.storage.schema import reference
+from sqlbuffer.storage.schema.views import VIEWS
 from tests.support.array_rows import make_array_row
 from tests.support.markdown import ROOT, blocks
 from tests.support.sql import run
@@ -37,15 +38,15 @@ def filled(schema_url):
 
 def test_the_document_is_what_the_generator_makes():
     document = (ROOT / "docs/schema.md").read_text(encoding="utf-8")
-    assert schema_doc.with_sections(document) == document, (
-        "run `python -m sqlbuffer.storage.schema_doc`"
+    assert reference.with_sections(document) == document, (
+        "run `python -m sqlbuffer.storage.schema.reference`"
     )
 
 
 def test_the_generator_writes_the_file(tmp_path):
     path = tmp_path / "schema.md"
     path.write_text("# Views\n<!-- begin views -->\nyesterday\n<!-- end views -->\nthe end\n")
-    schema_doc.main(path)
+    reference.main(path)
     text = path.read_text()
     assert "### v_tasks" in text
     assert "yesterday" not in text

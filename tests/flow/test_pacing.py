@@ -27,7 +27,7 @@ from sqlbuffer.errors import (
     FlowControlError,
     InsufficientDataError,
 )
-from sqlbuffer.storage import flow, pacing
+from sqlbuffer.storage.flow import limiters, pacing
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import buffer_id, run, scalar
 
@@ -473,7 +473,7 @@ def test_rows_of_processes_long_gone_become_one_and_no_count_is_lost(buffer, buf
     store = buffer._store
     for _ in range(2):
         with store.dialect.writing(store.engine) as connection:
-            flow.tidy(connection, store.info.id)
+            limiters.tidy(connection, store.info.id)
     number = buffer_id(buffer_url)
     query = "SELECT count(*) FROM flow WHERE buffer_id = :id"
     assert scalar(buffer_url, query, id=number) == 1

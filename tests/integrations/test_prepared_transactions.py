@@ -3,8 +3,8 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.follower import Follower
-from sqlbuffer.storage.row_reading import STEP
+from sqlbuffer.storage.rows.follower import Follower
+from sqlbuffer.storage.rows.row_reading import STEP
 from tests.support.servers import own_server, server_programs
 from tests.support.sql import buffer_id, plain_engine, run_outside_transaction
 from tests.support.stepped_rows import make_row

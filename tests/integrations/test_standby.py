@@ -10,7 +10,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
 from sqlbuffer.flow import RateLimiter
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.plans.watch import Watch
 from tests.support.processes import wait_until
 from tests.support.servers import primary_and_standby, server_programs, wait_for_replay

@@ -168,7 +168,7 @@ def test_equal_numbers_take_the_last(buffer_url: str) -> None:
 
 
 def test_more_rows_than_are_written_at_once(buffer_url: str, monkeypatch: Any) -> None:
-    from sqlbuffer.storage import labelling
+    from sqlbuffer.storage.labels import labelling
 
     monkeypatch.setattr(labelling, "ROWS_AT_ONCE", 3)
     buffer = filled(buffer_url, 8)

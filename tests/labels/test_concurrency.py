@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.support.processes import run_at_once
 from tests.support.proxy import proxied
 from tests.support.sql import run, scalar

@@ -7,7 +7,7 @@ from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.leasing.wanted import Wanted
+from sqlbuffer.storage.leases.wanted import Wanted
 from tests.leases.queue import (
     GivenBack,
     drawn,

@@ -15,7 +15,7 @@ from sqlbuffer.errors import (
     InsufficientDataError,
     LeaseLostError,
 )
-from sqlbuffer.storage.leasing.wanted import Wanted
+from sqlbuffer.storage.leases.wanted import Wanted
 from tests.leases.queue import (
     GivenBack,
     drawn,

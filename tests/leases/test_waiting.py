@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.storage.leasing import waiting
+from sqlbuffer.storage.leases import waiting
 from tests.leases.queue import grow_old, row_of, store
 from tests.support.processes import wait_until
 

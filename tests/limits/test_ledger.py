@@ -15,7 +15,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.samplers import Sampler
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.limits.rows import FIELDS, arrays_of, rows_of, store_episodes, uses_in
 from tests.support.proxy import proxied
 from tests.support.sql import buffer_id, run, scalar

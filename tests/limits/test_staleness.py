@@ -18,7 +18,7 @@ from sqlbuffer import (
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.query import check
 from sqlbuffer.samplers import TaskSampler
-from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.limits.rows import FIELDS, rows_of, steps_in, store_episodes, versions_in
 
 SAMPLERS = {

@@ -10,9 +10,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, make_url, text
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import migrate, triggers
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.models import metadata
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.schema import migrate, triggers
+from sqlbuffer.storage.schema.models import metadata
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 
@@ -175,7 +175,7 @@ def test_each_sql_file_belongs_to_a_revision():
     from importlib import resources
 
     for dialect in ("sqlite", "postgresql"):
-        folder = resources.files("sqlbuffer.storage") / "sql" / dialect
+        folder = resources.files("sqlbuffer.storage.schema") / "sql" / dialect
         files = {file.name.removesuffix(".sql") for file in folder.iterdir()}
         named = {name for script in scripts() for name in script.module.OBJECTS[dialect]}
         assert files - {"roles"} == named

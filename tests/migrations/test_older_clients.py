@@ -9,7 +9,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import SchemaTooNewError
-from sqlbuffer.storage import migrate, schema_status
+from sqlbuffer.storage.schema import migrate, status
 from tests.support.markdown import ROOT
 from tests.support.processes import running, wait_until
 from tests.support.sql import run, scalar
@@ -47,14 +47,16 @@ def later_checkout(tmp_path):
             shutil.copytree(ROOT / folder, home / folder, ignore=ignored, dirs_exist_ok=True)
         script = ADDITIVE.format(down_revision=migrate.HEAD, more=more)
         (home / "alembic/versions/later.py").write_text(script)
-        module = home / "sqlbuffer/storage/migrate.py"
+        module = home / "sqlbuffer/storage/schema/migrate.py"
         source = module.read_text()
         known = f'REVISIONS = ("{migrate.REVISIONS[0]}",'
         assert known in source
         module.write_text(
             source.replace("HEAD = REVISIONS[-1]", 'REVISIONS += ("later",)\nHEAD = REVISIONS[-1]')
         )
-        code = "import sys; from sqlbuffer.storage import migrate; migrate.upgrade(sys.argv[1])"
+        code = (
+            "import sys; from sqlbuffer.storage.schema import migrate; migrate.upgrade(sys.argv[1])"
+        )
         subprocess.run([sys.executable, "-c", code, url], cwd=home, check=True, timeout=120)
         assert scalar(url, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == "later"
 
@@ -104,17 +106,17 @@ def test_an_older_package_opens_a_schema_that_was_only_added_to(buffer_url, late
     assert steps_of(buffer) == list(range(10, 20))
     ReplayBuffer(buffer_url, name="new", evict_by="task", max_capacity=5).store(make_row(1))
     assert ReplayBuffer.list(buffer_url) == ["default", "new"]
-    assert schema_status.check(buffer_url).revision == "later"
+    assert status.check(buffer_url).revision == "later"
     migrate.upgrade(buffer_url)  # nothing to do, and nothing is undone
-    assert schema_status.upgrade(buffer_url) is False
-    assert schema_status.create(buffer_url) is False
+    assert status.upgrade(buffer_url) is False
+    assert status.create(buffer_url) is False
     assert scalar(buffer_url, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == "later"
 
 
 def test_a_schema_that_was_changed_is_refused(buffer_url, later_checkout):
     ReplayBuffer(buffer_url).store(make_row(1))
     later_checkout(buffer_url, BREAKING)
-    for opened in (ReplayBuffer, ReplayBuffer.list, migrate.upgrade, schema_status.check):
+    for opened in (ReplayBuffer, ReplayBuffer.list, migrate.upgrade, status.check):
         with pytest.raises(SchemaTooNewError, match="pip install --upgrade sqlbuffer"):
             opened(buffer_url)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sqlbuffer import RandomTaskSample, ReplayBuffer
-from sqlbuffer.storage import listings
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.live_count import BLOCK
+from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.inspect import listings
 from tests.nightly.conftest import N_BUFFERS, N_ROWS, ROWS_PER_TASK
 from tests.plans.watch import Watch
 from tests.support.statements import selects

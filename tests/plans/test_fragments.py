@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sqlbuffer.compat.minestudio import ReplayBufferInterface
-from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.fragments import adding, deleting, fetching, leaving, pool
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.extensions.fragments import adding, deleting, fetching, leaving, pool
 from tests.plans.test_leases import Cost
 from tests.support.sql import buffer_id, fill, is_sqlite, run
 

@@ -21,10 +21,10 @@ from sqlbuffer import (
     ReplayBuffer,
 )
 from sqlbuffer.query import EVERYTHING
-from sqlbuffer.storage import vacuum
-from sqlbuffer.storage.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.readers.transitions import TransitionReader
-from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.database import vacuum
+from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
+from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.plans.watch import Watch, rows_read
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, run
 from tests.support.stepped_rows import make_row, make_rows

@@ -3,11 +3,11 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.leasing.groups import GroupChoice
-from sqlbuffer.storage.leasing.rows import choose_rows
-from sqlbuffer.storage.leasing.wanted import Scope, Wanted
-from sqlbuffer.storage.transactions import answer
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.leases.groups import GroupChoice
+from sqlbuffer.storage.leases.rows import choose_rows
+from sqlbuffer.storage.leases.wanted import Scope, Wanted
 from tests.support.sql import fill, is_sqlite, run
 
 N_ROWS = 100_000

@@ -5,7 +5,7 @@ import threading
 
 from sqlalchemy import event
 
-from sqlbuffer.storage.vacuum import cleaner_for
+from sqlbuffer.storage.database.vacuum import cleaner_for
 
 TABLES = ("experiences", "priorities", "labels", "label_history")
 STATEMENTS = "experiences|v_windows|priorit|label"

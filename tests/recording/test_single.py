@@ -10,7 +10,7 @@ from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, Record
 
 from sqlbuffer import ReplayBuffer, fields_from_env
 from sqlbuffer.errors import FieldError, MissingExtraError, StorageError
-from sqlbuffer.storage import write_queue
+from sqlbuffer.storage.writing import write_queue
 from tests.recording.envs import Rooms, Scripted
 from tests.recording.episodes import plain, played, stored
 from tests.storage.test_episode_writer import NEVER_S, refusing_inserts

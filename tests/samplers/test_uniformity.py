@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer
 from sqlbuffer.query import check
 from sqlbuffer.samplers.seeding import Seeding
-from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.sampling.population import Population
 from tests.support.sql import connected, fill, is_sqlite
 from tests.support.stepped_rows import make_rows, seqs_of, steps_between
 

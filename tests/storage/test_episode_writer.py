@@ -19,7 +19,7 @@ from sqlbuffer.errors import (
     FieldError,
     StorageError,
 )
-from sqlbuffer.storage import write_queue
+from sqlbuffer.storage.writing import write_queue
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import connected, is_sqlite, run, scalar
 

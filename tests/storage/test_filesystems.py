@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import filesystems
-from sqlbuffer.storage.filesystems import NetworkFileSystemWarning, filesystem_of
+from sqlbuffer.storage.database import filesystems
+from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning, filesystem_of
 
 LINE = "36 35 98:0 / {point} rw,noatime master:1 - {kind} server:/export rw,vers=4"
 

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.follower import Follower
-from sqlbuffer.storage.row_reading import STEP
+from sqlbuffer.storage.rows.follower import Follower
+from sqlbuffer.storage.rows.row_reading import STEP
 from tests.support.processes import running
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows

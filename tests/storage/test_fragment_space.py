@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import vacuum
-from sqlbuffer.storage.payload_parts import PART_BYTES
+from sqlbuffer.storage.database import vacuum
+from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import lost_parts, make_fragment, parts_of
 from tests.support.sql import is_sqlite, run, scalar
 

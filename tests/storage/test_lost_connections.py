@@ -6,8 +6,8 @@ import pytest
 
 from sqlbuffer import QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError, StorageUnreachableError
-from sqlbuffer.storage import applied_writes
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.writing import applied_writes
 from tests.support.proxy import proxied
 from tests.support.sql import run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
@@ -329,7 +329,7 @@ def test_an_entry_too_large_for_an_index_is_not_taken_for_a_lost_connection(url)
     """54000 is an OperationalError like those of a connection."""
     from psycopg.errors import ProgramLimitExceeded
 
-    from sqlbuffer.storage.errors import ConnectionLost, translate
+    from sqlbuffer.storage.database.errors import ConnectionLost, translate
 
     error = translate(ProgramLimitExceeded("index row size exceeds maximum"), resolve_url(url))
     assert not isinstance(error, ConnectionLost)

@@ -21,9 +21,9 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
     URLError,
 )
-from sqlbuffer.storage import migrate
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.urls import shown_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.schema import migrate
 from tests.support.processes import run_at_once
 from tests.support.sql import buffer_id, is_sqlite, run, run_outside_transaction, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
@@ -417,8 +417,8 @@ def test_a_locked_sqlite_file_is_reported_as_busy(sqlite_url, monkeypatch):
     from sqlbuffer.errors import StorageBusyError
 
     buffer = ReplayBuffer(sqlite_url)
-    monkeypatch.setattr("sqlbuffer.storage.sqlite.BUSY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("sqlbuffer.storage.engine.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("sqlbuffer.storage.dialects.sqlite.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("sqlbuffer.storage.database.engine.BUSY_TIMEOUT_S", 0.1)
     buffer.close()
     engine_for(resolve_url(sqlite_url)).dispose()
     short = ReplayBuffer(create_engine(sqlite_url, connect_args={"timeout": 0.1}))

@@ -17,7 +17,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.codec import equal
 from sqlbuffer.errors import FieldError
-from sqlbuffer.storage.payload_parts import PART_BYTES
+from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import make_fragment, pieces_read
 from tests.support.statements import selects
 

@@ -13,11 +13,11 @@ from sqlbuffer.codec import equal
 from sqlbuffer.errors import BufferConfigError, FieldError
 from sqlbuffer.front.looking import look_at_rows
 from sqlbuffer.query import EVERYTHING
-from sqlbuffer.storage import payload_parts, row_reading
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.errors import too_large, translated
-from sqlbuffer.storage.follower import Follower
-from sqlbuffer.storage.payload_parts import PART_BYTES
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.errors import too_large, translated
+from sqlbuffer.storage.rows import payload_parts, row_reading
+from sqlbuffer.storage.rows.follower import Follower
+from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import lost_parts, make_fragment, parts_of
 from tests.support.processes import run_at_once
 from tests.support.proxy import proxied

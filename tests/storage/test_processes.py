@@ -17,8 +17,8 @@ import pytest
 from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer
-from sqlbuffer.storage import fork_lock
-from sqlbuffer.storage.engine import POOL_SIZE, engine_for, resolve_url
+from sqlbuffer.storage.database import fork_lock
+from sqlbuffer.storage.database.engine import POOL_SIZE, engine_for, resolve_url
 from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.stepped_rows import EVERY_ROW, make_row, make_rows, seqs_of, step_is, steps_of

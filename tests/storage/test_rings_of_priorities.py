@@ -4,9 +4,9 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.compat.ding import AdvancedReplayBuffer
-from sqlbuffer.storage.live_count import LiveCount
-from sqlbuffer.storage.priority_rings import PriorityRing
-from sqlbuffer.storage.stale_rows import StaleRows
+from sqlbuffer.storage.buffers.live_count import LiveCount
+from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
+from sqlbuffer.storage.retention.stale_rows import StaleRows
 from tests.support.sql import connected, run
 
 

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import make_url, text
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.live_count import BLOCK
-from sqlbuffer.storage.vacuum import cleaner_for
+from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.database.vacuum import cleaner_for
 from tests.conftest import KINDS, close_pool
 from tests.support.array_rows import make_array_row
 from tests.support.processes import wait_until

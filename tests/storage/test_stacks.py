@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sqlbuffer import RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.query import EVERYTHING
-from sqlbuffer.storage.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import (
     EPISODES,
     FIELDS,

@@ -5,10 +5,10 @@ import pytest
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.query import check
-from sqlbuffer.storage.readers.steps import StepReader
-from sqlbuffer.storage.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.readers.transitions import TransitionReader
-from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.sampling.readers.steps import StepReader
+from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
+from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import FIELDS, Made, store
 from tests.support.statements import selects
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.query import check
-from sqlbuffer.storage import episode_population
-from sqlbuffer.storage.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.episodes import episode_population
+from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from tests.support.episodes import (
     EPISODES,
     FIELDS,

@@ -6,8 +6,8 @@ from sqlalchemy import create_engine, event, make_url
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError, StorageBusyError
-from sqlbuffer.storage import readonly, transactions
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database import readonly, transactions
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.support.sql import connected, run
 from tests.support.stepped_rows import make_row, steps_of
 

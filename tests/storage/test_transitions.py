@@ -10,7 +10,7 @@ from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, R
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.n_step import n_step_returns
 from sqlbuffer.query import EVERYTHING
-from sqlbuffer.storage.readers.transitions import TransitionReader
+from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from tests.support.sql import run
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}

@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage import triggers, vacuum
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database import vacuum
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.schema import triggers
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import (
     connected,

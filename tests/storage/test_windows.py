@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query import check
-from sqlbuffer.storage.readers.windows import WindowReader
+from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import EPISODES, FIELDS, Made, empty, observation, reward, store
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.payload_parts import PART_BYTES
+from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.sql import run, scalar
 
 # What `make_fragment` has beside its image.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import event
 
-from sqlbuffer.storage.transactions import BEGIN, READ
+from sqlbuffer.storage.database.transactions import BEGIN, READ
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sqlbuffer.storage.catalog import block_size
-from sqlbuffer.storage.priority_upkeep import FEW_BLOCKS, FEW_ROWS, Upkeep
+from sqlbuffer.storage.buffers.catalog import block_size
+from sqlbuffer.storage.priorities.upkeep import FEW_BLOCKS, FEW_ROWS, Upkeep
 
 NONE = np.empty(0, np.int64)
 

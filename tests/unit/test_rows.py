@@ -10,7 +10,7 @@ import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta
 from sqlbuffer.errors import FieldError
-from sqlbuffer.storage.records import encode_row, encode_rows
+from sqlbuffer.storage.rows.records import encode_row, encode_rows
 
 META = ("task_1", "search", "agent_1", 3, 1700000000.5, "agent_0")
 

@@ -32,9 +32,9 @@ from sqlbuffer.compat.ding.throughput import is_first_rank, limit_of
 from sqlbuffer.compat.ding.utils import generate_id
 from sqlbuffer.errors import FieldError
 from sqlbuffer.scalars import integer_of, real_of
-from sqlbuffer.storage.catalog import Limits
-from sqlbuffer.storage.opened import Options
-from sqlbuffer.storage.priority_rings import (
+from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.open_buffer import Options
+from sqlbuffer.storage.extensions.prioritized_ring import (
     ID,
     VERSION,
     Ledger,
@@ -44,8 +44,8 @@ from sqlbuffer.storage.priority_rings import (
     Wanted,
     number_of,
 )
-from sqlbuffer.storage.priority_values import checked_priority
-from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.rows.priority_values import checked_priority
+from sqlbuffer.storage.rows.records import Record
 
 logger = logging.getLogger("sqlbuffer")
 

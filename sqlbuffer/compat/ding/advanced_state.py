@@ -8,9 +8,9 @@ from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.items import Encoded, decoded_item, encoded_of, item_of
 from sqlbuffer.compat.ding.state import MissingDataError
 from sqlbuffer.scalars import integer_of, real_of
-from sqlbuffer.storage.item_rings import Counts
-from sqlbuffer.storage.priority_rings import ID, Held, Ledger, number_of
-from sqlbuffer.storage.priority_values import MOST_PRIORITY
+from sqlbuffer.storage.extensions.prioritized_ring import ID, Held, Ledger, number_of
+from sqlbuffer.storage.extensions.ring_buffer import Counts
+from sqlbuffer.storage.rows.priority_values import MOST_PRIORITY
 
 KEYS = ("use_count", "tail", "max_priority", "beta", "push_count")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from sqlbuffer.scalars import real_of
-from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.database.fork_lock import ForkLock
 
 
 class Time(Protocol):

@@ -9,7 +9,7 @@ from sqlbuffer.compat.ding.base import register_buffer
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.compat.ding.naive import NaiveReplayBuffer, keys_by_age
 from sqlbuffer.compat.ding.ring import checked_size, items_of
-from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.sampling.population import Population
 
 
 @register_buffer("elastic")

@@ -21,9 +21,9 @@ from sqlbuffer.codec import (
 from sqlbuffer.compat.ding.errors import ItemError
 from sqlbuffer.errors import FieldError
 from sqlbuffer.ids import uuid7
-from sqlbuffer.storage.insertion import Row
-from sqlbuffer.storage.item_rings import ARRAYS, IN_PARTS, STATE
-from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.extensions.ring_buffer import ARRAYS, IN_PARTS, STATE
+from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.storage.writing.insertion import Row
 
 Encoded = tuple[str | None, bytes | bytearray | None]
 

@@ -10,7 +10,7 @@ from sqlbuffer.compat.ding.base import register_buffer
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.ring import NAIVE_CONFIG, RingBuffer, checked_size, items_of
 from sqlbuffer.samplers.random import RandomSampler
-from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.sampling.population import Population
 
 
 @register_buffer("naive")

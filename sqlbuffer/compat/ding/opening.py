@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.catalog import Limits
-from sqlbuffer.storage.engine import is_memory, resolve_url
-from sqlbuffer.storage.item_rings import ItemRing, make_ring
-from sqlbuffer.storage.opened import DEFAULT_OPTIONS, Options
+from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, Options
+from sqlbuffer.storage.database.engine import is_memory, resolve_url
+from sqlbuffer.storage.extensions.ring_buffer import ItemRing, make_ring
 from sqlbuffer.storage.store import BufferStore
 
 PRIVATE = "sqlite://"  # in the memory of this process

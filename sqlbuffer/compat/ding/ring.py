@@ -25,11 +25,11 @@ from sqlbuffer.compat.ding.throughput import PeriodicThruputMonitor, is_first_ra
 from sqlbuffer.compat.ding.used_data import UsedDataRemover
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.query import EVERYTHING
-from sqlbuffer.storage.fork_lock import ForkLock
-from sqlbuffer.storage.insertion import Row
-from sqlbuffer.storage.item_rings import Counts, ItemRing
-from sqlbuffer.storage.payload_parts import check_row_sizes, row_limit
-from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.extensions.ring_buffer import Counts, ItemRing
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
+from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.storage.writing.insertion import Row
 
 logger = logging.getLogger("sqlbuffer")
 

@@ -11,7 +11,7 @@ from sqlbuffer.compat.ding.config import checked_count
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.naive import NaiveReplayBuffer, keys_by_age
 from sqlbuffer.compat.ding.ring import checked_size, items_of
-from sqlbuffer.storage.population import Population
+from sqlbuffer.storage.sampling.population import Population
 
 
 @register_buffer("sequence")

@@ -10,7 +10,7 @@ from typing import Any
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.flow import Counts, RatioWindow
 from sqlbuffer.scalars import real_of
-from sqlbuffer.storage.fork_lock import ForkLock
+from sqlbuffer.storage.database.fork_lock import ForkLock
 
 
 class PeriodicThruputMonitor:

@@ -15,10 +15,10 @@ from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.compat.memmap.tracks import INITTED, INTERNAL, LENS, Track
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder, StepPacker
 from sqlbuffer.compat.memmap.writer import Writer
-from sqlbuffer.storage.errors import translated
-from sqlbuffer.storage.slots import Slots, State
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.extensions.slots import Slots, State
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.transactions import answer
 
 Ints = NDArray[np.int64]
 # Slots that are named in the text of a question.

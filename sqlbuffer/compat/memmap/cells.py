@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.kept_runs import Columns, KeptRuns, RunKey
 from sqlbuffer.compat.memmap.values import RowCoder
-from sqlbuffer.storage.payload_changes import replace_payload
-from sqlbuffer.storage.slots import Slots, State
+from sqlbuffer.storage.extensions.slots import Slots, State
+from sqlbuffer.storage.rows.payload_changes import replace_payload
 from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]

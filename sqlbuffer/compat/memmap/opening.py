@@ -17,9 +17,9 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.query import EVERYTHING
 from sqlbuffer.specs import Fields
-from sqlbuffer.storage import catalog
-from sqlbuffer.storage.catalog import Limits
-from sqlbuffer.storage.slots import find_ring, make_ring, other_writers
+from sqlbuffer.storage.buffers import catalog
+from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.extensions.slots import find_ring, make_ring, other_writers
 from sqlbuffer.storage.store import BufferStore
 
 

@@ -16,21 +16,21 @@ from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.ids import uuid7
-from sqlbuffer.storage import holders
-from sqlbuffer.storage.episodes import Ending
-from sqlbuffer.storage.keys import EpisodeKey
-from sqlbuffer.storage.pieces import Columns
-from sqlbuffer.storage.process_end import at_process_end
-from sqlbuffer.storage.records import Record
-from sqlbuffer.storage.slots import (
+from sqlbuffer.storage.buffers.keys import EpisodeKey
+from sqlbuffer.storage.database import holders
+from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.storage.episodes.episodes import Ending
+from sqlbuffer.storage.extensions.slots import (
     Opening,
     SlotEnding,
     SlotLostError,
     Slots,
     SlotsFullError,
 )
+from sqlbuffer.storage.rows.pieces import Columns
+from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.store import BufferStore, Written
-from sqlbuffer.storage.write_queue import WriteQueue
+from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 
 @dataclass

@@ -12,8 +12,8 @@ from sqlbuffer.compat.minestudio.errors import (
 )
 from sqlbuffer.errors import FieldError
 from sqlbuffer.scalars import integer_of, real_of
-from sqlbuffer.storage.fragments.pool import Rules
-from sqlbuffer.storage.records import encode_key
+from sqlbuffer.storage.extensions.fragments.pool import Rules
+from sqlbuffer.storage.rows.records import encode_key
 
 
 def number(value: Any, name: str) -> int:

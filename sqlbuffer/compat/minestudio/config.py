@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
-from sqlbuffer.storage.fragments.pool import Rules
+from sqlbuffer.storage.extensions.fragments.pool import Rules
 
 FILE = "replay.sqlite"
 _HELP = {

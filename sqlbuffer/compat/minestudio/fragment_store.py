@@ -15,11 +15,11 @@ from sqlbuffer.compat.minestudio.errors import (
 from sqlbuffer.compat.minestudio.opening import NAME, plain_store
 from sqlbuffer.compat.minestudio.values import decoded, encoded, wanted_of
 from sqlbuffer.errors import FieldError
-from sqlbuffer.storage.fragments import pool
-from sqlbuffer.storage.fragments.reading import Reader, delete
-from sqlbuffer.storage.fragments.versions import clear
-from sqlbuffer.storage.payload_parts import check_row_sizes, row_limit
-from sqlbuffer.storage.records import Decoder, Record
+from sqlbuffer.storage.extensions.fragments import pool
+from sqlbuffer.storage.extensions.fragments.fragment_reading import Reader, delete
+from sqlbuffer.storage.extensions.fragments.versions import clear
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
+from sqlbuffer.storage.rows.records import Decoder, Record
 from sqlbuffer.storage.store import BufferStore
 
 

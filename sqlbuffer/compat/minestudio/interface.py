@@ -15,17 +15,17 @@ from sqlbuffer.compat.minestudio.fragment_store import FragmentStore
 from sqlbuffer.compat.minestudio.metrics import metrics
 from sqlbuffer.compat.minestudio.opening import NAME, database_config, existing, made
 from sqlbuffer.compat.minestudio.values import encoded, n_bytes
-from sqlbuffer.storage.fragments import fetching, reading, versions
-from sqlbuffer.storage.fragments.adding import (
+from sqlbuffer.storage.extensions.fragments import fetching, fragment_reading, versions
+from sqlbuffer.storage.extensions.fragments.adding import (
     Added,
     Fragment,
     NotInOrderError,
     SentBeforeError,
     add,
 )
-from sqlbuffer.storage.fragments.deleting import delete_left
-from sqlbuffer.storage.fragments.pool import Pool
-from sqlbuffer.storage.records import Record
+from sqlbuffer.storage.extensions.fragments.deleting import delete_left
+from sqlbuffer.storage.extensions.fragments.pool import Pool
+from sqlbuffer.storage.rows.records import Record
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -97,7 +97,7 @@ class ReplayBufferInterface:
             store, self._rules = made(parsed, url, name)
         self.store = FragmentStore.of(store)
         self._core = store
-        self._reader = reading.Reader(store)
+        self._reader = fragment_reading.Reader(store)
         self.database_config = database_config(store, parsed)
 
     @property
@@ -156,7 +156,7 @@ class ReplayBufferInterface:
         if written.inserted and added.pool is None:
             # Another process sent a later one as this worker, while this one was on its way: it was
             # taken for one that had been there, and is part of nothing.
-            reading.delete(self._core, record.id)
+            fragment_reading.delete(self._core, record.id)
             raise _behind(given, "a later one")
         if written.conflicts:
             raise _other_content(given)

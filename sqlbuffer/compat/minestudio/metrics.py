@@ -1,6 +1,6 @@
 """What is reported of a buffer, under MineStudio's names."""
 
-from sqlbuffer.storage.fragments.pool import Pool
+from sqlbuffer.storage.extensions.fragments.pool import Pool
 
 PREFIX = "replay_buffer/"
 _COUNTED = (

@@ -6,9 +6,9 @@ from sqlbuffer.compat.minestudio import checks
 from sqlbuffer.compat.minestudio.config import Config, folder_of, location
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, StorageUnreachableError
-from sqlbuffer.storage.catalog import Limits
-from sqlbuffer.storage.fragments import pool
-from sqlbuffer.storage.fragments.versions import clear
+from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.extensions.fragments import pool
+from sqlbuffer.storage.extensions.fragments.versions import clear
 from sqlbuffer.storage.store import BufferStore
 
 NAME = "replay_buffer"

@@ -21,7 +21,7 @@ from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.errors import FieldError
 from sqlbuffer.partial import Wanted
 from sqlbuffer.rows import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.records import Record, encode_row
+from sqlbuffer.storage.rows.records import Record, encode_row
 
 AGENT = "default"
 _IN_EXTRA = ("next_done", "reward", "first", "in_state", "next_obs")

@@ -4,9 +4,9 @@ import logging
 import time
 
 from sqlbuffer.compat.minestudio.errors import FetchTimeoutError
-from sqlbuffer.storage.fragments.leaving import oldest_allowed
-from sqlbuffer.storage.fragments.pool import Pool
-from sqlbuffer.storage.fragments.reading import Reader
+from sqlbuffer.storage.extensions.fragments.fragment_reading import Reader
+from sqlbuffer.storage.extensions.fragments.leaving import oldest_allowed
+from sqlbuffer.storage.extensions.fragments.pool import Pool
 
 logger = logging.getLogger("sqlbuffer")
 

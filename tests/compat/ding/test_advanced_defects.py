@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sqlbuffer.storage import priority_rings
+from sqlbuffer.storage.extensions import prioritized_ring
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_d18_what_the_config_says_of_the_rate_limit_is_what_happens(make):
 
 def test_d18_a_batch_at_the_lower_limit_is_drawn(make, monkeypatch):
     now = [1_000.5]
-    monkeypatch.setattr(priority_rings, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(prioritized_ring, "time", SimpleNamespace(time=lambda: now[0]))
     limits = {"push_sample_rate_limit": {"min": 1}, "window_seconds": 30}
     buffer = make("advanced", size=100, thruput_controller=limits)
     for _ in range(4):

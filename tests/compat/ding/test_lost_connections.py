@@ -3,7 +3,7 @@
 import pytest
 
 from sqlbuffer.compat.ding import create_buffer
-from sqlbuffer.storage.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.compat.ding.conftest import held
 from tests.compat.ding.test_used_data import Tracking, items
 from tests.support.proxy import proxied

@@ -6,8 +6,8 @@ from sqlalchemy import text
 
 from sqlbuffer import ReplayBuffer as CoreBuffer
 from sqlbuffer.compat.memmap import MemmapError, MemmapIndexError, MemmapTypeError
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.slots import Slots
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.extensions.slots import Slots
 
 
 @pytest.fixture

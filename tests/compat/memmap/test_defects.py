@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from sqlbuffer.compat.memmap import MemmapError, ReplayBuffer
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.slots import Slots
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.extensions.slots import Slots
 
 
 def fill(buffer: ReplayBuffer, n: int = 3) -> None:

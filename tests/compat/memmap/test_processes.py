@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from sqlbuffer.compat.memmap import MemmapError, ReplayBuffer
-from sqlbuffer.storage.engine import engine_for, resolve_url
-from sqlbuffer.storage.holders import is_alive, new_holder
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.holders import is_alive, new_holder
 from tests.support.processes import wait_until
 
 

@@ -13,7 +13,7 @@ from sqlbuffer.compat.minestudio import (
     ReplayBufferInterface,
 )
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.storage.fragments import deleting
+from sqlbuffer.storage.extensions.fragments import deleting
 from tests.compat.minestudio.conftest import CONFIG, Make
 from tests.compat.minestudio.fragments import indices, send, send_all
 from tests.support.fragments import lost_parts, parts_of

@@ -22,7 +22,7 @@ from sqlbuffer.compat.minestudio import (
     ReplayBufferInterface,
 )
 from sqlbuffer.errors import StorageBusyError, StorageFullError, StorageUnreachableError
-from sqlbuffer.storage.fragments import deleting
+from sqlbuffer.storage.extensions.fragments import deleting
 from tests.compat.minestudio.conftest import CONFIG, Make
 from tests.compat.minestudio.fragments import indices, make_fragment, send, send_all
 from tests.conftest import MakeDatabaseUrl
@@ -53,7 +53,7 @@ def test_w_crash_safety_payload_and_metadata_are_stored_together_or_not_at_all(
     def crash(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sqlbuffer.storage.fragments.adding._note", crash)
+    monkeypatch.setattr("sqlbuffer.storage.extensions.fragments.adding._note", crash)
     with pytest.raises(KeyboardInterrupt):
         send(buffer, "w", 0)
     monkeypatch.undo()

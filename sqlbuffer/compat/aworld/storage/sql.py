@@ -13,7 +13,7 @@ from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomTaskSample, TaskSampler
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.population import Population
+    from sqlbuffer.storage.sampling.population import Population
 
 DEFAULT_CAPACITY = 10_000
 

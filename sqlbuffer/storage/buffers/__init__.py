@@ -1,0 +1,1 @@
+"""The buffers of a database: their settings, windows and sessions."""

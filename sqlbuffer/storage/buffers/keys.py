@@ -1,0 +1,97 @@
+"""The users' keys of episodes and sessions, and the numbers that experiences hold for them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, text
+
+from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import KeyList
+from sqlbuffer.storage.schema.models import episodes, sessions
+
+EpisodeKey = tuple[str, str]  # the user's id and the task
+
+# Both databases know this form. Sorted by key at the call, so that two writers of the same new keys
+# cannot deadlock.
+INSERT_EPISODE = text(
+    "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
+    "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
+)
+INSERT_SESSION = text(
+    "INSERT INTO sessions (buffer_id, key) VALUES (:buffer_id, :key) ON CONFLICT DO NOTHING"
+)
+
+
+def episode_ids(
+    connection: Connection,
+    buffer_id: int,
+    records: Sequence[Record],
+    metas: Mapping[EpisodeKey, str],
+) -> list[int | None]:
+    """Return the number of each record's episode, or None without one; new ones are made, with the
+    JSON of their meta.
+    """
+    first_of: dict[EpisodeKey, Record] = {}
+    for record in records:
+        if record.episode_key is not None:
+            first_of.setdefault((record.episode_key, record.task_id), record)
+    if not first_of:
+        return [None] * len(records)
+    known = _known_episodes(connection, buffer_id, first_of)
+    new = [
+        {
+            "buffer_id": buffer_id,
+            "key": key,
+            "task_id": task_id,
+            "agent_id": record.agent_id,
+            "model_version": record.model_version,
+            "meta": metas.get((key, task_id)),
+        }
+        for (key, task_id), record in sorted(first_of.items(), key=lambda item: item[0])
+        if (key, task_id) not in known
+    ]
+    if new:
+        connection.execute(INSERT_EPISODE, new)
+        known = _known_episodes(connection, buffer_id, first_of)
+    return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
+
+
+def session_ids(
+    connection: Connection, buffer_id: int, records: Sequence[Record]
+) -> list[int | None]:
+    """Return the number of each record's session, or None without one; new ones are made."""
+    keys = sorted({record.session_key for record in records if record.session_key is not None})
+    if not keys:
+        return [None] * len(records)
+    known = _known_sessions(connection, buffer_id, keys)
+    new = [{"buffer_id": buffer_id, "key": key} for key in keys if key not in known]
+    if new:
+        connection.execute(INSERT_SESSION, new)
+        known = _known_sessions(connection, buffer_id, keys)
+    return [None if r.session_key is None else known[r.session_key] for r in records]
+
+
+def _known_episodes(
+    connection: Connection, buffer_id: int, keys: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], int]:
+    wanted = {key for key, _ in keys}
+    tasks = {task_id for _, task_id in keys}
+    table = episodes.c
+    statement = select(table.key, table.task_id, table.id).where(
+        table.buffer_id == buffer_id, one_of(table.key, wanted), one_of(table.task_id, tasks)
+    )
+    return {(key, task_id): id_ for key, task_id, id_ in connection.execute(statement)}
+
+
+def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str]) -> dict[str, int]:
+    table = sessions.c
+    statement = select(table.key, table.id).where(
+        table.buffer_id == buffer_id, one_of(table.key, keys)
+    )
+    return dict(connection.execute(statement).all())
+
+
+def one_of(column: Any, keys: Iterable[str]) -> Any:
+    """Return the expression for a text column being one of the keys."""
+    return fn.is_one_of(column, bindparam(None, list(keys), KeyList(), unique=True))

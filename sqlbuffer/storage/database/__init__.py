@@ -1,0 +1,1 @@
+"""Connections, transactions, retries and errors of a database."""

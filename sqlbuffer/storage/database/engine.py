@@ -1,0 +1,303 @@
+"""One small pool of connections per URL and process, and what a connection is told at opening."""
+
+import itertools
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import psycopg
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
+
+from sqlbuffer.errors import StorageReadOnlyError, URLError
+from sqlbuffer.settings import Settings
+from sqlbuffer.storage.database.filesystems import warn_of_network
+from sqlbuffer.storage.database.sqlite_connections import listen_to_connections, prepare
+from sqlbuffer.storage.database.transactions import listen_postgresql, listen_sqlite
+from sqlbuffer.storage.database.urls import is_immutable, shown_url, sqlite_path, unread_log
+
+POOL_SIZE = 5
+BUSY_TIMEOUT_S = 30.0
+IDLE_BEFORE_PING_S = 1.0
+
+# WAL lets readers read while one writes, and needs one fsync a checkpoint instead of two a commit.
+# It is a property of the file, so it is set once, by whoever creates the schema.
+SQLITE_FILE_PRAGMAS = ("PRAGMA journal_mode = WAL",)
+
+_lock = threading.Lock()
+_engines: dict[str, Engine] = {}
+# The URLs of engines that were closed after they had connected.
+_reached: set[str] = set()
+_inherited: list[Engine] = []
+_numbers = itertools.count(1)
+_epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+_adopted: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
+_adopted_sqlite: WeakSet[Engine] = WeakSet()
+
+
+class _BinaryCursor(psycopg.Cursor[Any]):
+    """Receives results in binary: half the bytes for arrays and numbers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.format = psycopg.pq.Format.BINARY
+
+
+class _Pool(QueuePool):
+    """Keeps no connection that comes back after it was closed."""
+
+    _sqla_logger_namespace = "sqlalchemy.pool.impl.QueuePool"  # or it would log as this library
+    _is_closed = False
+
+    def dispose(self) -> None:
+        self._is_closed = True
+        super().dispose()
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        # Not before: it may be closed in between.
+        if self._is_closed:
+            super().dispose()
+
+
+def resolve_url(url: str | URL | Engine | None) -> URL:
+    """Return the URL in full: default from the settings, driver named, SQLite path absolute.
+
+    Raises:
+        URLError: Not a URL of SQLite or PostgreSQL.
+    """
+    if isinstance(url, Engine):
+        url = url.url
+    try:
+        resolved = make_url(url if url is not None else Settings().url)
+    except (ArgumentError, TypeError, ValueError):
+        raise URLError(
+            f"{_shown(url)} is not a database URL; write sqlite:///replay.db or postgresql://user@host/database"
+        ) from None
+    backend = resolved.get_backend_name()
+    if backend in ("postgresql", "postgres"):
+        return _resolve_postgresql(resolved)
+    if backend == "sqlite":
+        return _resolve_sqlite(resolved)
+    raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL, not {backend}: {shown_url(resolved)}")
+
+
+def _shown(url: object) -> str:
+    """Show what was given as a URL without what may be a password in it."""
+    text = str(url)
+    return repr(text.rpartition("@")[2] if "@" in text else text)
+
+
+def _resolve_postgresql(url: URL) -> URL:
+    driver = url.drivername.partition("+")[2]
+    if driver not in ("", "psycopg"):
+        raise URLError(
+            f"sqlbuffer uses psycopg 3: write postgresql+psycopg:// instead of {url.drivername}://"
+        )
+    return url.set(drivername="postgresql+psycopg")
+
+
+def _resolve_sqlite(url: URL) -> URL:
+    if url.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise URLError(
+            f"sqlbuffer uses Python's sqlite3: write sqlite:/// instead of {url.drivername}://"
+        )
+    if is_memory(url) or (url.database or "").startswith("file:"):
+        return url
+    return url.set(database=str(Path(url.database or "").expanduser().absolute()))
+
+
+def is_memory(url: URL) -> bool:
+    """Tell whether the URL names a SQLite database that lives in this process only."""
+    return url.get_backend_name() == "sqlite" and (url.database in (None, "", ":memory:"))
+
+
+def engine_for(url: URL) -> Engine:
+    """Return this process's engine of a resolved URL; the same one each time."""
+    key = url.render_as_string(hide_password=False)
+    with _lock:
+        if key not in _engines:
+            _engines[key] = _create(url)
+        return _engines[key]
+
+
+def server_epoch(engine: Engine) -> int:
+    """Return a number that is another one when the server may have crashed meanwhile, and what was
+    remembered of it no longer holds.
+    """
+    return _epochs.setdefault(engine, next(_numbers))
+
+
+def begin_epoch(engine: Engine) -> None:
+    """Note that a connection was lost."""
+    _epochs[engine] = next(_numbers)
+
+
+def was_reached(url: URL, engine: Engine | None = None) -> bool:
+    """Return True if this process was connected to a database before.
+
+    Args:
+        url: Its resolved URL.
+        engine: An engine of the user's.
+    """
+    key = url.render_as_string(hide_password=False)
+    engine = engine or _engines.get(key)
+    return key in _reached or (engine is not None and _has_connected(engine))
+
+
+def _has_connected(engine: Engine) -> bool:
+    # SQLAlchemy asks for it at the first connection.
+    return engine.dialect.server_version_info is not None
+
+
+def close_idle(url: URL) -> None:
+    """Forget this process's engine of a URL and close its idle connections."""
+    key = url.render_as_string(hide_password=False)
+    with _lock:
+        engine = _engines.pop(key, None)
+    if engine is not None:
+        if _has_connected(engine):
+            _reached.add(key)
+        engine.dispose()
+        # Once more, for threads that got hold of the engine before, and go on with the new pool.
+        engine.pool.dispose()
+
+
+def own_engine(url: str | URL | Engine | None, resolved: URL) -> Engine | None:
+    """Return the engine of one buffer alone: the user's, or one for a database in memory; None: the
+    process's shared one.
+
+    Raises:
+        URLError: An engine of another driver, or of a SQLite database in memory that threads do not
+            share.
+    """
+    if isinstance(url, Engine):
+        return _adopt(url)
+    return _create(resolved) if is_memory(resolved) else None
+
+
+def _adopt(engine: Engine) -> Engine:
+    if engine.dialect.name != "sqlite":
+        # An engine of its own over the same pool: the user's transactions begin as before.
+        if engine not in _adopted:
+            adopted = engine.execution_options()
+            listen_postgresql(adopted)
+            _adopted[engine] = adopted
+        return _adopted[engine]
+    if is_memory(engine.url) and not isinstance(engine.pool, (StaticPool, QueuePool)):
+        raise URLError(
+            "an engine on a SQLite database in memory must be made with poolclass=StaticPool"
+        )
+    _listen_sqlite(engine)
+    if not is_memory(engine.url):
+        if engine not in _adopted_sqlite:
+            _adopted_sqlite.add(engine)
+            engine.dispose()  # it may have opened connections that a fork does not close
+        return engine
+    with engine.connect() as connection:  # it may have been opened before the listeners were there
+        driver: Any = connection.connection.driver_connection
+        prepare(driver)
+    return engine
+
+
+def _create(url: URL) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        if not is_memory(url):
+            warn_of_network(sqlite_path(url))
+        # One connection is the whole database when it lives in memory.
+        sizes = (
+            {"pool_size": 1, "max_overflow": 0}
+            if is_memory(url)
+            else {"pool_size": POOL_SIZE, "max_overflow": 20}
+        )
+        engine = create_engine(
+            url,
+            poolclass=_Pool,
+            connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+            **sizes,
+        )
+        _listen_sqlite(engine)
+        return engine
+    engine = create_engine(
+        url,
+        poolclass=_Pool,
+        pool_size=POOL_SIZE,
+        max_overflow=5,
+        connect_args={
+            "cursor_factory": _BinaryCursor,
+            **{name: url.query.get(name, value) for name, value in _settings().items()},
+            # Prepared statements do not survive pgbouncer in transaction mode and gain under a
+            # tenth.
+            "prepare_threshold": None,
+            # Transactions begin in `transactions`.
+            "autocommit": True,
+        },
+    )
+    listen_postgresql(engine)
+    event.listen(engine, "checkin", _note_use)
+    event.listen(engine, "checkout", _ping_after_idling)
+    event.listen(engine, "invalidate", lambda *_: begin_epoch(engine))
+    return engine
+
+
+def _settings() -> dict[str, Any]:
+    """Return what a connection to PostgreSQL is opened with where the URL says nothing else."""
+    return {
+        "connect_timeout": 10,
+        "application_name": f"sqlbuffer {os.getpid()}",
+        # A server whose machine is gone is noticed within a minute, not after two hours.
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 60_000,
+    }
+
+
+def _note_use(_connection: Any, record: ConnectionPoolEntry) -> None:
+    record.info["used_at"] = time.monotonic()
+
+
+def _ping_after_idling(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
+    """Replace a connection that died while it lay in the pool; a ping each time would cost a round
+    trip.
+    """
+    if time.monotonic() - record.info.get("used_at", time.monotonic()) < IDLE_BEFORE_PING_S:
+        return
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.Error as error:
+        raise DisconnectionError("the connection died while idle") from error
+
+
+def _listen_sqlite(engine: Engine) -> None:
+    listen_sqlite(engine)
+    if not event.contains(engine, "do_connect", _refuse_unread_log):
+        event.listen(engine, "do_connect", _refuse_unread_log)
+    listen_to_connections(engine, is_memory=is_memory(engine.url))
+
+
+def _refuse_unread_log(_dialect: Any, _record: Any, arguments: Any, _options: Any) -> None:
+    url = URL.create("sqlite", database=arguments[0])
+    if is_immutable(url) and (advice := unread_log(url)):
+        raise StorageReadOnlyError(f"immutable=1 reads {sqlite_path(url)} alone, and {advice}")
+
+
+def _forget_engines() -> None:
+    """In a forked child: leave the parent's connections alone, and keep the collector from closing
+    them.
+    """
+    global _lock
+    _lock = threading.Lock()
+    _inherited.extend(_engines.values())
+    _engines.clear()
+    for engine in list(_adopted_sqlite):
+        engine.dispose(close=False)  # a thread that is not here may hold the pool's locks
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_engines)

@@ -1,0 +1,99 @@
+"""Calling again after a lost connection, a deadlock or a conflict on a standby."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlbuffer.errors import StorageUnreachableError
+from sqlbuffer.storage.database.errors import (
+    ConnectionLost,
+    Deadlock,
+    RecoveryConflict,
+    ServerRestarting,
+)
+
+logger = logging.getLogger("sqlbuffer")
+
+FIRST_PAUSE_S = 0.01  # a connection that died in the pool: the next one is good
+LONGEST_PAUSE_S = 1.0
+ONCE_MORE_S = 0.05
+DEADLOCKS = 10
+# When a call that waits logs it first; then after 3 s, 9 s and so on.
+FIRST_LOG_S, SECOND_LOG_S, LOG_GROWTH = 0.1, 3.0, 3
+
+T = TypeVar("T")
+
+
+def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) -> T:
+    """Return what `work` returns, called again after a deadlock, and for some time while the
+    server cannot be reached or a standby ends the query.
+
+    Args:
+        work: May be called several times.
+        retry_s: How long after the first loss or conflict; 0 never calls again.
+        on_loss: Called after each loss.
+
+    Raises:
+        StorageUnreachableError: The server could not be reached in that time.
+        StorageBusyError: Every one of many attempts ended in a deadlock, or a standby ended the
+            query each time.
+    """
+    began: float | None = None
+    deadlocks = 0
+    pause_s, log_s = FIRST_PAUSE_S, FIRST_LOG_S
+    while True:
+        try:
+            return work()
+        except Deadlock:
+            deadlocks += 1
+            if deadlocks == DEADLOCKS:
+                raise
+            continue
+        except (ConnectionLost, RecoveryConflict) as error:
+            if isinstance(error, ConnectionLost):
+                on_loss()
+            now = time.monotonic()
+            began = now if began is None else began
+            waited_s = now - began
+            if waited_s + pause_s > retry_s:
+                tried = "" if retry_s <= ONCE_MORE_S else f"; tried again for {retry_s:g} s"
+                kind = StorageUnreachableError if isinstance(error, ConnectionLost) else type(error)
+                raise kind(f"{error}{tried}") from error
+            if waited_s >= log_s:
+                logger.warning("%s; trying again for %.0f s", error, retry_s - waited_s)
+                log_s = max(SECOND_LOG_S, LOG_GROWTH * waited_s)
+        # Not all writers at once, when the server is back.
+        time.sleep(pause_s * random.uniform(0.5, 1))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def retried_at_opening(
+    work: Callable[[], T],
+    retry_s: float,
+    on_loss: Callable[[], None],
+    was_reached: Callable[[], bool],
+) -> T:
+    """Return what `work` returns, called again where a server is known that can be waited for.
+
+    A server that refuses a connection may be a wrong URL: that is raised immediately, unless this
+    process has reached the server before, or the server says that it restarts.
+
+    Args:
+        work: May be called several times.
+        retry_s: How long after the first loss; 0 never calls again.
+        on_loss: Called after each loss.
+        was_reached: Returns True if this process was connected to the server before.
+
+    Raises:
+        StorageUnreachableError: The server could not be reached.
+        StorageBusyError: Every one of many attempts ended in a deadlock.
+    """
+    try:
+        return retried(work, min(retry_s, ONCE_MORE_S), on_loss)
+    except StorageUnreachableError as error:
+        is_restarting = isinstance(error.__cause__, ServerRestarting)
+        if retry_s <= ONCE_MORE_S or not (is_restarting or was_reached()):
+            raise
+    return retried(work, retry_s, on_loss)

@@ -1,0 +1,261 @@
+"""Cleaning up behind eviction, and behind learners, on PostgreSQL.
+
+A row that is evicted, or updated while an old snapshot holds it, stays in the table as a dead one
+until a VACUUM. The server's own comes once a minute: until then a fast writer fills the table with
+nine times its live size. So every process that writes, learners too, also looks for dead rows. One
+process at a time cleans, in a thread that ends when the work is done.
+"""
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN
+
+# Counts the rows of those blocks of a buffer that no row can come to.
+Count = Callable[[Connection, int], None]
+
+logger = logging.getLogger("sqlbuffer")
+
+# Looking costs a millisecond: after so many rows, so many bytes of parts, or so long after the last
+# look.
+ROWS_BETWEEN_LOOKS = 5_000
+BYTES_BETWEEN_LOOKS = 64 * 2**20
+SECONDS_BETWEEN_LOOKS = 5.0
+# Clean when a fifth of the rows is dead, and there are so many or they take so much room.
+MAX_DEAD_PER_LIVE = 0.2
+MIN_DEAD_ROWS = 10_000
+MIN_DEAD_BYTES = 16 * 2**20
+# Analyze when a tenth of the rows has come since the last time, and that many: plans that functions
+# keep are made again then, for a table of this size. A full buffer that turns over does not grow.
+MAX_NEW_PER_KNOWN = 0.1
+MIN_NEW_ROWS = 5_000
+# While an old snapshot holds the dead rows a VACUUM reads the table for nothing. Most snapshots are
+# of a moment, the server's own among them: after ten seconds of a fast writer the table would have
+# grown by many times what it holds.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
+# A process that died in a VACUUM is replaced then. One that takes longer goes on undisturbed: the
+# next one skips tables that are being cleaned.
+LEASE_S = 120.0
+# How long a process that ends waits for its cleaning: cut short, it would keep the lease.
+END_S = 5.0
+TASK, ANALYZE_TASK = "vacuum", "analyze"
+# One process at a time deletes the ids of old writes (`applied_writes`).
+FORGET_TASK, SECONDS_BETWEEN_FORGETTING = "forget writes", 30.0
+# Not the generator that a program may have seeded.
+chance = random.SystemRandom().random
+
+_STATE = text(
+    """
+SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
+    extract(epoch FROM greatest(s.last_vacuum, s.last_autovacuum))::double precision AS cleaned_at,
+    pg_has_role(c.relowner, 'USAGE') OR CASE
+        -- Before PostgreSQL 17 there is no such right, and asking for it is an error.
+        WHEN current_setting('server_version_num')::integer >= 170000
+        THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean,
+    pg_table_size(s.relid) AS size_bytes, greatest(c.reltuples, 0)::double precision AS known
+FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
+WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regclass('tasks'),
+    to_regclass('priorities'), to_regclass('priority_blocks'), to_regclass('row_blocks'),
+    to_regclass('uses'),
+    to_regclass('samples'), to_regclass('flow'), to_regclass('queue_items'), to_regclass('leases'),
+    to_regclass('labels'), to_regclass('label_history'), to_regclass('quarantine'),
+    to_regclass('payload_parts'), to_regclass('payload_changes'), to_regclass('slots'),
+    to_regclass('chunks'), to_regclass('applied_writes'))
+"""
+)
+
+
+@dataclass
+class Table:
+    """What the server knows of a table: rows dead and live, how many ever died, when it was
+    cleaned, who may, how large it is with its large values, and for how many rows it plans.
+    """
+
+    name: str
+    dead: int
+    live: int
+    died: int
+    cleaned_at: float | None
+    may_clean: bool
+    size_bytes: int
+    known: float
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it is worth an ANALYZE."""
+        new = self.live - self.known
+        return new >= MIN_NEW_ROWS and new > MAX_NEW_PER_KNOWN * self.known
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether it is worth a VACUUM."""
+        if self.dead <= MAX_DEAD_PER_LIVE * self.live:
+            return False
+        dead_bytes = self.size_bytes * self.dead / (self.dead + self.live)
+        return self.dead > MIN_DEAD_ROWS or dead_bytes > MIN_DEAD_BYTES
+
+
+class Cleaner:
+    """Looks after the dead rows of one database, for one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._mutex = ForkLock()
+        # The first look comes by chance, as if this process had begun long ago: processes that each
+        # write little look, taken together, as often as one that writes all of it.
+        begun = chance()
+        self._rows = int(begun * ROWS_BETWEEN_LOOKS)
+        self._bytes = int(begun * BYTES_BETWEEN_LOOKS)
+        self._looked_at = time.monotonic() - begun * SECONDS_BETWEEN_LOOKS
+        self._counts: dict[int, Count] = {}
+        self._pause_s = FIRST_PAUSE_S
+        self._swept_at = 0.0
+        self._may_not_said = self._failed = False
+        self.thread: threading.Thread | None = None
+
+    def inserted(self, buffer_id: int, count: Count) -> None:
+        """Have full blocks of a buffer counted when it is time to look after dead rows."""
+        with self._mutex:
+            self._counts[buffer_id] = count
+
+    def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
+        """Note that rows and bytes of parts were written; look after dead ones when it is time."""
+        with self._mutex:
+            self._rows += n_rows
+            self._bytes += n_bytes
+            now = time.monotonic()
+            due = (
+                self._rows >= ROWS_BETWEEN_LOOKS
+                or self._bytes >= BYTES_BETWEEN_LOOKS
+                or now - self._looked_at >= SECONDS_BETWEEN_LOOKS
+            )
+            if not due or (self.thread is not None and self.thread.is_alive()):
+                return
+            self._rows, self._bytes, self._looked_at = 0, 0, now
+            counts, self._counts = self._counts, {}
+            self.thread = threading.Thread(
+                target=self._run, args=(engine, counts), name="sqlbuffer-vacuum", daemon=True
+            )
+        # At the end of the process, or at a limit on threads: another time. The write is done.
+        with suppress(RuntimeError):
+            self.thread.start()
+            at_process_end(_finish)
+
+    def _run(self, engine: Engine, counts: dict[int, Count]) -> None:
+        try:
+            with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
+                driver: Any = connection.connection.driver_connection
+                if not driver.autocommit:  # an engine of the user's
+                    connection.execution_options(isolation_level="AUTOCOMMIT")
+                self._clean(connection)
+                for buffer_id, count in counts.items():
+                    count(connection, buffer_id)
+        except (SQLAlchemyError, psycopg.Error) as error:
+            # The writers go on; whoever writes next looks again.
+            level = logging.DEBUG if self._failed else logging.WARNING
+            self._failed = True
+            logger.log(level, "could not clean up behind evicted rows: %s", error)
+
+    def _clean(self, connection: Connection) -> None:
+        tables = _tables(connection)
+        dirty = [table for table in tables if table.is_dirty]
+        if not all(table.may_clean for table in dirty) and not self._may_not_said:
+            self._may_not_said = True
+            logger.warning(
+                "this role may not VACUUM %s: evicted rows wait for the server's autovacuum and "
+                "the table grows meanwhile; let its owner write, or on PostgreSQL 17 and later "
+                "GRANT MAINTAIN (see `sqlbuffer db roles`)",
+                ", ".join(table.name for table in dirty),
+            )
+        dirty = [table for table in dirty if table.may_clean]
+        if dirty and _lease(connection, LEASE_S):
+            self._vacuum(connection, dirty)
+            tables = _tables(connection)
+        self._analyze(connection, [t for t in tables if t.has_grown and t.may_clean])
+        self._sweep(connection, tables)
+        if _lease(connection, SECONDS_BETWEEN_FORGETTING, FORGET_TASK):
+            connection.exec_driver_sql("SELECT sqlbuffer_forget_writes_v1()")
+
+    def _analyze(self, connection: Connection, grown: list[Table]) -> None:
+        """Tell the planner of rows that it does not know of."""
+        if grown and _lease(connection, LEASE_S, ANALYZE_TASK):
+            for table in grown:
+                connection.exec_driver_sql(f"ANALYZE (SKIP_LOCKED) {table.name}")
+            _lease(connection, 0.0, ANALYZE_TASK, renew=True)
+
+    def _vacuum(self, connection: Connection, dirty: list[Table]) -> None:
+        """Clean the tables, and keep away for a while where that was no use."""
+        for table in dirty:
+            # Without TRUNCATE, which would lock writers out; another VACUUM under way is enough.
+            connection.exec_driver_sql(f"VACUUM (TRUNCATE OFF, SKIP_LOCKED) {table.name}")
+        before = sum(table.dead for table in dirty)
+        names = {table.name for table in dirty}
+        cleaned = [table for table in _tables(connection) if table.name in names]
+        # Without those that died meanwhile.
+        held = sum(table.dead - table.died for table in cleaned) + sum(t.died for t in dirty)
+        logger.debug("cleaned %s: %d dead rows, %d are held", ", ".join(names), before, held)
+        if held > before / 2:
+            _lease(connection, self._pause_s, renew=True)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        else:
+            _lease(connection, 0.0, renew=True)
+            self._pause_s = FIRST_PAUSE_S
+
+    def _sweep(self, connection: Connection, tables: list[Table]) -> None:
+        """Remove rows that the trigger's narrow look missed, once the index is clean."""
+        cleaned_at = max((table.cleaned_at or 0.0 for table in tables), default=0.0)
+        if cleaned_at <= self._swept_at:
+            return
+        self._swept_at = cleaned_at
+        while connection.exec_driver_sql("SELECT sqlbuffer_sweep_v1()").scalar_one():
+            pass
+
+
+_cleaners: "WeakKeyDictionary[Engine, Cleaner]" = WeakKeyDictionary()
+
+
+def cleaner_for(engine: Engine) -> Cleaner:
+    """Return this process's cleaner of the engine's database."""
+    found = _cleaners.get(engine)
+    if found is None or found.pid != os.getpid():
+        found = _cleaners[engine] = Cleaner()
+    return found
+
+
+def _finish() -> None:
+    """Wait for what this process cleans."""
+    deadline = time.monotonic() + END_S
+    for cleaner in list(_cleaners.values()):
+        if (thread := cleaner.thread) is not None and thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _tables(connection: Connection) -> list[Table]:
+    return [Table(*row) for row in connection.execute(_STATE)]
+
+
+def _lease(
+    connection: Connection, lease_s: float, task: str = TASK, *, renew: bool = False
+) -> bool:
+    """Take a task, or as its holder say for how long it stays taken."""
+    statement = text("SELECT sqlbuffer_lease_v1(:task, :holder, :lease_s, :renew)")
+    values = {"task": task, "holder": _holder(), "lease_s": lease_s, "renew": renew}
+    return bool(connection.execute(statement, values).scalar_one())
+
+
+def _holder() -> str:
+    return f"{os.uname().nodename} {os.getpid()}"

@@ -1,0 +1,114 @@
+"""A queue for the writers of one SQLite file.
+
+SQLite's busy handler polls with sleeps: with several writers some starve, and checkpoints never get
+a turn. Writers that queue in the kernel on a lock file beside the database are served in turn.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
+from sqlbuffer.storage.database.sqlite_connections import forks_held_off
+
+try:
+    import fcntl
+except ImportError:  # Windows: SQLite's own busy handler has to do
+    fcntl = None  # type: ignore[assignment]
+
+# The descriptors open now: a forked child closes its copies, or it would hold the lock for as long
+# as it lives.
+_descriptors: set[int] = set()
+
+
+@contextmanager
+def writer_lock(path: Path | None, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of a database file; None, a database in memory, needs none.
+
+    Raises:
+        StorageBusyError: Another writer held the lock for the whole timeout.
+        StorageReadOnlyError: The lock file cannot be created beside the database.
+    """
+    if path is None or fcntl is None:
+        yield
+        return
+    descriptor = _acquire(path, timeout_s)
+    try:
+        yield
+    finally:
+        _close(descriptor)
+
+
+def _acquire(path: Path, timeout_s: float) -> int:
+    try:
+        # A child that is forked between the two lines would keep its copy open.
+        with forks_held_off():
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _descriptors.add(descriptor)
+    except OSError as error:
+        raise StorageReadOnlyError(
+            f"cannot write {path.with_suffix('')}: its lock file {path.name}: {error.strerror}"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _Waiter(descriptor).wait(path, timeout_s)
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    with forks_held_off():
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
+
+
+class _Waiter:
+    """Waits in a blocking flock on a thread of its own, so that the caller can time out and be
+    interrupted.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._mutex = threading.Lock()
+        self._acquired = threading.Event()
+        self._abandoned = False
+
+    def wait(self, path: Path, timeout_s: float) -> None:
+        threading.Thread(target=self._block, name="sqlbuffer-writer-lock", daemon=True).start()
+        try:
+            if self._acquired.wait(timeout_s):
+                return
+        except BaseException:
+            self._abandon()
+            raise
+        self._abandon()
+        raise StorageBusyError(
+            f"another writer held {path} for {timeout_s:g} s; try again, or find the process with "
+            f"`fuser {path}`"
+        )
+
+    def _block(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        with self._mutex:
+            if self._abandoned:
+                _close(self._descriptor)
+            else:
+                self._acquired.set()
+
+    def _abandon(self) -> None:
+        with self._mutex:
+            self._abandoned = True
+            if self._acquired.is_set():
+                _close(self._descriptor)
+
+
+def _close_inherited() -> None:
+    for descriptor in list(_descriptors):
+        os.close(descriptor)
+    _descriptors.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)

@@ -1,0 +1,1 @@
+"""Whole operations that the two databases do differently."""

@@ -1,0 +1,1 @@
+"""Episodes: their beginnings, endings and rows."""

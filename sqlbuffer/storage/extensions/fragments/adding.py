@@ -1,0 +1,247 @@
+"""A fragment that comes in: it waits for its neighbours, and with the last of them is a chunk."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from orjson import dumps, loads
+from sqlalchemy import Connection, Text, bindparam, cast, insert, select, text
+
+from sqlbuffer.storage.extensions.fragments.leaving import evict, oldest_allowed
+from sqlbuffer.storage.extensions.fragments.pool import ID, Counts, Pool, Rules, read
+from sqlbuffer.storage.schema.models import chunks, fragment_workers
+from sqlbuffer.storage.store import BufferStore
+
+_TABLE = fragment_workers.c
+_WORKER = select(
+    _TABLE.last_fid, _TABLE.last_seq, _TABLE.session, cast(_TABLE.waiting, Text)
+).where(_TABLE.buffer_id == ID, _TABLE.worker_uuid == bindparam("worker", type_=Text()))
+
+
+class NotInOrderError(Exception):
+    """A worker numbered a fragment no higher than its last one; carries the number of that."""
+
+    def __init__(self, last_fid: int) -> None:
+        super().__init__(last_fid)
+        self.last_fid = last_fid
+
+
+class SentBeforeError(Exception):
+    """A worker's last fragment has come once more; what it was stored as has left by now."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A fragment that was stored.
+
+    Attributes:
+        worker: Who made it.
+        fid: Its number there.
+        session: The training session that it was made in.
+        version: The version of the model that made it.
+        seq: Its row.
+        n_bytes: Bytes of its payload.
+    """
+
+    worker: str
+    fid: int
+    session: str
+    version: int
+    seq: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Added:
+    """What became of it.
+
+    Attributes:
+        n_missing: Numbers that the worker left out before it.
+        n_dropped: Fragments that left with it, or it itself: too old, of another session, or
+            before a gap.
+        is_reported: It is the last of `fragments_per_report`.
+        pool: The state behind it; None: it was there already.
+    """
+
+    n_missing: int = 0
+    n_dropped: int = 0
+    is_reported: bool = False
+    pool: Pool | None = None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A fragment that waits for its neighbours."""
+
+    seq: int
+    version: int
+    n_bytes: int
+
+
+class Origin(NamedTuple):
+    """Where consecutive fragments are from: their worker, their session, and the number there of
+    the first one.
+    """
+
+    worker: str
+    session: str
+    first_fid: int
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What is known of a worker: its last fragment, and those that wait, of one session."""
+
+    last_fid: int
+    last_seq: int
+    session: str
+    waiting: list[Waiting]
+
+
+def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
+    """Take in a fragment, in the transaction that stores it.
+
+    Raises:
+        NotInOrderError: The worker has sent a later one.
+        SentBeforeError: It has sent this one, which has left.
+    """
+    pool = read(connection, store, locked=True)
+    worker = _worker(connection, store.info.id, new.worker)
+    if worker is not None and new.seq <= worker.last_seq and new.fid <= worker.last_fid:
+        return Added()
+    if worker is not None and (new.fid, new.session) == (worker.last_fid, worker.session):
+        raise SentBeforeError
+    if worker is not None and new.fid <= worker.last_fid:
+        raise NotInOrderError(worker.last_fid)
+    n_missing = 0 if worker is None else new.fid - worker.last_fid - 1
+    before = [] if worker is None else worker.waiting
+    own = Waiting(new.seq, new.version, new.n_bytes)
+    kept = _kept([] if n_missing else before, own, new.session, pool)
+    dropped = [each for each in (*before, own) if each not in kept]
+    pool.counts.fragments += 1
+    pool.counts.gaps += n_missing > 0
+    pool.counts.missing += n_missing
+    is_reported = _report(pool.counts, pool.rules)
+    drop(connection, store.info.id, pool, _origin(new, worker, before), dropped)
+    if len(kept) >= pool.rules.fragments_per_chunk:
+        _make_chunk(connection, store.info.id, pool, new, kept)
+        kept = []
+        evict(connection, store, pool)
+    # Where two send as one worker, the number of a row may be lower than that of the one before.
+    last_seq = new.seq if worker is None else max(new.seq, worker.last_seq)
+    _note(connection, store.info.id, replace(new, seq=last_seq), kept)
+    pool.save(connection, store.info.id)
+    return Added(n_missing, len(dropped), is_reported, pool)
+
+
+def _report(counts: Counts, rules: Rules) -> bool:
+    """Note how fast fragments come, every so many; return whether it is time."""
+    if rules.fragments_per_report is None or counts.fragments % rules.fragments_per_report:
+        return False
+    now = time.time()
+    if counts.reported_at is not None and now > counts.reported_at:
+        counts.per_second = (counts.fragments - counts.reported) / (now - counts.reported_at)
+    counts.reported, counts.reported_at = counts.fragments, now
+    return True
+
+
+def _kept(before: list[Waiting], own: Waiting, session: str, pool: Pool) -> list[Waiting]:
+    """Return the fragments behind the last one that may not be part of a chunk."""
+    if session != pool.session:
+        return []
+    allowed = oldest_allowed(pool)
+    kept = [*before, own]
+    for i in reversed(range(len(kept))):
+        if kept[i].version < allowed:
+            return kept[i + 1 :]
+    return kept
+
+
+def _origin(new: Fragment, worker: Worker | None, before: list[Waiting]) -> Origin:
+    """Return where the first of those that waited, or else the new one, is from."""
+    if worker is None or not before:
+        return Origin(new.worker, new.session, new.fid)
+    return Origin(new.worker, worker.session, worker.last_fid - len(before) + 1)
+
+
+def drop(
+    connection: Connection, buffer_id: int, pool: Pool, origin: Origin, dropped: list[Waiting]
+) -> None:
+    """Take fragments that are part of no chunk for one that has left: it is deleted as those are,
+    while nobody waits.
+    """
+    if dropped:
+        pool.counts.dropped += len(dropped)
+        pool.counts.left_weight += len(dropped)
+        _insert_chunk(connection, buffer_id, pool, None, origin, dropped)
+
+
+def _make_chunk(
+    connection: Connection, buffer_id: int, pool: Pool, last: Fragment, fragments: list[Waiting]
+) -> None:
+    origin = Origin(last.worker, last.session, last.fid - len(fragments) + 1)
+    _insert_chunk(connection, buffer_id, pool, pool.n_chunks, origin, fragments)
+    pool.n_chunks += 1
+    pool.n_bytes += sum(each.n_bytes for each in fragments)
+    pool.counts.chunks += 1
+
+
+def _insert_chunk(
+    connection: Connection,
+    buffer_id: int,
+    pool: Pool,
+    place: int | None,
+    origin: Origin,
+    fragments: list[Waiting],
+) -> None:
+    values = {
+        "buffer_id": buffer_id,
+        "chunk": pool.next_chunk,
+        "place": place,
+        "worker_uuid": origin.worker,
+        "first_fid": origin.first_fid,
+        "session": origin.session,
+        "model_version": fragments[0].version,
+        "oldest_version": min(each.version for each in fragments),
+        "n_bytes": sum(each.n_bytes for each in fragments),
+        "seqs": [each.seq for each in fragments],
+    }
+    connection.execute(insert(chunks), values)
+    pool.next_chunk += 1
+
+
+def _worker(connection: Connection, buffer_id: int, worker: str) -> Worker | None:
+    given = {"of": buffer_id, "worker": worker}
+    found: Any = connection.execute(_WORKER, given).one_or_none()
+    if found is None:
+        return None
+    return replace(Worker(*found), waiting=[Waiting(*each) for each in loads(found[-1])])
+
+
+_NOTE = text(
+    "INSERT INTO fragment_workers "
+    "(buffer_id, worker_uuid, last_fid, last_seq, session, waiting, oldest_waiting) "
+    "VALUES (:of, :worker, :fid, :seq, :session, :waiting, :oldest) "
+    "ON CONFLICT (buffer_id, worker_uuid) DO UPDATE SET last_fid = excluded.last_fid, "
+    "last_seq = excluded.last_seq, session = excluded.session, waiting = excluded.waiting, "
+    "oldest_waiting = excluded.oldest_waiting, seen_at = excluded.seen_at"
+)
+
+
+def _note(connection: Connection, buffer_id: int, new: Fragment, waiting: list[Waiting]) -> None:
+    """Note what is known of a worker now."""
+    given: dict[str, Any] = {
+        "of": buffer_id,
+        "worker": new.worker,
+        "fid": new.fid,
+        "seq": new.seq,
+        "session": new.session,
+        "waiting": as_text(waiting),
+        "oldest": min((each.version for each in waiting), default=None),
+    }
+    connection.execute(_NOTE, given)
+
+
+def as_text(waiting: list[Waiting]) -> str:
+    """Return the JSON of fragments that wait."""
+    return dumps([[each.seq, each.version, each.n_bytes] for each in waiting]).decode()

@@ -1,0 +1,82 @@
+"""Payloads of chunks that have left: deleted behind the call that had them leave, in transactions
+of their own, so that nobody who adds or fetches waits for that.
+
+A chunk that has left and that no list holds is never fetched again: nothing has to be held while it
+is deleted but the row of the buffer, as by all who delete. What a call leaves behind, because it
+was killed or others wrote just then, a later one deletes.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Integer, bindparam, delete, select
+
+from sqlbuffer.errors import SQLBufferError, StorageBusyError
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.extensions.fragments.leaving import IS_NAMED, OWN, numbers
+from sqlbuffer.storage.schema.models import chunks
+from sqlbuffer.storage.store import BufferStore
+
+logger = logging.getLogger("sqlbuffer")
+
+# Chunks that one transaction deletes; a new version waits for it. 8 MB each take PostgreSQL 15 ms.
+AT_ONCE = 8
+# How long to wait for others, who delete for this call too.
+WAIT_S = 1.0
+_TABLE = chunks.c
+_LEFT = (
+    select(_TABLE.chunk, _TABLE.seqs)
+    .where(OWN, _TABLE.place.is_(None), _TABLE.n_pins == 0)
+    .order_by(_TABLE.chunk)
+    .limit(bindparam("count", type_=Integer()))
+)
+_FORGET = delete(chunks).where(OWN, IS_NAMED)
+
+
+def delete_left(store: BufferStore, most: int | None = None) -> None:
+    """Delete chunks that have left and that no list holds, with their payloads.
+
+    The call that came along is done, whatever becomes of this.
+
+    Args:
+        store: The buffer.
+        most: How many at most; None: all.
+    """
+    try:
+        while (most is None or most > 0) and _is_any_left(store):
+            n = AT_ONCE if most is None else min(AT_ONCE, most)
+            with (
+                translated(store.url),
+                store.dialect.hurried(store.engine, WAIT_S) as connection,
+            ):
+                n_deleted = delete_some(connection, store, n)
+            most = None if most is None else most - max(n_deleted, 1)
+    except StorageBusyError:
+        pass
+    except SQLBufferError as error:
+        logger.warning("fragments that have left are not deleted yet: %s", error)
+
+
+def _is_any_left(store: BufferStore) -> bool:
+    with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        return connection.execute(_LEFT, {"of": store.info.id, "count": 1}).first() is not None
+
+
+def delete_some(connection: Connection, store: BufferStore, n: int) -> int:
+    """Delete n chunks at most, in a transaction; return how many."""
+    # First, as whoever deletes: then nobody else has these in hand.
+    store.note_deletion(connection)
+    rows = connection.execute(_LEFT, {"of": store.info.id, "count": n})
+    found = [(chunk, numbers(seqs)) for chunk, seqs in rows]
+    if found:
+        seqs = [seq for _, seqs in found for seq in seqs]
+        store.dialect.remove(connection, store.info.id, seqs)
+        gone = [chunk for chunk, _ in found]
+        connection.execute(_FORGET, {"of": store.info.id, "named": gone})
+    return len(found)
+
+
+def remove(connection: Connection, store: BufferStore, seqs: Sequence[int]) -> None:
+    """Delete fragments."""
+    store.note_deletion(connection)
+    store.dialect.remove(connection, store.info.id, seqs)

@@ -1,0 +1,90 @@
+"""Fragments by id, and what can be asked of a buffer's chunks."""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Text, bindparam, cast, func, select
+
+from sqlbuffer.storage.buffers.open_buffer import survives
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.extensions.fragments.deleting import remove
+from sqlbuffer.storage.extensions.fragments.fetching import Prepared, prepared
+from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, read
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.insertion import Row
+
+_IS_ID = (experiences.c.buffer_id == ID) & (experiences.c.id == bindparam("id", type_=Text()))
+_SEQ = select(experiences.c.seq).where(_IS_ID)
+_SIZE = select(
+    func.coalesce(
+        func.sum(
+            func.coalesce(experiences.c.payload_bytes, func.length(experiences.c.arrays), 0)
+            + func.coalesce(func.length(cast(experiences.c.state, Text)), 0)
+            + func.coalesce(func.length(cast(experiences.c.actions, Text)), 0)
+            + func.coalesce(func.length(cast(experiences.c.extra, Text)), 0)
+        ),
+        0,
+    ).cast(BigInteger)
+).where(experiences.c.buffer_id == ID)
+
+
+class Reader:
+    """Reads the fragments of a buffer.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store = store
+        self.options = store.options
+        self.forget_connections = store.forget_connections
+
+    @survives
+    def row(self, id_: str, payloads: Payloads) -> Row | None:
+        """Return the row of a fragment; None: there is none."""
+        store = self._store
+        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+            select_row = statements.rows(_IS_ID, payloads.columns)
+            given: dict[str, Any] = {"of": store.info.id, "id": id_}
+            found = statements.fetch(connection, select_row, given)
+            rows = payloads.complete(connection, found)
+            return rows[0] if rows else None
+
+    @survives
+    def prepared(self, consumer: str) -> list[Prepared]:
+        """Return what was prepared for a consumer last."""
+        store = self._store
+        with translated(store.url), store.dialect.at_once(store.engine) as connection:
+            found = prepared(connection, store.info.id, consumer).fragments
+            if not found:
+                read(connection, store)  # raises where the buffer was dropped
+            return found
+
+    @survives
+    def pool(self) -> Pool:
+        """Return the state of the chunks."""
+        store = self._store
+        with translated(store.url), store.dialect.at_once(store.engine) as connection:
+            return read(connection, store)
+
+    @survives
+    def size_bytes(self) -> int:
+        """Return the bytes of all payloads."""
+        store = self._store
+        with translated(store.url), store.engine.connect() as connection:
+            return int(connection.execute(_SIZE, {"of": store.info.id}).scalar_one())
+
+
+def delete(store: BufferStore, id_: str) -> bool:
+    """Delete a fragment; return whether there was one."""
+
+    def work(connection: Any) -> bool:
+        seq = connection.execute(_SEQ, {"of": store.info.id, "id": id_}).scalar_one_or_none()
+        if seq is not None:
+            remove(connection, store, [seq])
+        return seq is not None
+
+    return store.write(work)

@@ -1,0 +1,346 @@
+"""A buffer as a ring of items with counters of its own: what `compat.ding` keeps.
+
+The rows are the items, in the order in which they were pushed. Whoever changes them holds the row
+of `item_rings` first, so that the counters and the order of the rows agree.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
+
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.storage.rows.removal import remove_where
+from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.restrictions import SampledWindow
+from sqlbuffer.storage.schema.functions import last_number
+from sqlbuffer.storage.schema.models import buffers, episodes, experiences, item_rings
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.insertion import Row
+
+T = TypeVar("T")
+
+COLUMNS = frozenset({"state", "arrays", "payload_bytes"})
+ROWS_AT_ONCE = 10_000
+# Places in a row that was read with them.
+STATE, ARRAYS = (1 + Record._fields.index(name) for name in ("state", "arrays"))
+EXTRA = 1 + Record._fields.index("extra")
+IN_PARTS = 1 + Record._fields.index("payload_bytes")
+
+_ID = bindparam("buffer", type_=Integer())
+_COUNTS = select(
+    item_rings.c.kind, item_rings.c.push_count, item_rings.c.tail, cast(item_rings.c.state, Text)
+).where(item_rings.c.buffer_id == _ID)
+_LOCKED = _COUNTS.with_for_update()
+_SET = (
+    update(item_rings)
+    .where(item_rings.c.buffer_id == _ID)
+    .values(
+        push_count=bindparam("n", type_=BigInteger()), tail=bindparam("place", type_=BigInteger())
+    )
+)
+_NEXT = (
+    update(item_rings)
+    .where(item_rings.c.buffer_id == _ID)
+    .values(
+        push_count=item_rings.c.push_count + bindparam("n", type_=BigInteger()),
+        tail=(item_rings.c.tail + bindparam("n", type_=BigInteger()))
+        % bindparam("size", type_=BigInteger()),
+    )
+    .returning(item_rings.c.push_count, item_rings.c.tail, cast(item_rings.c.state, Text))
+)
+_N_BETWEEN = select(func.count()).where(
+    experiences.c.buffer_id == _ID,
+    experiences.c.seq > bindparam("low", type_=BigInteger()),
+    experiences.c.seq <= bindparam("high", type_=BigInteger()),
+)
+_MAKE = text(
+    "INSERT INTO item_rings (buffer_id, kind) VALUES (:buffer_id, :kind) "
+    "ON CONFLICT (buffer_id) DO NOTHING"
+)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a ring has counted.
+
+    Attributes:
+        push_count: Items pushed, those that left included.
+        tail: The place of the next item.
+        state: What else its kind keeps.
+    """
+
+    push_count: int = 0
+    tail: int = 0
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The rows of a ring, the oldest first, and its counters at that moment."""
+
+    rows: list[Row]
+    counts: Counts
+
+
+class Left(NamedTuple):
+    """Items that left.
+
+    Attributes:
+        n: How many.
+        rows: Their rows, the oldest first; none unless they are tracked.
+    """
+
+    n: int
+    rows: Sequence[Row] = ()
+
+
+NONE_LEFT = Left(0)
+
+
+class ItemRing:
+    """The items of one buffer.
+
+    Args:
+        store: The buffer.
+        kind: What it is used as.
+        size: How many items it holds.
+    """
+
+    def __init__(self, store: BufferStore, kind: str, size: int) -> None:
+        self.store, self.kind, self.size = store, kind, size
+        self._key = {"buffer": store.info.id}
+        self.payloads = store.payloads(only=COLUMNS)
+        self._notes = store.payloads(only=frozenset({"extra"}))
+
+    def counts(self) -> Counts:
+        """Return what it has counted."""
+
+        def work() -> Counts:
+            with translated(self.store.url), self.store.engine.connect() as connection:
+                return self.counts_of(connection)
+
+        return self._surviving(work)
+
+    def counts_of(self, connection: Connection, *, locked: bool = False) -> Counts:
+        """Return what it has counted; locked, nobody else changes it until the transaction ends.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        found = connection.execute(_LOCKED if locked else _COUNTS, self._key).one_or_none()
+        if found is None:
+            raise self.store.dropped()
+        _, push_count, tail, state = found
+        # Another size may have been set since.
+        return Counts(push_count, tail % self.size, None if state is None else orjson.loads(state))
+
+    def lock(self, connection: Connection) -> None:
+        """Wait for whoever else changes it, until they have ended."""
+        self.counts_of(connection, locked=True)
+
+    def set_counts(self, connection: Connection, push_count: int, tail: int) -> None:
+        """Set its counters."""
+        connection.execute(_SET, {**self._key, "n": push_count, "place": tail})
+
+    def count_pushed(self, connection: Connection, n: int) -> Counts:
+        """Count items that are pushed, and return what it has counted then; nobody else changes it
+        until the transaction ends.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        values = {**self._key, "n": n, "size": self.size}
+        found = connection.execute(_NEXT, values).one_or_none()
+        if found is None:
+            raise self.store.dropped()
+        push_count, tail, state = found
+        return Counts(push_count, tail, None if state is None else orjson.loads(state))
+
+    def push(self, records: Sequence[Record], n_pushed: int, *, track: bool = False) -> Left:
+        """Put items at the end, all or none; the oldest leave.
+
+        Args:
+            records: The items that are kept: no more than it holds.
+            n_pushed: How many were pushed.
+            track: Return the rows of the items that leave.
+        """
+        left = NONE_LEFT
+
+        def first(connection: Connection) -> None:
+            nonlocal left
+            self.count_pushed(connection, n_pushed)
+            left = self._leaving(connection, len(records), track=track)
+
+        self.store.insert(records, first=first)
+        return left
+
+    def _leaving(self, connection: Connection, n_new: int, *, track: bool) -> Left:
+        """Return which items leave when `n_new` items are inserted."""
+        # By number: those that a rollback burnt count against the capacity too.
+        last = select(last_number(buffers.c.id)).where(buffers.c.id == self.store.info.id)
+        end = int(connection.execute(last).scalar_one()) + n_new - self.size
+        if end <= 0:
+            return NONE_LEFT
+        window = self.store.sampled_window(connection)
+        n = self._count_between(connection, window.low, end)
+        if not track or not n:
+            return Left(n)
+        population = self.population(connection, window)
+        keys: Any = population.keys()
+        return Left(n, self.rows(population, [seq for seq in keys if seq <= end]))
+
+    def _all(self, connection: Connection, *, track: bool) -> Left:
+        """Return all items."""
+        window = self.store.sampled_window(connection)
+        n = self._count_between(connection, window.low, window.high)
+        if not track:
+            return Left(n)
+        population = self.population(connection, window)
+        return Left(n, self.rows(population, population.keys()))
+
+    def _count_between(self, connection: Connection, low: int, high: int) -> int:
+        """Return how many rows have low < seq <= high."""
+        if low >= high:
+            return 0
+        parameters = {**self._key, "low": low, "high": high}
+        return int(connection.execute(_N_BETWEEN, parameters).scalar_one())
+
+    def population(self, connection: Connection, window: SampledWindow | None = None) -> Population:
+        """Return what there is to choose from in a transaction; of a window that is known, or that
+        is looked up.
+        """
+        window = window or self.store.sampled_window(connection)
+        return Population(
+            connection,
+            self.store.info.id,
+            window.low,
+            window.high,
+            EVERYTHING,
+            self.payloads.reading,
+        )
+
+    @staticmethod
+    def rows(population: Population, seqs: Any) -> list[Row]:
+        """Return the rows of numbers, some at a time."""
+        numbers = [int(seq) for seq in seqs]
+        found: list[Row] = []
+        for start in range(0, len(numbers), ROWS_AT_ONCE):
+            found += population.rows(numbers[start : start + ROWS_AT_ONCE])
+        return found
+
+    def draw(self, choose: Callable[[Population], Any]) -> list[Row]:
+        """Return the rows that are chosen, in that order."""
+        return self.store.draw(
+            EVERYTHING,
+            lambda population: self.rows(population, choose(population)),
+            self.payloads.reading,
+        )
+
+    def contents(self) -> Contents:
+        """Return all rows and the counters, of one moment."""
+
+        def work() -> Contents:
+            with self.store.population(EVERYTHING, self.payloads.reading) as population:
+                rows = self.rows(population, population.keys())
+                return Contents(rows, self.counts_of(population.connection))
+
+        return self._surviving(work)
+
+    def notes(self) -> list[str | None]:
+        """Return the JSON beside each item (`extra`), the oldest first."""
+
+        def work() -> list[str | None]:
+            with self.store.population(EVERYTHING, self._notes.reading) as population:
+                return [row[EXTRA] for row in self.rows(population, population.keys())]
+
+        return self._surviving(work)
+
+    def clear(self, *, track: bool = False) -> Left:
+        """Remove all items, and return them.
+
+        Args:
+            track: Return their rows too.
+        """
+
+        def work(connection: Connection) -> Left:
+            self.lock(connection)
+            left = self._all(connection, track=track)
+            self.remove(connection)
+            self.set_counts(connection, 0, 0)
+            return left
+
+        return self.store.write(work)
+
+    def replace(self, records: Sequence[Record], counts: Counts) -> None:
+        """Hold these items instead of those that there are, in one transaction."""
+
+        def first(connection: Connection) -> None:
+            self.lock(connection)
+            self.remove(connection)
+            self.set_counts(connection, counts.push_count, counts.tail)
+
+        if records:
+            self.store.insert(records, first=first)
+        else:
+            self.store.write(first)
+
+    def remove(self, connection: Connection) -> None:
+        """Remove all rows."""
+        self.store.note_deletion(connection)
+        # The window begins behind them, so that no number in it is missing.
+        own = buffers.c.id == self.store.info.id
+        connection.execute(update(buffers).where(own).values(low_seq=last_number(buffers.c.id)))
+        remove_where(connection, self.store.dialect, self.store.info.id)
+        listed = episodes.c.buffer_id == self.store.info.id
+        connection.execute(delete(episodes).where(listed))
+
+    def _surviving(self, work: Callable[[], T]) -> T:
+        store = self.store
+        return retried(work, store.options.retry_s, store.forget_connections)
+
+
+def make_ring(store: BufferStore, kind: str) -> str | None:
+    """Have a buffer be a ring of items, unless it is one; return what it is used as, or None where
+    it holds rows of another use.
+    """
+    found = _found_kind(store)
+    if found is not None:
+        return found
+
+    def work(connection: Connection) -> str | None:
+        own = experiences.c.buffer_id == store.info.id
+        if connection.execute(select(experiences.c.seq).where(own).limit(1)).first() is not None:
+            return _kind(connection, store.info.id)
+        # Another process may be as far.
+        connection.execute(_MAKE, {"buffer_id": store.info.id, "kind": kind})
+        return _kind(connection, store.info.id)
+
+    return store.write(work)
+
+
+def _found_kind(store: BufferStore) -> str | None:
+    with translated(store.url), store.engine.connect() as connection:
+        return _kind(connection, store.info.id)
+
+
+def _kind(connection: Connection, buffer_id: int) -> str | None:
+    found = connection.execute(_COUNTS, {"buffer": buffer_id}).one_or_none()
+    return None if found is None else str(found[0])

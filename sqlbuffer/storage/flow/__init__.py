@@ -1,0 +1,1 @@
+"""Limits on how fast rows are inserted and sampled."""

@@ -1,0 +1,405 @@
+"""One process's part in the pace of a buffer: it waits where the rate limiter says so, and tells
+the others what it has sampled.
+
+There is no counter that everybody writes: rows inserted are the numbers that the buffer has given,
+and rows sampled the sum over a row of each process. So processes that look at the same time all see
+the same counts, and may pass a limit by what they have in flight: a batch each.
+"""
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy import Connection
+
+from sqlbuffer.errors import FlowControlError, SQLBufferError, StorageReadOnlyError
+from sqlbuffer.flow import FlowState, Policy, RatioWindow, Role
+from sqlbuffer.stats import Stats
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.database.holders import new_name
+from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.flow import limiters
+from sqlbuffer.storage.flow.limiters import Reading
+from sqlbuffer.storage.inspect.stats import stats
+from sqlbuffer.storage.writing.applied_writes import WriteOnce
+from sqlbuffer.waits import pause
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.store import BufferStore
+
+WAIT_S = 300.0
+# How often one that waits looks, first and in the end.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.05, 0.25, 1.05
+HEARTBEAT_S = 1.0
+# How often a process tells what it has sampled without a limiter, and looks whether there is one.
+TELL_S = 5.0
+# How long it waits for other writers where somebody waits for the answer.
+ASKED_S = 1.0
+TIDY_S = 600.0
+
+_process_ends = threading.Event()
+
+
+def let_in_at_end() -> None:
+    """Have writers of this process that wait give up waiting and store: the process ends."""
+    _process_ends.set()
+
+
+class Pacer:
+    """Counts and waits for one opened buffer.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: "BufferStore") -> None:
+        self._store = store
+        self._mutex = ForkLock()
+        self._policy: Policy | None = store.info.rate_limiter
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be a process that has counted nothing: a new one, or a forked child."""
+        self._pid = os.getpid()
+        self._holder = new_name()
+        self._rows = self._batches = self._owed = 0
+        self._may_tell = True
+        now = time.monotonic()
+        self._told_at, self._tidied_at = now, now - TIDY_S
+
+    @contextmanager
+    def sampling(self, n: int, wait_s: float | None = None) -> Iterator[Callable[[int], None]]:
+        """Wait until n rows may be sampled, and count them before they are handed out.
+
+        Args:
+            n: How many.
+            wait_s: How long to wait at most; None: what the opener chose.
+
+        Yields:
+            A function that takes how many rows were drawn; without a call none were.
+
+        Raises:
+            FlowControlError: They may not in time.
+        """
+        self._see_fork()
+        limited = n > 0 and self._wait("sample", n, wait_s) is not None
+        drawn = 0
+
+        def note(n_rows: int) -> None:
+            nonlocal drawn
+            drawn = n_rows
+
+        try:
+            yield note
+        finally:
+            if limited and drawn != n:
+                self._correct(drawn - n)
+            if drawn:
+                self._note(drawn, 1)
+                if time.monotonic() - self._told_at >= TELL_S:
+                    self.tell()
+
+    def give_back(self, n: int) -> None:
+        """Undo the count of a batch of n rows that was not handed out."""
+        if self._policy is not None:
+            self._correct(-n)
+        self._note(-n, -1)
+
+    def before_insert(self, n: int) -> None:
+        """Wait until n rows may be inserted.
+
+        Raises:
+            FlowControlError: They may not in time.
+        """
+        self._see_fork()
+        if n:
+            self._look_sometimes()
+            self._wait("insert", n)
+
+    def admit(self, n: int) -> int:
+        """Wait until some of n rows may be inserted, and return how many: for who can store the
+        others later.
+
+        Raises:
+            FlowControlError: None may in time.
+        """
+        self._see_fork()
+        self._look_sometimes()
+        allowed = self._wait("insert", n, partly=True)
+        return n if allowed is None else allowed
+
+    def state(self) -> FlowState:
+        """Return how the buffer keeps pace now."""
+        self._see_fork()
+        self.tell(ASKED_S)
+        return self._retried(self._state)
+
+    def stats(self, window_s: float) -> Stats:
+        """Return figures of the buffer, with rates over so many seconds."""
+        self._see_fork()
+        self.tell(ASKED_S)
+        return self._retried(lambda: stats(self._store, window_s))
+
+    def _state(self) -> FlowState:
+        store = self._store
+        with translated(store.url), store.engine.connect() as connection:
+            return limiters.state(connection, store.info.id)
+
+    def set_policy(self, policy: Policy | None) -> None:
+        """Have all processes of the buffer obey another policy, or none."""
+
+        def change() -> None:
+            store = self._store
+            with (
+                translated(store.url),
+                store.dialect.writing(store.engine, store.options.durability) as connection,
+            ):
+                limiters.set_policy(connection, store.info.id, policy)
+
+        self._retried(change)
+        self._policy = policy
+
+    def tell(self, wait_s: float = 0.0) -> None:
+        """Write what was sampled since the last time, unless that takes a longer wait."""
+        self._told_at = time.monotonic()
+        with suppress(SQLBufferError):
+            self._policy = self._read().policy
+        if not ((self._batches or self._rows) and self._may_tell):
+            return
+        with self._mutex:
+            rows, batches, self._rows, self._batches = self._rows, self._batches, 0, 0
+        try:
+            self._write_sampled(rows, batches, wait_s)
+        except BaseException as error:
+            self._note(rows, batches)
+            if not isinstance(error, SQLBufferError):
+                raise
+            # Busy, or unreachable: the next time.
+            self._may_tell = not isinstance(error, StorageReadOnlyError)
+
+    def _note(self, rows: int, batches: int) -> None:
+        with self._mutex:
+            self._rows, self._batches = self._rows + rows, self._batches + batches
+
+    def _write_sampled(self, rows: int, batches: int, wait_s: float) -> None:
+        store = self._store
+        with (
+            translated(store.url),
+            store.dialect.hurried(store.engine, wait_s) as connection,
+        ):
+            limiters.add_sampled(connection, store.info.id, self._holder, rows, batches)
+            if self._told_at - self._tidied_at >= TIDY_S:
+                limiters.tidy(connection, store.info.id)
+                self._tidied_at = self._told_at
+
+    def _look_sometimes(self) -> None:
+        """Find out now and then whether there is a limiter that was set after the opening."""
+        if self._policy is None and time.monotonic() - self._told_at >= TELL_S:
+            self.tell()
+
+    def _see_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._begin()
+
+    def _wait(
+        self, role: Role, n: int, wait_s: float | None = None, *, partly: bool = False
+    ) -> int | None:
+        """Return how many rows may pass, after a wait where it takes one; None: nothing limits
+        them.
+        """
+        if self._policy is None:
+            return None
+        wait_s = self._store.options.wait_s if wait_s is None else wait_s
+        deadline = time.monotonic() + wait_s
+        mark = _Mark(self, role, n)
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                allowed, reading = self._try(role, n, partly, is_first=not mark.is_set)
+                self._policy = reading.policy
+                if reading.policy is None:
+                    return None
+                if allowed or (partly and _process_ends.is_set()):
+                    return allowed or n
+                self._check_possible(reading, role, 1 if partly else n)
+                now = time.monotonic()
+                if now >= deadline:
+                    raise FlowControlError(self._complaint(reading, role, n, wait_s))
+                mark.beat()
+                pause(min(pause_s, deadline - now))
+                pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
+        finally:
+            mark.clear()
+
+    def _try(self, role: Role, n: int, partly: bool, *, is_first: bool) -> tuple[int, Reading]:
+        """Return how many of n rows may pass, counted where they must be; and the counts."""
+        counted = role == "sample" or isinstance(self._policy, RatioWindow)
+        if not (counted and is_first):  # most of the time: a look without a lock
+            allowed, reading = self._retried(lambda: self._look(role, n, partly))
+            if not (counted and allowed):
+                return allowed, reading
+        once: WriteOnce[tuple[int, Reading]] = self._store.once()
+        with self._owing() as owed:
+            return self._retried(lambda: self._take(once, role, n, partly, owed))
+
+    def _look(self, role: Role, n: int, partly: bool) -> tuple[int, Reading]:
+        reading = self._read()
+        self._check_countable(reading)
+        return reading.allowed(role, n, partly=partly), reading
+
+    def _read(self) -> Reading:
+        store = self._store
+        with translated(store.url), store.engine.connect() as connection:
+            return limiters.read(connection, store.info.id)
+
+    def _take(
+        self,
+        once: WriteOnce[tuple[int, Reading]],
+        role: Role,
+        n: int,
+        partly: bool,
+        owed: int,
+    ) -> tuple[int, Reading]:
+        store = self._store
+
+        def work(connection: Connection) -> tuple[int, Reading]:
+            reading = limiters.read(connection, store.info.id)
+            allowed = reading.allowed(role, n, partly=partly)
+            if reading.policy is not None:
+                self._count(connection, reading.policy, role, allowed, owed)
+            return allowed, reading
+
+        try:
+            return once.run(store.engine, "relaxed", work)
+        except StorageReadOnlyError:
+            self._check_countable(self._read())
+            raise
+
+    def _count(self, connection: Connection, policy: Policy, role: Role, n: int, owed: int) -> None:
+        """Count n rows, and what is owed of samples."""
+        buffer_id = self._store.info.id
+        sampled = owed + (n if role == "sample" else 0)
+        if not (sampled or n):
+            return
+        limiters.add_limited(connection, buffer_id, self._holder, sampled)
+        if isinstance(policy, RatioWindow):
+            pushed = n if role == "insert" else 0
+            limiters.add_decayed(connection, buffer_id, self._holder, policy, pushed, sampled)
+
+    @contextmanager
+    def _owing(self) -> Iterator[int]:
+        """Take what is owed to the counts; it is owed again where the block fails."""
+        with self._mutex:
+            owed, self._owed = self._owed, 0
+        try:
+            yield owed
+        except BaseException:
+            with self._mutex:
+                self._owed += owed
+            raise
+
+    def _correct(self, n: int) -> None:
+        """Count so many rows more, or fewer where n is negative, than were let through."""
+        with self._mutex:
+            self._owed += n
+        # Where this fails, the next batch counts it.
+        with suppress(SQLBufferError), self._owing() as owed:
+            self._take(self._store.once(), "insert", 0, partly=False, owed=owed)
+
+    def _check_countable(self, reading: Reading) -> None:
+        if reading.policy is not None and reading.on_standby:
+            raise StorageReadOnlyError(
+                f"buffer {self._store.info.name!r} has a rate limiter ({reading.policy}), and the "
+                f"server is a standby, where rows cannot be counted; store and sample on the "
+                f"primary, or remove the limiter there (set_rate_limiter(None))"
+            )
+
+    def _check_possible(self, reading: Reading, role: Role, n: int) -> None:
+        assert reading.policy is not None
+        refusal = reading.policy.refusal(reading.counts, role, n)
+        if refusal is not None:
+            raise FlowControlError(f"buffer {self._store.info.name!r}: {refusal}")
+
+    def _complaint(self, reading: Reading, role: Role, n: int, wait_s: float) -> str:
+        behind, remedy = (
+            ("collectors are", "add collectors")
+            if role == "sample"
+            else ("learners are", "add learners")
+        )
+        if n > 1:
+            remedy += f", {'sample' if role == 'sample' else 'store'} fewer rows at once"
+        done, waited = ("sampled", "sample") if role == "sample" else ("inserted", "store")
+        when = f"within {wait_s:g} s" if wait_s else "now"
+        counts = f"{reading.inserted:,} rows inserted and {reading.sampled:,} sampled"
+        if isinstance(reading.policy, RatioWindow):
+            left = reading.counts
+            counts += f" (of which {left.inserted:.1f} and {left.sampled:.1f} still count)"
+        return (
+            f"buffer {self._store.info.name!r}: {n:,} rows may not be {done} {when}: the {behind} "
+            f"behind, with {counts} under {reading.policy}; {remedy}, wait longer (wait_s), or "
+            f"change the limiter (set_rate_limiter); buffer.flow() shows who waits to {waited}"
+        )
+
+    def _retried(self, work: Callable[[], T]) -> T:
+        store = self._store
+        return retried(work, store.options.retry_s, store.forget_connections)
+
+    def write_mark(self, role: Role, n: int, holder: str) -> None:
+        """Say that a call waits, or that it still does."""
+        store = self._store
+        with (
+            suppress(SQLBufferError),
+            translated(store.url),
+            store.dialect.hurried(store.engine, ASKED_S) as connection,
+        ):
+            limiters.mark_waiting(connection, store.info.id, holder, self._pid, role, n)
+
+    def clear_mark(self, holder: str) -> None:
+        """Say that a call waits no longer; what cannot be said expires."""
+        store = self._store
+        with (
+            suppress(SQLBufferError),
+            translated(store.url),
+            store.dialect.writing(store.engine, "relaxed") as connection,
+        ):
+            limiters.clear_waiting(connection, store.info.id, holder)
+
+    @property
+    def holder(self) -> str:
+        """The name of this process's rows."""
+        return self._holder
+
+
+class _Mark:
+    """The row of a call that waits."""
+
+    def __init__(self, pacer: Pacer, role: Role, n: int) -> None:
+        self._pacer, self._role, self._n = pacer, role, n
+        self._holder = ""
+        self._beaten_at = 0.0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the call has waited."""
+        return bool(self._holder)
+
+    def beat(self) -> None:
+        """Be there, and be heard of about every second."""
+        now = time.monotonic()
+        if self._holder and now - self._beaten_at < HEARTBEAT_S:
+            return
+        self._beaten_at = now
+        self._holder = self._holder or f"{self._pacer.holder} {uuid.uuid4().hex[:12]}"
+        self._pacer.write_mark(self._role, self._n, self._holder)
+
+    def clear(self) -> None:
+        """Be gone."""
+        if self._holder:
+            self._pacer.clear_mark(self._holder)

@@ -1,3 +1,0 @@
-"""Fragments in chunks, fetched by chance and kept while they are prepared: what
-`compat.minestudio` goes by.
-"""

@@ -1,0 +1,1 @@
+"""What a database holds, for people: statistics and listings."""

@@ -1,0 +1,154 @@
+"""What may be wrong with a database, one finding a check. Nothing is changed."""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import StorageError
+from sqlbuffer.storage.buffers.catalog import OLDEST_VERSIONS
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
+from sqlbuffer.storage.database.readonly import existing_file
+from sqlbuffer.storage.inspect.doctor import postgresql, sqlite
+from sqlbuffer.storage.inspect.doctor.finding import (
+    Check,
+    Finding,
+    failure,
+    fetch_all,
+)
+from sqlbuffer.storage.schema import migrate
+
+__all__ = ["Finding", "examine"]
+
+_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+_CHECKS = {"sqlite": sqlite.CHECKS, "postgresql": postgresql.CHECKS}
+MANY_STRAGGLERS = 10_000
+_CREATE = re.compile(
+    r"^(CREATE|DROP) (?:OR REPLACE )?(?:UNIQUE )?(TABLE|INDEX|TRIGGER|FUNCTION|VIEW) \"?(\w+)",
+    re.MULTILINE,
+)
+
+
+def examine(url: str | URL | None, *, full: bool = False) -> Iterator[Finding]:
+    """Check a database, most basic things first.
+
+    Args:
+        url: The database.
+        full: Also read the whole of a SQLite file.
+
+    Raises:
+        URLError: Not a URL of SQLite or PostgreSQL, or a database in memory.
+    """
+    resolved = resolve_url(url)
+    try:
+        if resolved.get_backend_name() == "sqlite":
+            existing_file(resolved)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NetworkFileSystemWarning)  # a finding of its own
+            engine = engine_for(resolved)
+        with translated(resolved), engine.connect() as connection:
+            yield _reachable(connection)
+    except StorageError as error:
+        yield failure("reachable", error)
+        return
+    schema = _schema(engine, resolved)
+    yield schema
+    has_schema = schema.status == "OK"
+    checks = _CHECKS[engine.dialect.name]
+    for check in [
+        *checks.server,
+        *(checks.full if full else ()),
+        *((*checks.schema, _objects, _buffers) if has_schema else ()),
+    ]:
+        yield from _guarded(check, engine, resolved)
+
+
+def _guarded(check: Check, engine: Engine, url: URL) -> Sequence[Finding]:
+    try:
+        # A transaction each: one that failed takes no others along.
+        with translated(url), engine.connect() as connection:
+            return check(connection, url)
+    except StorageError as error:
+        return [failure(check.__name__.strip("_").replace("_", " "), error)]
+
+
+def _reachable(connection: Connection) -> Finding:
+    kind = connection.dialect.name
+    version = connection.dialect.server_version_info or ()
+    have, need = (".".join(map(str, numbers)) for numbers in (version, OLDEST_VERSIONS[kind]))
+    shown = f"{_NAMES[kind]} {have}"
+    if version < OLDEST_VERSIONS[kind]:
+        return Finding("reachable", "FAIL", shown, f"sqlbuffer needs {need} or later", StorageError)
+    return Finding("reachable", "OK", shown)
+
+
+def _schema(engine: Engine, url: URL) -> Finding:
+    try:
+        with translated(url), engine.connect() as connection:
+            migrate.check(connection, url)
+            return Finding("schema", "OK", f"revision {migrate.current(connection)}")
+    except StorageError as error:
+        return failure("schema", error)
+
+
+def _objects(connection: Connection, url: URL) -> Sequence[Finding]:
+    """Compare what there is with what the migrations make."""
+    kind = connection.dialect.name
+    expected = _expected_objects(kind)
+    present = {(kind_, name) for kind_, name in fetch_all(connection, _CHECKS[kind].objects)}
+    missing = sorted(expected - present)
+    if not missing:
+        triggers = sum(kind_ == "trigger" for kind_, _ in expected)
+        detail = f"{triggers} triggers and {len(expected) - triggers} other objects are all there"
+        return [Finding("triggers, views, indexes", "OK", detail)]
+    return [
+        Finding(
+            "triggers, views, indexes",
+            "FAIL",
+            "missing or switched off: " + ", ".join(f"{kind_} {name}" for kind_, name in missing),
+            f"create them again: `sqlbuffer db sql --dialect {kind}` prints how",
+            StorageError,
+        )
+    ]
+
+
+def _expected_objects(dialect: str) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for verb, kind, name in _CREATE.findall(migrate.sql(dialect)):
+        (found.add if verb == "CREATE" else found.discard)((kind.lower(), name))
+    return found
+
+
+def _buffers(connection: Connection, url: URL) -> Sequence[Finding]:
+    rows = fetch_all(
+        connection,
+        """SELECT w.buffer, w.max_capacity, w.evict_unit, w.live_rows,
+            (SELECT count(*) FROM experiences e
+             WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq),
+            (SELECT count(*) FROM experiences e
+             WHERE e.buffer_id = w.buffer_id AND e.seq <= w.low_seq)
+        FROM v_windows w ORDER BY w.buffer""",
+    )
+    return [_buffer(*row) for row in rows] or [Finding("buffers", "OK", "none yet")]
+
+
+def _buffer(
+    name: str, capacity: int | None, evict_by: str, counted: int, live: int, outside: int
+) -> Finding:
+    limit = "unlimited" if capacity is None else f"capacity {capacity:,}"
+    detail = f"{live:,} rows, {limit}"
+    if outside:
+        detail += f", and {outside:,} evicted rows that are not removed yet"
+    wrong = f"; the count kept beside it says {counted:,}" if evict_by != "row" else ""
+    if wrong and counted != live:
+        remedy = f"delete a task, or `sqlbuffer delete URL --buffer {name} --all-rows`"
+        return Finding(f"buffer {name!r}", "FAIL", detail + wrong, remedy, StorageError)
+    if outside > max(MANY_STRAGGLERS, capacity or 0):
+        size = "unlimited" if capacity is None else capacity
+        remedy = f"`sqlbuffer resize URL {size} --buffer {name}` removes them"
+        return Finding(f"buffer {name!r}", "WARN", detail, remedy)
+    return Finding(f"buffer {name!r}", "OK", detail)

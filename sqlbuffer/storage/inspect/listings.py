@@ -1,0 +1,171 @@
+"""What the command line lists, read on connections that cannot write."""
+
+from contextlib import AbstractContextManager
+
+from sqlbuffer.stats import Stats
+from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.buffers.open_buffer import RETRY_S
+from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.readonly import Answer, Stream, query, stream
+from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.inspect import stats
+
+# Counting so many rows and their tasks takes 0.2 s.
+MOST_COUNTED = 100_000
+
+_SPAN = "CASE WHEN w.high_seq > w.low_seq THEN w.high_seq - w.low_seq ELSE 0 END"
+_TOTAL = f"SELECT coalesce(sum({_SPAN}), 0) FROM v_windows w"
+_COUNTED = """
+SELECT buffer, rows, capacity, rows * 1.0 / capacity AS fill, tasks, last_insert_at
+FROM (
+    SELECT w.buffer, w.max_capacity AS capacity,
+        (SELECT count(*) FROM experiences e
+         WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS rows,
+        (SELECT count(DISTINCT e.task_id) FROM experiences e
+         WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
+        (SELECT e.inserted_at FROM experiences e
+         WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq
+        ) AS last_insert_at
+    FROM v_windows w
+) counted
+ORDER BY buffer
+"""
+_COUNTED_ROWS = "SELECT buffer_id, buffer, rows FROM v_buffers"
+_COUNTED_IN_FULL = """
+SELECT b.buffer, b.rows, b.capacity, b.fill,
+    (SELECT count(DISTINCT e.task_id) FROM experiences e
+     WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
+    b.evict_by, b.oldest_at, b.newest_at, b.last_insert_at, b.created_at,
+    b.expired, b.used_up, b.other_session, b.partial, b.leased, b.quarantined,
+    b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
+FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
+ORDER BY b.buffer
+"""
+# What the numbers of the window say, without those that counted blocks say are missing.
+_MEASURED_ROWS = f"""
+SELECT w.buffer_id, w.buffer, w.max_capacity AS capacity, w.evict_unit, w.low_seq, w.high_seq,
+    CASE WHEN w.evict_unit <> 'row' THEN w.live_rows ELSE {_SPAN} - coalesce(
+        (SELECT sum({BLOCK} - k.n_rows) FROM row_blocks k
+         WHERE k.buffer_id = w.buffer_id AND k.block > w.low_seq / {BLOCK}
+           AND k.block < w.high_seq / {BLOCK}), 0) END AS rows,
+    (SELECT e.inserted_at FROM experiences e
+     WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq
+    ) AS last_insert_at
+FROM v_windows w
+"""
+_MEASURED = f"""
+SELECT buffer, rows, capacity, rows * 1.0 / capacity AS fill, NULL AS tasks, last_insert_at
+FROM ({_MEASURED_ROWS}) measured
+ORDER BY buffer
+"""
+_MEASURED_IN_FULL = f"""
+SELECT m.buffer, m.rows, m.capacity, m.rows * 1.0 / m.capacity AS fill, NULL AS tasks,
+    m.evict_unit AS evict_by,
+    (SELECT x.executed_at FROM v_experiences x WHERE x.buffer = m.buffer AND x.seq = (
+        SELECT min(e.seq) FROM experiences e WHERE e.buffer_id = m.buffer_id AND e.seq > m.low_seq)
+    ) AS oldest_at,
+    (SELECT x.executed_at FROM v_experiences x
+     WHERE x.buffer = m.buffer AND x.seq = m.high_seq) AS newest_at,
+    m.last_insert_at, b.created_at,
+    b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session,
+    b.n_partial AS partial,
+    (SELECT CAST(coalesce(sum(l.rows), 0) AS bigint) FROM v_leases l
+     WHERE l.buffer = m.buffer AND l.alive) AS leased,
+    CASE WHEN b.has_quarantine THEN
+        (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > m.low_seq)
+    ELSE 0 END AS quarantined,
+    b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
+FROM ({_MEASURED_ROWS}) m JOIN buffers b ON b.id = m.buffer_id
+ORDER BY m.buffer
+"""
+_TASKS = """
+SELECT task_id, task_name, steps, agents, total_reward, first_at, last_at,
+    count(*) OVER () AS tasks
+FROM v_tasks WHERE buffer = :buffer ORDER BY last_at DESC NULLS LAST, task_id
+"""
+_BUFFERS_OF_TASK = "SELECT DISTINCT buffer FROM v_experiences WHERE task_id = :task ORDER BY buffer"
+_TASK_IDS = "SELECT task_id FROM v_tasks LIMIT :limit"
+_TASK_IDS_OF_BUFFER = "SELECT task_id FROM v_tasks WHERE buffer = :buffer LIMIT :limit"
+_NEWEST_SEQ = "SELECT high_seq FROM v_windows WHERE buffer = :buffer"
+
+
+def buffers(url: str | None, *, exact: bool = False) -> Answer:
+    """Return a short description of each buffer.
+
+    Args:
+        url: The database.
+        exact: Count rows and tasks, however many there are. By default they are counted where there
+            are few. Else `rows` is how many numbers the window has, those known to be without a row
+            left out, and `tasks` is null.
+    """
+    return query(url, _COUNTED if exact or _is_small(url) else _MEASURED)
+
+
+def buffers_in_full(url: str | None, *, exact: bool = False) -> Answer:
+    """Return all there is to say of each buffer.
+
+    Args:
+        url: The database.
+        exact: See `buffers`. Where nothing is counted, `oldest_at` and `newest_at` are the times of
+            the row written first and of the row written last.
+    """
+    return query(url, _COUNTED_IN_FULL if exact or _is_small(url) else _MEASURED_IN_FULL)
+
+
+def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]:
+    """Return the figures of one buffer, or of each by name.
+
+    Args:
+        url: The database.
+        buffer: The buffer; None for all. Nothing is returned of one that is not there.
+        window_s: What rates are over. `rows` is as in `buffers`.
+    """
+    rows = _COUNTED_ROWS if _is_small(url) else _MEASURED_ROWS
+    named = "" if buffer is None else " WHERE buffer = :buffer"
+    statement = f"SELECT buffer_id, rows FROM ({rows}) held{named}"
+    held = dict(query(url, statement, {"buffer": buffer}).rows)
+    resolved = resolve_url(url)
+
+    def look() -> list[Stats]:
+        engine = engine_for(resolved)
+        with translated(resolved), dialect_for(engine).snapshot(engine) as connection:
+            return stats.look(connection, held, window_s)
+
+    return retried(look, RETRY_S, lambda: close_idle(resolved))
+
+
+def _is_small(url: str | None) -> bool:
+    ((total,),) = query(url, _TOTAL).rows
+    return bool(total <= MOST_COUNTED)
+
+
+def tasks(url: str | None, buffer: str, limit: int) -> AbstractContextManager[Stream]:
+    """Stream the tasks of a buffer, latest first; the last column says how many there are in all.
+
+    Args:
+        url: The database.
+        buffer: The buffer.
+        limit: How many at most; 0 for all.
+    """
+    statement = f"{_TASKS} LIMIT :limit" if limit else _TASKS
+    return stream(url, statement, {"buffer": buffer, "limit": limit})
+
+
+def buffers_of_task(url: str | None, task: str) -> list[str]:
+    """Return the names of the buffers that hold a row of the task."""
+    return [name for (name,) in query(url, _BUFFERS_OF_TASK, {"task": task}).rows]
+
+
+def task_ids(url: str | None, buffer: str | None, limit: int) -> list[str]:
+    """Return up to `limit` tasks of a buffer, or of all of them."""
+    statement = _TASK_IDS if buffer is None else _TASK_IDS_OF_BUFFER
+    found = query(url, statement, {"buffer": buffer, "limit": limit})
+    return [task_id for (task_id,) in found.rows]
+
+
+def newest_seq(url: str | None, buffer: str) -> int:
+    """Return the number of the newest row of a buffer."""
+    ((newest,),) = query(url, _NEWEST_SEQ, {"buffer": buffer}).rows
+    return int(newest)

@@ -1,0 +1,1 @@
+"""Values that arrive after a row was stored."""

@@ -1,0 +1,217 @@
+"""What annotates the rows of a buffer."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Text, bindparam, case, cast, func, literal, select, update
+
+from sqlbuffer.codec import INT64_MAX
+from sqlbuffer.errors import FieldError
+from sqlbuffer.query import Node
+from sqlbuffer.storage.buffers.open_buffer import Opened, Window
+from sqlbuffer.storage.labels.labels import Label, Labelled, in_force, joined, labelled_extra
+from sqlbuffer.storage.labels.late_values import seen
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.models import buffers, episodes, experiences, label_history
+
+ROWS_AT_ONCE = 5_000
+
+_SEQS = bindparam("seqs", type_=SeqList())
+_OF = bindparam("of_buffer", type_=label_history.c.buffer_id.type)
+_its_own, _given = experiences.c, label_history.c
+# Without the payload, unless it is needed: that it is tagged is rare.
+_is_tagged = fn.json_kind(_its_own.extra, stored_path=("$reals",)).is_not(None)
+_HELD = select(
+    _its_own.seq,
+    _its_own.episode_id,
+    _its_own.reward_t,
+    case(
+        (_is_tagged | bindparam("with_extra", type_=buffers.c.has_labels.type), _its_own.extra)
+    ).cast(Text),
+).where(
+    fn.has_key(_OF, _SEQS),
+    fn.unindexed(_its_own.seq) > bindparam("low", type_=_its_own.seq.type),
+)
+_HISTORY = select(
+    _given.seq,
+    _given.version,
+    _given.reward_t,
+    _given.adv_t,
+    _given.v_t,
+    cast(_given.extra, Text),
+).where(_given.buffer_id == _OF, fn.is_number_of(_given.seq, _SEQS))
+_HIGHEST = select(func.max(_given.version)).where(
+    _given.buffer_id == _OF, fn.is_number_of(_given.seq, _SEQS)
+)
+# While an episode is open this is what annotations have changed its return by; its end adds it.
+_RETURN = (
+    update(episodes)
+    .where(episodes.c.id == bindparam("of_episode"))
+    .values({"return": func.coalesce(episodes.c["return"], 0.0) + bindparam("change")})
+)
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What is to be written.
+
+    Attributes:
+        target: Which rows: a condition, or numbers, distinct and in ascending order.
+        labels: What is said of all, or of each number.
+        version: The version; None: one more than the highest of the rows.
+    """
+
+    target: Node | Sequence[int]
+    labels: Label | Sequence[Label]
+    version: int | None
+
+    def label_of(self) -> Mapping[int, Label] | None:
+        """Return what is said of each number, where it is not the same of all."""
+        if isinstance(self.labels, Label) or not isinstance(self.target, Sequence):
+            return None
+        return dict(zip(self.target, self.labels, strict=True))
+
+
+class Labelling(Opened):
+    """Annotates the rows of a buffer."""
+
+    def annotate(self, annotation: Annotation) -> int:
+        """Write what is said of rows, in one transaction; return how many the buffer holds."""
+        n_rows = self.write(lambda connection: self._write_labels(connection, annotation))
+        self._dialect.wrote(self.engine, n_rows)
+        return n_rows
+
+    def _write_labels(self, connection: Connection, annotation: Annotation) -> int:
+        window = self._window(connection)
+        seqs = self._held(connection, annotation.target, window)
+        if not seqs:
+            return 0
+        self._begin_labels(connection, window)
+        # All of them, in ascending order, before anything is looked at that others may change.
+        before: dict[int, float | None] = {}
+        for chunk in _chunks(seqs):
+            before |= self._dialect.locked_labels(connection, self.info.id, chunk)
+        version = annotation.version
+        if version is None:
+            version = self._next_version(connection, seqs)
+        changes: dict[int, list[float]] = {}
+        n_written = 0
+        own_labels, of_all = annotation.label_of(), annotation.labels
+        for chunk in _chunks(seqs):
+            said = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
+            n_written += self._write_chunk(connection, window.low, version, said, before, changes)
+        self._change_returns(connection, changes)
+        return n_written
+
+    def _held(
+        self, connection: Connection, target: Node | Sequence[int], window: Window
+    ) -> list[int]:
+        """Return the numbers of the rows that there are, in ascending order."""
+        if not isinstance(target, Sequence):
+            node = seen(target, window.has_labels)
+            found = statements.seqs(statements.in_window(self.info.id, window.low, node))
+            ordered = found.order_by(statements.seq_for(node))
+            return list(connection.execute(ordered).scalars())
+        held: list[int] = []
+        for chunk in _chunks(target):
+            has_key = fn.has_key(literal(self.info.id), bindparam(None, chunk, SeqList()))
+            above = fn.unindexed(experiences.c.seq) > window.low
+            held += connection.execute(statements.seqs(has_key & above)).scalars()
+        return sorted(held)
+
+    def _begin_labels(self, connection: Connection, window: Window) -> None:
+        own = buffers.c.id == self.info.id
+        if not window.has_labels:
+            connection.execute(update(buffers).where(own).values(has_labels=True))
+        elif window.evict_by != "row":
+            # Whoever evicts there holds it as well, and then episodes and labels.
+            connection.execute(select(buffers.c.id).where(own).with_for_update(key_share=True))
+
+    def _next_version(self, connection: Connection, seqs: Sequence[int]) -> int:
+        found = [
+            connection.execute(_HIGHEST, {"of_buffer": self.info.id, "seqs": chunk}).scalar()
+            for chunk in _chunks(seqs)
+        ]
+        highest = max((version for version in found if version is not None), default=0)
+        if highest == INT64_MAX:
+            raise FieldError(
+                f"a row has the highest version there is, {INT64_MAX}; give it to add to what it "
+                f"says"
+            )
+        return highest + 1
+
+    def _write_chunk(
+        self,
+        connection: Connection,
+        low: int,
+        version: int,
+        said: Mapping[int, Any],
+        before: Mapping[int, float | None],
+        changes: dict[int, list[float]],
+    ) -> int:
+        """Write what is said of some rows, and note by how much it changes episodes' returns;
+        return how many of them there still are.
+        """
+        parameters = {"of_buffer": self.info.id, "seqs": list(said)}
+        histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
+        for seq, its_version, *reals, extra in statements.fetch(connection, _HISTORY, parameters):
+            tree = None if extra is None else orjson.loads(extra)
+            histories[seq][its_version] = Label._make((*reals, tree))
+        for seq, label in said.items():
+            earlier = histories[seq].get(version)
+            histories[seq][version] = label if earlier is None else joined(earlier, label)
+        now = {seq: in_force(history) for seq, history in histories.items()}
+        with_extra = any(label.extra is not None for label in now.values())
+        parameters |= {"low": low, "with_extra": with_extra}
+        rows = []
+        for seq, episode, reward, extra in statements.fetch(connection, _HELD, parameters):
+            holds = now[seq]
+            made = labelled_extra(extra, holds)
+            rows.append(Labelled(seq, histories[seq][version], holds, made))
+            change = _change(reward, before.get(seq), holds.reward_t)
+            if episode is not None and change is not None:
+                changes.setdefault(episode, []).append(change)
+        self._dialect.label(connection, self.info.id, version, rows)
+        return len(rows)
+
+    def _change_returns(
+        self, connection: Connection, changes: Mapping[int, Sequence[float]]
+    ) -> None:
+        if not changes:
+            return
+        # In the order in which writers end several.
+        ordered = select(episodes.c.id).order_by(episodes.c.key, episodes.c.task_id)
+        rows = []
+        for chunk in _chunks(sorted(changes)):
+            numbers = bindparam(None, chunk, SeqList())
+            found = ordered.where(fn.is_number_of(episodes.c.id, numbers))
+            ids = connection.execute(found.with_for_update(key_share=True)).scalars()
+            rows += [{"of_episode": id_, "change": math.fsum(changes[id_])} for id_ in ids]
+        if rows:
+            connection.execute(_RETURN, rows)
+
+
+def _chunks(seqs: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (seqs[start : start + ROWS_AT_ONCE] for start in range(0, len(seqs), ROWS_AT_ONCE))
+
+
+def _change(own: float | None, before: float | None, now: float | None) -> float | None:
+    """Return by how much a row's reward changes; None: not at all, or it has none.
+
+    Args:
+        own: The row's own.
+        before: What had been given in its place.
+        now: What is.
+    """
+    held = own if before is None else before
+    if now is None or now == held:
+        return None
+    if held is None:
+        return now
+    # The return that an infinite one made stays so.
+    return now - held if math.isfinite(held) else None

@@ -1,0 +1,70 @@
+"""Values that were given late, in the place of a row's own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Text, cast, column, func, select
+from sqlalchemy.sql.elements import ColumnElement, Null
+
+from sqlbuffer.query import Group, Node
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.models import experiences, labels
+
+LATE = ("reward_t", "adv_t", "v_t", "extra")
+
+_own = experiences.c
+_late = fn.late_labels(_own.buffer_id, _own.seq).table_valued(
+    *(column(name, labels.c[name].type) for name in ("buffer_id", "seq", *LATE)), name="late"
+)
+
+
+def seen(node: Node, has_labels: bool) -> Node:
+    """Return a condition that looks at the values that hold now, where rows may have some that were
+    given late.
+    """
+    if not has_labels:
+        return node
+    if isinstance(node, Group):
+        return replace(node, parts=tuple(seen(part, has_labels) for part in node.parts))
+    if node.field.column not in LATE:
+        return node
+    return replace(node, field=replace(node.field, is_labelled=True))
+
+
+def value_of(name: str, table: Any) -> ColumnElement[Any]:
+    """Return a value of one row of `experiences` or an alias of it; looked up row by row."""
+    late = (
+        select(labels.c[name])
+        .where(labels.c.buffer_id == table.c.buffer_id, labels.c.seq == table.c.seq)
+        .correlate(table)
+        .scalar_subquery()
+    )
+    value: ColumnElement[Any] = func.coalesce(late, table.c[name], type_=labels.c[name].type)
+    return value
+
+
+def with_late(columns: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the columns of a select from `joined`, those with values given late in the place of
+    the row's own.
+    """
+    return tuple(
+        _value(each.name) if each.name in LATE and not _is_left_out(each) else each
+        for each in columns
+    )
+
+
+def joined(rows: Any = experiences) -> Any:
+    """Return what to select from: rows with the values that were given late, one lookup a row."""
+    is_its = (_late.c.buffer_id == _own.buffer_id) & (_late.c.seq == _own.seq)
+    return rows.outerjoin(_late, is_its)
+
+
+def _is_left_out(column: Any) -> bool:
+    """Tell whether a column is one of those that are not read: a null in its place."""
+    return isinstance(getattr(column, "element", None), Null)
+
+
+def _value(name: str) -> Any:
+    value = func.coalesce(_late.c[name], _own[name], type_=_own[name].type)
+    return (cast(value, Text) if name == "extra" else value).label(name)

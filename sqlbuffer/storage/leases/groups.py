@@ -1,0 +1,357 @@
+"""Which groups a consumer gets: each whole, or not at all.
+
+The rows of a group that nobody has claimed yet have no `group_seq`; its first claim gives them one,
+and rows that arrive later are a group of their own.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    column,
+    func,
+    literal,
+    select,
+    table,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.storage.leases.rows import lowest
+from sqlbuffer.storage.leases.wanted import (
+    COUNT,
+    GROUPS,
+    LOW,
+    ORDERS,
+    SEQS,
+    Scope,
+    Wanted,
+    allowed,
+    held,
+    held_by_key,
+    held_unindexed,
+    in_seqs,
+    is_free,
+    matches,
+    remembered,
+)
+from sqlbuffer.storage.sampling.limits import Limits, is_in_quarantine
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import KeyList, SeqList
+from sqlbuffer.storage.schema.models import episodes
+from sqlbuffer.storage.schema.models import queue_items as items
+
+KEYS = "p_keys"
+Key = tuple[Any, int | None]  # a task or an episode, and the group's number
+
+# How many rows are looked at for the groups that come first; then as many more each time.
+FIRST_ROWS, GROWTH = 1_024, 8
+# Numbers are drawn for the first rows of random groups; where that finds too few, all groups are
+# looked at.
+PROBES, PROBE_ROUNDS = 512, 6
+
+
+# Who is open here is not abandoned.
+_states = table("episode_states", column("id", BigInteger()), column("status", Text()))
+
+
+class Group(NamedTuple):
+    """What there is of a group in the queue."""
+
+    key: Any
+    group_seq: int | None
+    first_seq: int
+    n_rows: int
+    size: int
+    n_held: int
+    is_claimable: bool
+    is_late: bool
+
+    @property
+    def name(self) -> Key:
+        """What tells it from others."""
+        return self.key, self.group_seq
+
+
+@remembered
+def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
+    """Select the groups of a buffer in the columns of `Group`, of all tasks or episodes or of those
+    that are named.
+    """
+    own = _summed(limits, wanted, named=named).subquery("groups").c
+    is_whole: Any = (own.n_open == 0) & (own.n_clipped == 0)
+    if wanted.group_by == "task_id":
+        # What was claimed once is closed: an episode that goes on is another group's.
+        is_closed = (own.n_open == 0) | own.group_seq.is_not(None)
+        is_whole = is_closed & (own.size >= wanted.min_group_size) & (own.n_evicted == 0)
+    late: Any = literal(False)
+    if wanted.group_timeout_s is not None:
+        is_old = fn.age_s(own.newest) > wanted.group_timeout_s
+        late = and_(~is_whole, is_old, own.matches == 1, own.n_in_quarantine == 0)
+    may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
+    may_go = and_(own.n_barred == 0, own.matches == 1, may_go)
+    return select(
+        own.key, own.group_seq, own.first_seq, own.n_rows, own.size, own.n_held,
+        case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
+    )  # fmt: skip
+
+
+def _summed(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
+    """Select what there is of each group."""
+    parts = _parts(limits, wanted, named=named).subquery("parts")
+    own = parts.c
+    is_open = (
+        select(case((_states.c.status == "open", 1), else_=0))
+        .where(_states.c.id == episodes.c.id)
+        .correlate(episodes)
+        .scalar_subquery()
+    )
+    n_open = func.sum(case((episodes.c.status == "open", is_open), else_=0))
+    rollouts = func.sum(case((own.episode_id.is_(None), own.n), else_=1))
+    has_lost_steps = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
+    found = select(
+        own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
+        func.sum(own.n).label("n_rows"), (rollouts - n_open).label("size"),
+        n_open.label("n_open"), func.sum(own.n_held).label("n_held"),
+        func.sum(own.n_barred).label("n_barred"),
+        func.sum(own.n_in_quarantine).label("n_in_quarantine"),
+        func.max(own.newest).label("newest"),
+        func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
+        func.sum(case((has_lost_steps, 1), else_=0)).label("n_evicted"),
+        func.max(own.matches).label("matches"),
+    )  # fmt: skip
+    found = found.select_from(parts.outerjoin(episodes, episodes.c.id == own.episode_id))
+    return found.group_by(own.key, own.group_seq)
+
+
+def _parts(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
+    """Select what groups hold of each episode, and of rows without one."""
+    key = _key(wanted)
+    match: Any = literal(1, BigInteger())
+    if wanted.node != EVERYTHING:
+        match = case((matches(wanted.node), 1), else_=0)
+    is_kept: Any = literal(0)
+    if limits.quarantine:
+        is_kept = case((is_in_quarantine(items.c.buffer_id, items.c.seq), 1), else_=0)
+    found = select(
+        key.label("key"), items.c.group_seq, items.c.episode_id,
+        func.min(items.c.seq).label("first_seq"), func.count().label("n"),
+        func.sum(case((allowed(limits), 0), else_=1)).label("n_barred"),
+        func.sum(case((is_free, 0), else_=1)).label("n_held"),
+        func.sum(is_kept).label("n_in_quarantine"),
+        func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
+    )  # fmt: skip
+    found = found.where(*((held_by_key, _is_named(wanted)) if named else (held,)))
+    found = found.where(key.is_not(None))
+    return found.group_by(key, items.c.group_seq, items.c.episode_id)
+
+
+def _key(wanted: Wanted) -> ColumnElement[Any]:
+    return GROUPS[wanted.group_by or "task_id"]
+
+
+def _is_named(wanted: Wanted) -> ColumnElement[bool]:
+    if wanted.group_by == "task_id":
+        return fn.is_one_of(_key(wanted), bindparam(KEYS, type_=KeyList()))
+    return fn.is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
+
+
+_FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
+
+
+@remembered
+def _rows_of(wanted: Wanted) -> Select[Any]:
+    """Select the rows of groups that are named, locked in the order of their numbers."""
+    found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
+        held_by_key, _is_named(wanted)
+    )
+    return found.order_by(fn.unindexed(items.c.seq)).with_for_update(skip_locked=True)
+
+
+@remembered
+def _first_groups(limits: Limits, wanted: Wanted) -> Select[Any]:
+    """Select the groups of the first rows in an order, and how many of them each has."""
+    key, order = _key(wanted), ORDERS[wanted.order]
+    place = func.row_number().over(order_by=order).label("place")
+    rows = select(key.label("key"), items.c.group_seq, place)
+    within = held if wanted.order == "fifo" else held_unindexed
+    rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
+    first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
+    found = select(first.key, first.group_seq, func.count())
+    return found.group_by(first.key, first.group_seq).order_by(func.min(first.place))
+
+
+@remembered
+def _first_rows_among(limits: Limits, wanted: Wanted) -> Select[Any]:
+    """Select those of some rows that are the first of their group."""
+    earlier: Any = items.alias("earlier")
+    key = _key(wanted)
+    has_earlier = (
+        select(1)
+        .where(
+            earlier.c.buffer_id == items.c.buffer_id,
+            earlier.c[key.key] == key,
+            fn.unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
+            fn.unindexed(earlier.c.seq) < items.c.seq,
+            earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
+            cast(earlier.c.used_up, Integer) == 0,
+        )
+        .correlate(items)
+        .offset(0)
+        .exists()
+    )
+    return select(items.c.seq, key, items.c.group_seq).where(
+        held_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
+    )
+
+
+class GroupChoice:
+    """The groups that one attempt chooses.
+
+    Args:
+        connection: The claim's transaction.
+        scope: The queue.
+        wanted: What is asked for.
+
+    Attributes:
+        late: Groups that it met which are to be dropped.
+    """
+
+    def __init__(self, connection: Connection, scope: Scope, wanted: Wanted) -> None:
+        self._connection, self._scope, self._wanted = connection, scope, wanted
+        self.late: list[Group] = []
+
+    def choose(self) -> list[list[int]]:
+        """Return the rows of up to n groups, locked, in the order asked for."""
+        taken: dict[Key, list[int]] = {}
+        for candidates in self._candidates():
+            for group in candidates:
+                if group.is_late and self._wanted.drops and not group.n_held:
+                    self.late.append(group)
+            free = [g for g in candidates if g.is_claimable and g.name not in taken]
+            while free and len(taken) < self._wanted.n:
+                missing = self._wanted.n - len(taken)
+                taken |= self.lock(free[:missing])
+                free = free[missing:]
+            if len(taken) == self._wanted.n:
+                break
+        return list(taken.values())
+
+    def lock(self, chosen: Sequence[Group], *, late: bool = False) -> dict[Key, list[int]]:
+        """Return the rows of those of the groups that could be locked whole, in their order.
+
+        Whoever has the first row of a group goes on: two that each lock a part of it would both
+        leave it. New rows may have been committed between two statements, so what was locked is
+        compared with what is there after.
+        """
+        firsts = self._scope.parameters(**{SEQS: [group.first_seq for group in chosen]})
+        won = set(self._connection.execute(_FIRSTS, firsts).scalars())
+        names = [group.name for group in chosen if group.first_seq in won]
+        if not names:
+            return {}
+        keys = list(dict.fromkeys(key for key, _ in names))
+        parameters = self._scope.parameters(**{KEYS: keys})
+        found = self._connection.execute(_rows_of(self._wanted), parameters)
+        locked: dict[Key, list[int]] = {name: [] for name in names}
+        for own, group_seq, seq in found:
+            if (own, group_seq) in locked:
+                locked[own, group_seq].append(seq)
+        now = {group.name: group for group in self._read(keys)}
+        return {
+            name: seqs
+            for name, seqs in locked.items()
+            if (group := now.get(name)) is not None
+            and group.n_rows == len(seqs)
+            and ((group.is_late and not group.n_held) if late else group.is_claimable)
+        }
+
+    def _read(self, keys: Sequence[Any] | None = None) -> list[Group]:
+        named = {} if keys is None else {KEYS: keys}
+        statement = groups(self._scope.limits, self._wanted, named=keys is not None)
+        found = self._connection.execute(statement, self._scope.parameters(**named))
+        return [_group(row) for row in found]
+
+    def _candidates(self) -> Iterator[list[Group]]:
+        """Yield groups in the order asked for, until there are no more."""
+        if self._wanted.order != "random":
+            yield from self._in_order()
+            return
+        probed = self._probed()
+        if probed is not None:
+            yield probed
+        else:
+            every = self._read()
+            random.shuffle(every)
+            yield every
+
+    def _in_order(self) -> Iterator[list[Group]]:
+        """Yield groups in the order of their first rows, of more and more rows."""
+        seen: set[Key] = set()
+        limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._wanted)
+        while True:
+            parameters = self._scope.parameters(**{COUNT: limit})
+            found = self._connection.execute(statement, parameters).all()
+            new = [(own, number) for own, number, _ in found if (own, number) not in seen]
+            seen.update(new)
+            if new:
+                read = {g.name: g for g in self._read(list(dict.fromkeys(own for own, _ in new)))}
+                yield [read[name] for name in new if name in read]
+            if sum(n for *_, n in found) < limit:
+                return
+            limit *= GROWTH
+
+    def _probed(self) -> list[Group] | None:
+        """Return n groups that may be claimed, uniform over them: a number that is drawn counts
+        where it is the first row of its group. None where too few are found.
+        """
+        scope, n = self._scope, self._wanted.n
+        assert scope.high is not None
+        low = lowest(self._connection, scope)
+        span = scope.high - low
+        if span <= 2 * PROBES:
+            return None
+        rng = np.random.default_rng()
+        drawn: set[int] = set()
+        found: list[Group] = []
+        for _ in range(PROBE_ROUNDS):
+            numbers = (low + 1 + (rng.random(PROBES) * span).astype(np.int64)).tolist()
+            new = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
+            drawn.update(new)
+            firsts = {name: seq for seq, name in self._first_rows(new)}
+            if firsts:
+                keys = list(dict.fromkeys(key for key, _ in firsts))
+                read = {g.name: g for g in self._read(keys) if g.name in firsts}
+                place = {seq: i for i, seq in enumerate(new)}
+                found += sorted(
+                    (g for g in read.values() if g.is_claimable or g.is_late),
+                    key=lambda group: place[firsts[group.name]],
+                )
+            if sum(group.is_claimable for group in found) >= n:
+                return found
+        return None
+
+    def _first_rows(self, seqs: Sequence[int]) -> Iterator[tuple[int, Key]]:
+        statement = _first_rows_among(self._scope.limits, self._wanted)
+        parameters = self._scope.parameters(**{SEQS: seqs})
+        for seq, own, group_seq in self._connection.execute(statement, parameters):
+            yield seq, (own, group_seq)
+
+
+def _group(row: Any) -> Group:
+    *numbers, claimable, late = row
+    key, group_seq, first_seq, n_rows, size, n_held = numbers
+    return Group(
+        key, group_seq, int(first_seq), int(n_rows), int(size), int(n_held), claimable == 1,
+        late == 1,
+    )  # fmt: skip

@@ -1,0 +1,358 @@
+"""Batches that are counted or noted as they are drawn.
+
+Where rows have a limit of uses, a batch is drawn in two transactions: one chooses and reads, the
+other counts. What another learner took between them is dropped and drawn anew, so no row is handed
+out more often than it may be; and nobody waits while a batch is chosen. A learner that dies behind
+the second has used its rows.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.models import samples, uses
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.store import BufferStore
+
+MAX_ROUNDS = 20
+# Counts of rows that left the window are deleted when so many more have left.
+CLEANED_AT_ONCE = 8_192
+SECONDS_BETWEEN_CLEANINGS = 60.0
+# Where too few are left, another learner may have given rows back that this process has passed. No
+# sooner, or one that waits for data would look at all rows each time.
+FLOOR_DOUBTED_AFTER_S = 1.0
+
+T = TypeVar("T")
+Unit = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """What was drawn.
+
+    Attributes:
+        content: It.
+        units: The rows that each thing of it uses.
+        clock: The buffer's clock then.
+        window_low: Lower end of the window then.
+        probabilities: That of each row, where the sampler tells.
+    """
+
+    content: T
+    units: Sequence[Unit]
+    clock: int | None
+    window_low: int
+    probabilities: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """How things of a kind are taken apart.
+
+    Attributes:
+        take: Returns those at some places.
+        join: Makes one of several parts.
+    """
+
+    take: Callable[[T, Sequence[int]], T]
+    join: Callable[[Sequence[T]], T]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is noted of a batch beside its rows."""
+
+    sampler: str
+    seed: str | None = None
+
+
+class Housekeeping:
+    """What one process remembers of when it cleaned up last."""
+
+    def __init__(self) -> None:
+        self.cleaned_to = 0
+        self.samples_cleaned_at: float | None = None
+
+
+@dataclass
+class _Kept(Generic[T]):
+    parts: list[T]
+    units: list[Unit]
+    probabilities: list[float] | None
+
+    def add(self, found: Found[T], index: Sequence[int], kind: Kind[T]) -> None:
+        self.parts.append(kind.take(found.content, index))
+        self.units += [found.units[i] for i in index]
+        if found.probabilities is None or self.probabilities is None:
+            self.probabilities = None
+        else:
+            self.probabilities += [found.probabilities[i] for i in index]
+
+
+def needs_writes(store: "BufferStore") -> bool:
+    """Tell whether sampling from a buffer is a write."""
+    return store.info.max_use is not None or store.info.track_samples
+
+
+def claimed(
+    store: "BufferStore",
+    draw: Callable[[int, bool], Found[T]],
+    n: int,
+    kind: Kind[T],
+    note: Note,
+    *,
+    least: int = 0,
+    adds_up: bool = False,
+) -> tuple[T, int | None]:
+    """Return up to n things that nobody has used too often, and the number that they are noted
+    under; their uses are counted.
+
+    Args:
+        store: The buffer.
+        draw: Called with how many are wanted, and whether it is the first time.
+        n: How many.
+        kind: What they are.
+        note: What is noted of them.
+        least: Fewer are not counted or noted.
+        adds_up: One drawn twice is used twice, so each round may draw anything; else it is asked
+            for all, and what was kept before is left out.
+
+    Raises:
+        StorageReadOnlyError: The database or the role may not write.
+    """
+    kept: _Kept[T] = _Kept([], [], [])
+    for n_round in range(MAX_ROUNDS):
+        missing = n - len(kept.units)
+        asked = missing if adds_up else n
+        found = draw(asked, n_round == 0)
+        if len(found.units) < asked and store.restrictions.floor.forget(FLOOR_DOUBTED_AFTER_S):
+            found = draw(asked, n_round == 0)
+        had = set() if adds_up else set(map(tuple, kept.units))
+        index = [i for i, unit in enumerate(found.units) if tuple(unit) not in had][:missing]
+        if not index or len(kept.units) + len(index) < least:
+            break
+        n_won, number = _claim(store, found, index, kept, kind, note)
+        if n_won == len(index):
+            _clean(store, found)
+            return _joined(kept, kind), number
+    else:
+        index = []
+    return _fewer(store, found, index, kept, kind, note, least)
+
+
+def _fewer(
+    store: "BufferStore",
+    found: Found[T],
+    index: Sequence[int],
+    kept: _Kept[T],
+    kind: Kind[T],
+    note: Note,
+    least: int,
+) -> tuple[T, int | None]:
+    """Return what there is where too few were left: not counted where they do not do."""
+    if len(kept.units) < least:
+        give_back(store, kept.units)
+        kept.add(found, index, kind)
+        return _joined(kept, kind), None
+    if not kept.parts:
+        return kind.take(found.content, []), None
+    number = None
+    if store.info.track_samples:
+        number = _writing(store, lambda connection: _note(connection, store, found, kept, note))
+    return _joined(kept, kind), number
+
+
+def _claim(
+    store: "BufferStore",
+    found: Found[T],
+    index: Sequence[int],
+    kept: _Kept[T],
+    kind: Kind[T],
+    note: Note,
+) -> tuple[int, int | None]:
+    """Count the uses of things and keep those that may be used; note the batch if it is whole.
+
+    Returns:
+        How many may be used, and the number of the batch.
+    """
+    wanted = [found.units[i] for i in index]
+
+    def work(connection: Connection) -> tuple[_Kept[T], int, int | None]:
+        won = _count(connection, store, wanted)
+        places = [i for i, is_won in zip(index, won, strict=True) if is_won]
+        now: _Kept[T] = _Kept([], [], [])
+        now.add(found, places, kind)
+        number = None
+        if len(places) == len(index) and store.info.track_samples:
+            number = _note(connection, store, found, _both(kept, now), note)
+        return now, len(places), number
+
+    now, n_won, number = _writing(store, work)
+    store.dialect.wrote(store.engine, len(wanted))
+    both = _both(kept, now)
+    kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
+    return n_won, number
+
+
+def _both(one: _Kept[T], other: _Kept[T]) -> _Kept[T]:
+    probabilities = None
+    if one.probabilities is not None and other.probabilities is not None:
+        probabilities = [*one.probabilities, *other.probabilities]
+    return _Kept([*one.parts, *other.parts], [*one.units, *other.units], probabilities)
+
+
+def _joined(kept: _Kept[T], kind: Kind[T]) -> T:
+    return kept.parts[0] if len(kept.parts) == 1 else kind.join(kept.parts)
+
+
+def _count(connection: Connection, store: "BufferStore", units: Sequence[Unit]) -> list[bool]:
+    """Count a use of each row of the units, and return which could be used whole."""
+    if store.info.max_use is None:
+        return [True] * len(units)
+    taken = _take(connection, store, [seq for unit in units for seq in unit], store.info.max_use)
+    won: list[bool] = []
+    back: list[int] = []
+    for unit in units:
+        own = [seq for seq in unit if taken.get(seq)]
+        for seq in own:
+            taken[seq] -= 1
+        won.append(len(own) == len(unit))
+        if not won[-1]:
+            back += own
+    if back:
+        store.dialect.give_back(connection, store.info.id, back)
+    return won
+
+
+def _take(
+    connection: Connection, store: "BufferStore", seqs: Sequence[int], max_use: int
+) -> dict[int, int]:
+    """Count a use for each occurrence of a row, and return {row: how many of them may be}."""
+    # In ascending order, or two learners could wait for each other. Those that come twice are
+    # counted again when their rows are held.
+    left = sorted(set(seqs))
+    counts = Counter(seqs) if len(left) < len(seqs) else None
+    taken: dict[int, int] = {}
+    n = 0
+    while left:
+        n += 1
+        got = store.dialect.claim(connection, store.info.id, left, max_use)
+        taken.update(dict.fromkeys(got, n))
+        left = [] if counts is None else [seq for seq in left if seq in got and counts[seq] > n]
+    return taken
+
+
+def give_back(store: "BufferStore", units: Sequence[Unit]) -> None:
+    """Undo the uses of things that were not handed out."""
+    left = Counter(seq for unit in units for seq in unit)
+    if not left or store.info.max_use is None:
+        return
+
+    def work(connection: Connection) -> None:
+        again = left
+        while again:
+            store.dialect.give_back(connection, store.info.id, sorted(again))
+            again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
+
+    _writing(store, work)
+    store.restrictions.floor.forget()
+
+
+def noted(store: "BufferStore", found: Found[Any], note: Note) -> int | None:
+    """Note a batch that was read without a sampler, and return its number."""
+    if not store.info.track_samples or not found.units:
+        return None
+    whole: _Kept[Any] = _Kept([], list(found.units), None)
+    number: int = _writing(store, lambda connection: _note(connection, store, found, whole, note))
+    return number
+
+
+def note_rows(
+    connection: Connection,
+    store: "BufferStore",
+    seqs: Sequence[int],
+    clock: int | None,
+    note: Note,
+) -> int:
+    """Note a batch of rows in the transaction that hands it out, and return its number."""
+    found: Found[Any] = Found([], [(seq,) for seq in seqs], clock, 0)
+    return _note(connection, store, found, _Kept([], list(found.units), None), note)
+
+
+def forget(store: "BufferStore", number: int) -> None:
+    """Delete the note of a batch that was not handed out."""
+    own = (samples.c.buffer_id == store.info.id) & (samples.c.id == number)
+    _writing(store, lambda connection: connection.execute(delete(samples).where(own)))
+
+
+def _note(
+    connection: Connection, store: "BufferStore", found: Found[Any], kept: _Kept[Any], note: Note
+) -> int:
+    seqs = [seq for unit in kept.units for seq in unit]
+    probabilities = kept.probabilities if len(kept.probabilities or ()) == len(seqs) else None
+    values = {
+        "buffer_id": store.info.id,
+        "clock": found.clock,
+        "sampler": note.sampler,
+        "seed": note.seed,
+        "n_rows": len(seqs),
+        "seqs": seqs,
+        "probabilities": probabilities,
+    }
+    keep = store.housekeeping
+    now = time.monotonic()
+    if keep.samples_cleaned_at is None or now - keep.samples_cleaned_at > SECONDS_BETWEEN_CLEANINGS:
+        keep.samples_cleaned_at = now
+        _forget_old(connection, store)
+    made: Any = connection.execute(insert(samples).values(values)).inserted_primary_key
+    return int(made[0])
+
+
+def _forget_old(connection: Connection, store: "BufferStore") -> None:
+    own = samples.c
+    old = select(own.id).where(
+        own.buffer_id == store.info.id, own.sampled_at < fn.seconds_ago(store.info.keep_samples_s)
+    )
+    connection.execute(
+        delete(samples).where(own.id.in_(old.order_by(own.sampled_at).limit(CLEANED_AT_ONCE)))
+    )
+
+
+def _clean(store: "BufferStore", found: Found[Any]) -> None:
+    """Delete the counts of rows that have left the window; eviction leaves them behind."""
+    keep, buffer_id = store.housekeeping, store.info.id
+    if store.info.max_use is None or found.window_low < keep.cleaned_to + CLEANED_AT_ONCE:
+        return
+
+    def work(connection: Connection) -> int:
+        own = uses.c
+        # From a while below what was cleaned: a slow learner may have counted there since.
+        gone = (
+            (own.buffer_id == buffer_id)
+            & (own.seq > keep.cleaned_to - CLEANED_AT_ONCE)
+            & (own.seq <= found.window_low)
+        )
+        some = select(own.seq).where(gone).order_by(own.seq).limit(4 * CLEANED_AT_ONCE).subquery()
+        n, last = connection.execute(select(func.count(), func.max(some.c.seq))).one()
+        if n:
+            connection.execute(delete(uses).where(gone, own.seq <= last))
+        return int(last) if n == 4 * CLEANED_AT_ONCE else found.window_low
+
+    keep.cleaned_to = _writing(store, work)
+
+
+def _writing(store: "BufferStore", work: Callable[[Connection], Any]) -> Any:
+    try:
+        return store.write(work)
+    except StorageReadOnlyError as error:
+        what = "max_use" if store.info.max_use is not None else "track_samples"
+        raise StorageReadOnlyError(
+            f"sampling from buffer {store.info.name!r} writes ({what}): {error}"
+        ) from error

@@ -1,0 +1,238 @@
+"""Waiting for enough to claim."""
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, literal, select
+
+from sqlbuffer.errors import FlowControlError, InsufficientDataError
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.leases.groups import groups
+from sqlbuffer.storage.leases.held import Claim, Held
+from sqlbuffer.storage.leases.wanted import COUNT, Scope, Wanted, claimable, is_free, remembered
+from sqlbuffer.storage.leases.wanted import held as held_by_buffer
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.sampling.limits import NO_LIMITS, Limits
+from sqlbuffer.storage.sampling.restrictions import SampledWindow
+from sqlbuffer.storage.schema.models import episodes
+from sqlbuffer.storage.schema.models import queue_items as items
+from sqlbuffer.waits import begin_wait
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.store import BufferStore
+
+# From one look to the next: 4 a second. Where a look takes long, so many times as long.
+PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
+# How many groups an error names.
+SHOWN = 5
+# Where others claim at the same moment, each lets the others go first by chance.
+CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
+
+
+def claimed(
+    store: "BufferStore", wanted: Wanted, timeout_s: float, cancelled: threading.Event
+) -> Held:
+    """Return a batch, after a wait where there is too little.
+
+    Args:
+        store: The buffer.
+        wanted: What is asked for.
+        timeout_s: How long to wait at most; 0: not at all.
+        cancelled: Ends the wait when it is set.
+
+    Raises:
+        InsufficientDataError: There was too little all that time; says what is missing.
+        FlowControlError: The rate limiter did not let the batch out in that time.
+    """
+    deadline = time.monotonic() + timeout_s
+    claim, look = Claim(store, wanted), Look(store, wanted)
+    reason = ""
+    rounds = 0
+    while True:
+        held, reason = _attempt(store, claim, wanted, max(0.0, deadline - time.monotonic()))
+        if held is not None:
+            return held
+        rounds += 1
+        if rounds % (1 + CONTENDED_ROUNDS) and look.said_enough:
+            pause_s = random.uniform(0, CONTENDED_PAUSE_S)
+            _sleep(cancelled, min(pause_s, deadline - time.monotonic()))
+            continue
+        if not look.wait(deadline, cancelled, claim.scope):
+            raise InsufficientDataError(reason or missing(store, wanted, timeout_s))
+
+
+def _attempt(
+    store: "BufferStore", claim: Claim, wanted: Wanted, wait_s: float
+) -> tuple[Held | None, str]:
+    """Try once; return the batch, or None and why there is none where it is known."""
+    try:
+        with store.pacer.sampling(wanted.n, wait_s) as drawn:
+            held = claim.attempt()
+            drawn(0 if held is None else len(held.seqs))
+    except FlowControlError:
+        raise
+    except InsufficientDataError as error:
+        return None, str(error)
+    return held, ""
+
+
+def _sleep(cancelled: threading.Event, pause_s: float) -> None:
+    begin_wait()
+    if cancelled.wait(max(0.0, pause_s)):
+        raise InsufficientDataError("the wait was cancelled")
+
+
+class Look:
+    """Looks now and then whether there may be enough: one statement that locks nothing.
+
+    Args:
+        store: The buffer.
+        wanted: What is asked for.
+
+    Attributes:
+        said_enough: It did when it looked last.
+    """
+
+    def __init__(self, store: "BufferStore", wanted: Wanted) -> None:
+        self._store, self._wanted = store, wanted
+        self._limits: Limits | None = None
+        self._low = 0
+        self._next = time.monotonic() + PAUSE_S
+        self.said_enough = False
+
+    def wait(self, deadline: float, cancelled: threading.Event, scope: Scope | None = None) -> bool:
+        """Wait until there may be enough; return False at the deadline.
+
+        Args:
+            deadline: By the monotonic clock.
+            cancelled: Ends the wait.
+            scope: The queue as it was seen last.
+        """
+        if scope is not None:
+            self._low, self._limits = scope.low, scope.limits
+        while True:
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            _sleep(cancelled, min(self._next, deadline) - now)
+            began = time.monotonic()
+            self.said_enough = self._store.survive(self._look)
+            took_s = time.monotonic() - began
+            self._next = began + max(PAUSE_S, PAUSE_PER_LOOK * took_s)
+            if self.said_enough:
+                return True
+
+    def _look(self) -> bool:
+        store = self._store
+        with translated(store.url), store.engine.connect() as connection:
+            while True:
+                row = connection.execute(*self._statement()).one_or_none()
+                now = store.window_answered([] if row is None else [row[1:]])
+                self._low = now.low
+                if self._limits == (limits := store.restrictions.limits_of_leases(now)):
+                    return bool(row and row[0] and now.span >= store.info.min_size)
+                # The first look, or the clock has moved: what was counted was barred by others.
+                self._limits = limits
+
+    def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:
+        info = self._store.info
+        scope = Scope(info.id, self._low, None, self._limits or NO_LIMITS)
+        statement = _look(info.id, info.evict_by, self._limits, self._wanted)
+        return statement, scope.parameters(**{COUNT: self._wanted.n})
+
+
+@remembered
+def _look(buffer_id: int, evict_by: str, limits: Limits | None, wanted: Wanted) -> Select[Any]:
+    """Select whether there may be enough under these limits, and the window; where no limits are
+    given, the window alone.
+    """
+    window = statements.sampled_window(buffer_id, evict_by).subquery("w").c
+    enough = literal(False) if limits is None else _is_enough(limits, wanted)
+    return select(enough, *window)
+
+
+def _is_enough(limits: Limits, wanted: Wanted) -> Any:
+    if wanted.group_by is None:
+        count = bindparam(COUNT, type_=BigInteger())
+        some = select(literal(1)).select_from(items).where(claimable(limits, wanted.node))
+        found = select(func.count()).select_from(some.limit(count).subquery())
+        return found.scalar_subquery() >= count
+    own = groups(limits, wanted, named=False).subquery("g").c
+    is_late = case((own.n_held == 0, own.late), else_=0)
+    droppable = func.sum(is_late) > 0 if wanted.drops else literal(False)
+    is_enough = (func.sum(own.claimable) >= wanted.n) | droppable
+    return select(func.coalesce(is_enough, False)).scalar_subquery()
+
+
+def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
+    """Return what there was too little of, for people."""
+    with translated(store.url), store.engine.connect() as connection:
+        window = statements.sampled_window(store.info.id, store.info.evict_by)
+        now = SampledWindow(*connection.execute(window).one())
+        limits = store.restrictions.limits_of_leases(now)
+        scope = Scope(store.info.id, now.low, None, limits)
+        if wanted.group_by is None:
+            counts = select(
+                func.count(),
+                func.sum(case((claimable(limits, wanted.node), 1), else_=0)),
+                func.sum(case((is_free, 0), else_=1)),
+            ).where(held_by_buffer)
+            row = connection.execute(counts, scope.parameters()).one()
+            rows, free, leased = (int(n or 0) for n in row)
+            found = f"{free} rows may be claimed, {leased} are leased by others"
+            found += f", and {rows - free - leased} are barred or do not match{_bars(limits)}"
+        else:
+            every = groups(limits, wanted, named=False)
+            rows_of = [*connection.execute(every, scope.parameters())]
+            found = _of_groups(rows_of, wanted, _names(connection, rows_of, wanted), limits)
+    asked = "rows" if wanted.group_by is None else f"groups by {wanted.group_by}"
+    return (
+        f"buffer {store.info.name!r}: asked for {wanted.n} {asked}, and within {timeout_s:g} s "
+        f"there were too few: {found}; wait longer (timeout_s), ask for fewer, or see v_queue and "
+        f"v_leases"
+    )
+
+
+def _of_groups(found: list[Any], wanted: Wanted, names: Mapping[Any, str], limits: Limits) -> str:
+    ready = sum(row.claimable for row in found)
+    leased = sum(row.n_held > 0 for row in found)
+    partial = _partial(found)
+    wants = ""
+    if wanted.group_by == "task_id":
+        wants = f" of {wanted.min_group_size} rollouts, have one that is open"
+    text = (
+        f"{ready} groups may be claimed, {leased} are leased by others, {len(partial)} are not "
+        f"complete{wants}, do not match or are barred"
+    )
+    sizes = [f"{names.get(row.key, row.key)!r}: {row.size}" for row in partial[:SHOWN]]
+    if len(partial) > SHOWN:
+        sizes.append("...")
+    return f"{text}{_bars(limits)}" + (f" ({', '.join(sizes)})" if sizes else "")
+
+
+def _partial(found: list[Any]) -> list[Any]:
+    return [row for row in found if not row.claimable and not row.n_held]
+
+
+def _names(connection: Connection, found: list[Any], wanted: Wanted) -> Mapping[Any, str]:
+    """Return what users call the episodes that are shown."""
+    if wanted.group_by != "episode_id":
+        return {}
+    ids = [row.key for row in _partial(found)[:SHOWN]]
+    known = connection.execute(select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(ids)))
+    return {row.id: row.key for row in known}
+
+
+def _bars(limits: Limits) -> str:
+    """Return what bars rows now; empty where nothing does."""
+    kinds = []
+    if limits.oldest_version is not None:
+        kinds.append(f"of a version below {limits.oldest_version} (max_staleness)")
+    if limits.session is not None:
+        kinds.append("of another session (current_session_only)")
+    if limits.quarantine:
+        kinds.append("in quarantine")
+    return f" (barred is what is {' or '.join(kinds)})" if kinds else ""

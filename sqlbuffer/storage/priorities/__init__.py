@@ -1,0 +1,1 @@
+"""Priorities of rows, and draws by them."""

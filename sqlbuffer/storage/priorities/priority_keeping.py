@@ -1,0 +1,100 @@
+"""What keeps the priorities of a buffer."""
+
+from collections.abc import Iterator, Sequence
+
+from sqlbuffer.errors import (
+    StorageBusyError,
+    StorageFullError,
+    StorageReadOnlyError,
+)
+from sqlbuffer.query import EVERYTHING
+from sqlbuffer.storage.buffers.open_buffer import Opened, survives
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.priorities.blocks import Blocks
+
+# How often updates of priorities follow what has left the window.
+UPDATES_A_CLEANING = 64
+
+
+class PriorityKeeping(Opened):
+    """Sets the priorities of rows, and adds them up."""
+
+    _updates: Iterator[int]
+
+    def update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
+        """Set the priorities of rows, each given once, in ascending order; return how many there
+        are.
+        """
+        if not seqs:
+            return 0
+        n_updated = self._update_priorities(seqs, priorities)
+        self.note_updates(n_updated)
+        return n_updated
+
+    def note_updates(self, n_updated: int) -> None:
+        """Look after what an update of so many priorities leaves behind."""
+        self._dialect.wrote(self.engine, n_updated)
+        if next(self._updates) % UPDATES_A_CLEANING == 0:
+            self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
+
+    @survives
+    def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
+        with (
+            translated(self.url),
+            self._dialect.writing(self.engine, self.options.durability) as connection,
+        ):
+            return self._dialect.update_priorities(connection, self.blocks, seqs, priorities)
+
+    def seal(self, blocks: Sequence[int]) -> int:
+        """Add up blocks of priorities, so that draws need not read their rows, and delete what is
+        left of rows below the window; return how many were added up.
+
+        Left out are blocks that rows can still come to, and those that the window cuts: block *
+        size, and 1 for the first, is to be above its lower end. Who cannot write, or would wait for
+        long, does nothing.
+
+        Args:
+            blocks: Their numbers; may be empty.
+        """
+        n_sealed = 0
+        if not self.info.priorities:
+            return n_sealed
+        try:
+            settled = self.settled()
+            for portion in self.blocks.portions(blocks):
+                n_sealed += self._seal(portion, settled)
+        except (StorageReadOnlyError, StorageBusyError, StorageFullError):
+            pass  # draws do without
+        return n_sealed
+
+    def seal_due(self) -> None:
+        """Add up the blocks of priorities that draws would otherwise read row by row, where these
+        are many; called before a draw by priority.
+        """
+        if not self._upkeep.is_known and self.info.priorities:
+            self._note_unsealed()
+        self._upkeep.run(self.seal)
+
+    @survives
+    def _note_unsealed(self) -> None:
+        with self.population(EVERYTHING) as population:
+            population.priorities.note_unsealed()
+
+    @property
+    def alpha(self) -> float:
+        """The exponent that rows are drawn by."""
+        return self.info.alpha if self.options.alpha is None else self.options.alpha
+
+    @survives
+    def _seal(self, blocks: Sequence[int], settled: int) -> int:
+        with (
+            translated(self.url),
+            # What is lost with a server is made again.
+            self._dialect.writing(self.engine, "relaxed") as connection,
+        ):
+            return self._dialect.seal(connection, self.blocks, blocks, settled)
+
+    @property
+    def blocks(self) -> Blocks:
+        """How the priorities are kept."""
+        return Blocks(self.info.id, self.info.block_size, self.info.alpha)

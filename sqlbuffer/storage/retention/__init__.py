@@ -1,0 +1,1 @@
+"""Rows that leave, or that are kept out of samples."""

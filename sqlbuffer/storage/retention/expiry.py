@@ -1,0 +1,285 @@
+"""Rows that can never be sampled again leave: too old, used up, or of another session.
+
+Where an episode is stored step by step its steps are needed by each other, so they leave when none
+of them may be sampled; and whole tasks or episodes do where these are what is evicted. What is in
+quarantine stays, and what is leased.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Connection, bindparam, case, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
+from sqlbuffer.stats import Removed
+from sqlbuffer.storage.buffers import keys
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.leases.held import retire
+from sqlbuffer.storage.leases.keeping import unheld
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.sampling.limits import Limits, is_in_quarantine, is_used_up
+from sqlbuffer.storage.sampling.restrictions import SampledWindow
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import IntegerList
+from sqlbuffer.storage.schema.models import buffers, experiences, tasks
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.store import BufferStore
+
+# How often a process lets rows leave by itself, and for how long at most: a hundredth of its time.
+EXPIRE_EVERY_S = 10.0
+AT_ONCE_S = 0.1
+# Numbers that are looked at in one statement, and rows that leave in one transaction.
+LEAST_SPAN, MOST_SPAN = 4_096, 65_536
+MOST_ROWS = 1_000
+
+EXPIRED, USED_UP, OTHER_SESSION = range(3)
+NONE = Removed(0, 0, 0)
+_COUNTS = (buffers.c.n_expired, buffers.c.n_used_up, buffers.c.n_other_session)
+# Up to which number rows have left, and which left.
+Leaving = tuple[int, Removed]
+Writing = Callable[[Callable[[Connection], Leaving]], Leaving]
+
+
+@dataclass(frozen=True)
+class _Row:
+    seq: int
+    episode_id: int | None
+    t: int | None
+    task_id: str
+    cause: int
+
+
+class Expiry:
+    """Lets rows of one opened buffer leave.
+
+    Attributes:
+        due_at: When it does so by itself again, in monotonic seconds.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: "BufferStore") -> None:
+        self._store, self._mutex = store, ForkLock()
+        info = store.info
+        # What leases have used up they take out themselves.
+        has_limits = (
+            (info.max_use is not None and not info.leases)
+            or info.max_staleness is not None
+            or info.current_session_only
+        )
+        self._is_on = has_limits and not info.keep_expired
+        self._has_leases_that_use_up = info.leases and info.max_use is not None
+        self.due_at = time.monotonic() + EXPIRE_EVERY_S
+        self._at = 0
+        self._state: tuple[int | None, int | None] = (None, None)
+
+    def run(self) -> Removed:
+        """Let all of them leave; return how many did."""
+        store, total, at = self._store, NONE, 0
+        if self._has_leases_that_use_up:
+            total += Removed(0, retire(store, kept=True), 0)
+        settled = store.settled()
+        span = LEAST_SPAN
+        while True:
+            step = partial(self._step, at, span, settled, store.write)
+            found = retried(step, store.options.retry_s, store.forget_connections)
+            if found is None:
+                return total
+            at, removed = found
+            total += removed
+            span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
+
+    def run_if_due(self) -> None:
+        """Let some of them leave where it is time, unless that takes a wait for other writers."""
+        if not self._is_on or time.monotonic() < self.due_at:
+            return
+        with self._mutex:
+            now = time.monotonic()
+            if now < self.due_at:
+                return
+            self.due_at = now + EXPIRE_EVERY_S
+        # The call that came along is done, whatever becomes of this.
+        with suppress(SQLBufferError):
+            try:
+                self._some(now + AT_ONCE_S)
+            except StorageReadOnlyError:
+                self._is_on = False
+
+    def _some(self, deadline: float) -> None:
+        """Look on from where the last look ended, up to the deadline; from the lower end after the
+        upper one, or when more may have become too old.
+        """
+        store = self._store
+
+        def hurried(work: Callable[[Connection], Leaving]) -> Leaving:
+            with translated(store.url), store.dialect.hurried(store.engine) as connection:
+                return work(connection)
+
+        settled = store.settled()
+        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+            now = self._window(connection)
+        if (now.clock, now.session) != self._state:
+            self._at, self._state = 0, (now.clock, now.session)
+        span = LEAST_SPAN
+        while True:
+            found = self._step(self._at, span, settled, hurried)
+            self._at, removed = (0, NONE) if found is None else found
+            if found is None or time.monotonic() >= deadline:
+                return
+            span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
+
+    def _step(self, at: int, span: int, settled: int, write: Writing) -> tuple[int, Removed] | None:
+        """Let rows leave of the next numbers behind one; return up to where that is done and which
+        left, or None at the upper end.
+        """
+        store = self._store
+        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+            now = self._window(connection)
+            start = max(at, now.low)
+            end = min(start + span, now.high)
+            if start >= now.high:
+                return None
+            if not self._victims(connection, now, start, end):
+                return end, NONE
+
+        def work(connection: Connection) -> Leaving:
+            store.lock(connection)
+            # Looked at again in the transaction that removes them: the clock may have gone back.
+            now = self._window(connection)
+            victims = self._victims(connection, now, start, end)
+            removed = self._remove(connection, victims[:MOST_ROWS])
+            if removed.total and start <= now.low:
+                self._raise_low(connection, now, settled)
+            return (start if len(victims) > MOST_ROWS else end), removed
+
+        done, removed = write(work)
+        store.dialect.wrote(store.engine, removed.total)
+        return done, removed
+
+    def _window(self, connection: Connection) -> SampledWindow:
+        return self._store.sampled_window(connection)
+
+    def _victims(
+        self, connection: Connection, now: SampledWindow, start: int, end: int
+    ) -> list[_Row]:
+        """Return the rows with start < seq <= end that leave."""
+        limits = self._store.restrictions.limits(now).lasting
+        if not limits:
+            return []
+        info, own = self._store.info, experiences.c
+        cause = _cause(limits)
+        may_leave: list[Any] = []
+        if now.has_quarantine:
+            may_leave.append(~is_in_quarantine(own.buffer_id, own.seq))
+        if info.leases:
+            may_leave.append(unheld(info.id))
+        statement = (
+            select(own.seq, own.episode_id, own.t, own.task_id, cause)
+            .where(own.buffer_id == info.id, own.seq > start, own.seq <= end)
+            .where(cause.is_not(None), *may_leave)
+            .order_by(own.seq)
+        )
+        found = [_Row(*row) for row in connection.execute(statement)]
+        return self._that_leave(connection, now.low, limits, found)
+
+    def _that_leave(
+        self, connection: Connection, low: int, limits: Limits, rows: Sequence[_Row]
+    ) -> list[_Row]:
+        """Return those of the rows that leave alone, or with all that they belong to."""
+        unit = self._store.info.evict_by
+        if unit == "task":
+            whole = self._barred_tasks(connection, low, limits, {row.task_id for row in rows})
+            return [row for row in rows if row.task_id in whole]
+
+        def episode_of(row: _Row) -> int | None:
+            return row.episode_id if row.t is not None or unit == "episode" else None
+
+        ids = {id_ for row in rows if (id_ := episode_of(row)) is not None}
+        barred = self._barred_episodes(connection, low, limits, ids) | {None}
+        return [row for row in rows if episode_of(row) in barred]
+
+    def _barred_tasks(
+        self, connection: Connection, low: int, limits: Limits, ids: set[str]
+    ) -> set[str]:
+        """Return those of the tasks that have no row that may be sampled."""
+        number = self._store.info.id
+        free: Any = experiences.alias("free")
+        has_none = statements.has_no_row(number, low, tasks.c.task_id, free, limits.hold(free))
+        named = (tasks.c.buffer_id == number) & keys.one_of(tasks.c.task_id, ids)
+        return set(connection.execute(select(tasks.c.task_id).where(named, has_none)).scalars())
+
+    def _barred_episodes(
+        self, connection: Connection, low: int, limits: Limits, ids: set[int]
+    ) -> set[int | None]:
+        """Return those of the episodes that have ended and have no row that may be sampled."""
+        if not ids:
+            return set()
+        number, states = self._store.info.id, statements.episode_states.c
+        free: Any = experiences.alias("free")
+        found = select(1).where(
+            free.c.buffer_id == number,
+            free.c.episode_id == states.id,
+            fn.unindexed(free.c.seq) > low,
+            limits.hold(free),
+        )
+        named = fn.is_one_of(states.id, bindparam(None, sorted(ids), IntegerList(), unique=True))
+        ended = select(states.id).where(
+            states.buffer_id == number, named, ~found.offset(0).exists(), states.status != "open"
+        )
+        return set(connection.execute(ended).scalars())
+
+    def _remove(self, connection: Connection, rows: Sequence[_Row]) -> Removed:
+        """Delete rows, and count them by cause."""
+        if not rows:
+            return NONE
+        store = self._store
+        store.note_deletion(connection)
+        counts = [0, 0, 0]
+        for cause in range(len(counts)):
+            # Those that another writer evicts at this moment are not counted.
+            seqs = [row.seq for row in rows if row.cause == cause]
+            counts[cause] = store.dialect.remove(connection, store.info.id, seqs)
+        added = {column.name: column + n for column, n in zip(_COUNTS, counts, strict=True) if n}
+        if added:
+            own = update(buffers).where(buffers.c.id == store.info.id)
+            connection.execute(own.values(**added))
+        return Removed(*counts)
+
+    def _raise_low(self, connection: Connection, now: SampledWindow, settled: int) -> None:
+        """Let the window begin at its first row, so that draws try no numbers before it: up to
+        where no row can appear any more.
+        """
+        store, own = self._store, experiences.c
+        if store.info.evict_by != "row":
+            return
+        first = connection.execute(
+            select(own.seq)
+            .where(own.buffer_id == store.info.id, own.seq > now.low)
+            .order_by(own.seq)
+            .limit(1)
+        ).scalar_one_or_none()
+        low = min(now.high if first is None else first - 1, settled)
+        later = update(buffers).where(buffers.c.id == store.info.id, buffers.c.low_seq < low)
+        connection.execute(later.values(low_seq=low))
+
+
+def _cause(limits: Limits) -> ColumnElement[Any]:
+    """Return the expression for why a row may not be sampled; null where it may."""
+    own, causes = experiences.c, []
+    if limits.oldest_version is not None:
+        oldest = bindparam(None, limits.oldest_version, BigInteger(), unique=True)
+        causes.append((own.model_version < oldest, EXPIRED))
+    if limits.max_use is not None:
+        causes.append((is_used_up(experiences, limits.max_use), USED_UP))
+    if limits.session is not None:
+        causes.append((own.session_id != limits.session, OTHER_SESSION))
+    return case(*causes)

@@ -1,0 +1,88 @@
+"""Rows that are kept and not sampled."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    delete,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query import Group, Leaf, Node
+from sqlbuffer.storage.labels.late_values import seen
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.sampling.limits import is_in_quarantine
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.models import buffers, experiences, quarantine
+
+# A condition that was checked, or numbers of rows.
+Rows = Node | Sequence[int]
+
+
+def put(connection: Connection, buffer_id: int, low: int, rows: Rows, reason: str | None) -> int:
+    """Put rows into quarantine, and return how many were not in it.
+
+    Args:
+        connection: The transaction; it holds the row of the buffer.
+        buffer_id: The buffer.
+        low: Lower end of its window.
+        rows: Which rows.
+        reason: Why.
+    """
+    _forget(connection, buffer_id, low)
+    is_new = ~is_in_quarantine(experiences.c.buffer_id, experiences.c.seq)
+    chosen = select(
+        experiences.c.buffer_id, experiences.c.seq, literal(reason, Text()).label("reason")
+    ).where(these(buffer_id, low, rows), is_new)
+    made = insert(quarantine).from_select(["buffer_id", "seq", "reason"], chosen)
+    # Else it is not known of an insert.
+    n_new = connection.execute(made.execution_options(preserve_rowcount=True)).rowcount
+    if n_new:
+        _flag(connection, buffer_id, True)
+    return n_new
+
+
+def release(connection: Connection, buffer_id: int, low: int, rows: Rows) -> int:
+    """Take rows out of quarantine, and return how many were in it; arguments as those of `put`."""
+    _forget(connection, buffer_id, low)
+    named = select(experiences.c.seq).where(these(buffer_id, low, rows))
+    own = (quarantine.c.buffer_id == buffer_id) & quarantine.c.seq.in_(named)
+    found = connection.execute(delete(quarantine).where(own))
+    if not connection.execute(select(_own(buffer_id).exists())).scalar_one():
+        _flag(connection, buffer_id, False)  # nobody looks any more
+    return found.rowcount
+
+
+def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
+    """Return the expression for rows of a buffer above `low`."""
+    if isinstance(rows, (Leaf, Group)):
+        return statements.in_window(buffer_id, low, seen(rows, True))
+    wanted = bindparam(None, rows, SeqList(), unique=True)
+    # PostgreSQL would read all rows above an indexed bound, and look for each in the list.
+    return fn.has_key(literal(buffer_id, Integer()), wanted) & (
+        fn.unindexed(experiences.c.seq) > low
+    )
+
+
+def _own(buffer_id: int, *conditions: Any) -> Any:
+    return select(quarantine.c.seq).where(quarantine.c.buffer_id == buffer_id, *conditions)
+
+
+def _forget(connection: Connection, buffer_id: int, low: int) -> None:
+    """Delete what is left of rows that were evicted in the moment that they were put there."""
+    gone = (quarantine.c.buffer_id == buffer_id) & (quarantine.c.seq <= low)
+    connection.execute(delete(quarantine).where(gone))
+
+
+def _flag(connection: Connection, buffer_id: int, value: bool) -> None:
+    own = update(buffers).where(buffers.c.id == buffer_id, buffers.c.has_quarantine != value)
+    connection.execute(own.values(has_quarantine=value))

@@ -1,0 +1,1 @@
+"""Steps as rows: how they are encoded, selected, read and removed."""

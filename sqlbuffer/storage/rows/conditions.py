@@ -1,0 +1,295 @@
+"""A checked condition as one SQL expression with bound parameters.
+
+Every leaf is true, false or null, and null counts as false: negated leaves are written `IS NOT
+TRUE`.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Text,
+    and_,
+    bindparam,
+    case,
+    false,
+    literal,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.codec import Encoder, dumps, escape_key, hex_text, is_storable_text
+from sqlbuffer.errors import ConditionError
+from sqlbuffer.fields import Field
+from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number, real_bound
+from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real
+from sqlbuffer.storage.schema.models import KEY, episodes, experiences, sessions
+
+Table = Any  # experiences or an alias of it
+MAX_CHAIN = 100
+MAX_HEIGHT = 800  # SQLite's limit for an expression is 1,000
+_TEXT, _INTEGER, _NUMBER, _REAL = Text(), BigInteger(), Number(), Real()
+_ORDER: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
+    "eq": operator.eq,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+
+
+def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[bool]:
+    """Return the SQL expression of a checked condition over the experiences table or an alias of
+    it.
+
+    Raises:
+        ConditionError: It is so deep and wide that SQLite would refuse it.
+    """
+    if _height(node) > MAX_HEIGHT:
+        raise ConditionError("the condition is too large: groups of many inside groups of many")
+    return _compile(node, table)
+
+
+def _compile(node: Node, table: Table) -> ColumnElement[bool]:
+    if isinstance(node, Group):
+        # The deepest first: SQLite's parser then keeps least of the others waiting for it.
+        parts = sorted(node.parts, key=_height, reverse=True)
+        return _balanced(node.kind, [_compile(part, table) for part in parts])
+    matches = _COMPILE[node.op](node, table)
+    return matches.is_not(true()) if node.negated and node.op != "like" else matches
+
+
+def _height(node: Node) -> int:
+    """Return about how deep the SQL of a node is: a chain is as deep as it is long."""
+    if isinstance(node, Leaf):
+        return 1
+    return max(map(_height, node.parts), default=0) + min(len(node.parts), MAX_CHAIN)
+
+
+def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool]:
+    """Join parts as a balanced tree: SQLite limits the depth of an expression, not its width."""
+    if not parts:
+        return true() if kind == "all" else false()
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) <= MAX_CHAIN:
+        return and_(*parts) if kind == "all" else or_(*parts)
+    middle = len(parts) // 2
+    halves = [
+        _balanced(kind, parts[:middle]).self_group(),
+        _balanced(kind, parts[middle:]).self_group(),
+    ]
+    # case() keeps the two halves apart; and_() would flatten them into one deep chain again.
+    if kind == "all":
+        return case((halves[0].is_not(true()), false()), else_=halves[1])
+    return case((halves[0], true()), else_=halves[1])
+
+
+def column_of(field: Field, table: Table) -> ColumnElement[Any]:
+    """Return the column of a field; user keys of episodes and sessions are looked up."""
+    if field.column == "episode_id":
+        return select(episodes.c.key).where(episodes.c.id == table.c.episode_id).scalar_subquery()
+    if field.column == "session_id":
+        return select(sessions.c.key).where(sessions.c.id == table.c.session_id).scalar_subquery()
+    if field.column == "extra":
+        return fn.user_extra(_held(field, "extra", table))
+    return _held(field, field.column, table)
+
+
+def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
+    """Return a column of the row, or what was given late in its place."""
+    if field.is_labelled:
+        return late_values.value_of(column, table)
+    own: ColumnElement[Any] = table.c[column]
+    return own
+
+
+def _is_null(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    field, column = leaf.field, column_of(leaf.field, table)
+    if field.kind == "json":
+        return fn.json_kind(column, field.path).is_(None) | (
+            fn.json_kind(column, field.path) == "null"
+        )
+    if field.kind == "real":
+        # NaN is stored as null, with a tag beside it.
+        extra = _held(field, "extra", table)
+        tag = fn.json_kind(extra, stored_path=("$reals", field.column))
+        return and_(column.is_(None), tag.is_(None))
+    return column.is_(None)
+
+
+def _compare(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    return _comparison(leaf.field, leaf.op, leaf.value, table)
+
+
+def _comparison(field: Field, op: str, value: Any, table: Table) -> ColumnElement[bool]:
+    column = column_of(field, table)
+    if isinstance(value, (list, dict)):
+        if field.kind != "json":
+            return false()
+        return fn.json_is(
+            column, field.path, literal(dumps(Encoder().tree(value, field.name)), _TEXT)
+        )
+    if is_number(value):
+        return _compare_number(field, op, value, column)
+    if field.kind == "json":
+        plain = _compare_text(fn.json_text(column, field.path), op, value)
+        return or_(plain, _ORDER[op](fn.json_hex_text(column, field.path), hex_text(value)))
+    return _compare_text(column, op, value) if field.kind == "text" else false()
+
+
+def _compare_number(
+    field: Field, op: str, value: Any, column: ColumnElement[Any]
+) -> ColumnElement[bool]:
+    if value != value or field.kind == "text":
+        return false()
+    if field.kind == "json":
+        return _ORDER[op](
+            fn.json_number(column, field.path), bindparam(None, value, _NUMBER, unique=True)
+        )
+    if field.kind == "real":
+        bound_op, real = real_bound(op, value)
+        return false() if bound_op == "const" else _ORDER[bound_op](column, literal(real, _REAL))
+    number = case((column, 1), (column.is_(False), 0)) if field.kind == "bool" else column
+    bound_op, bound = integer_bound(op, value)
+    if bound_op == "const":
+        return column.is_not(None) if bound else false()
+    return _ORDER[bound_op](number, literal(bound, _INTEGER))
+
+
+def _compare_text(column: ColumnElement[Any], op: str, value: str) -> ColumnElement[bool]:
+    if is_storable_text(value):
+        return _ORDER[op](column, literal(value, KEY))
+    if op == "eq":
+        return false()
+    # No stored text equals the value, so it lies between two that could be: cut it at its first odd
+    # character.
+    cut = next(i for i, char in enumerate(value) if not is_storable_text(char))
+    prefix = value[:cut]
+    above = op in ("gt", "gte")
+    if value[cut] == "\0":
+        return _ORDER["gt" if above else "lte"](column, literal(prefix, KEY))
+    return _ORDER["gte" if above else "lt"](column, literal(prefix + "\ue000", KEY))
+
+
+def _member(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    field = leaf.field
+    if isinstance(leaf.value, str):
+        return _part_of(field, leaf.value, column_of(field, table))
+    values = [value for value in leaf.value if value is not None]
+    parts = [_is_null(leaf, table)] if len(values) < len(leaf.value) else []
+    listed, others = _split_members(field, values)
+    for kind, members in listed.items():
+        if members:
+            parts.append(_is_one_of(field, kind, members, column_of(field, table)))
+    parts.extend(_comparison(field, "eq", value, table) for value in others)
+    return _balanced("any", parts)
+
+
+def _split_members(field: Field, values: list[Any]) -> tuple[dict[str, list[Any]], list[Any]]:
+    """Return the texts and the integers that one array parameter can hold, and the other values."""
+    texts: list[Any] = []
+    integers: list[Any] = []
+    others = []
+    for value in values:
+        if isinstance(value, str) and is_storable_text(value) and field.kind in ("text", "json"):
+            texts.append(value)
+        elif isinstance(value, int) and field.kind in ("int", "json"):
+            integers.append(int(value))
+        else:
+            others.append(value)
+    return {"texts": texts, "integers": integers}, others
+
+
+def _is_one_of(
+    field: Field, kind: str, members: list[Any], column: ColumnElement[Any]
+) -> ColumnElement[bool]:
+    if kind == "texts":
+        text = column if field.kind == "text" else fn.json_text(column, field.path)
+        return fn.is_one_of(text, bindparam(None, members, KeyList(), unique=True))
+    if field.kind == "int":
+        return fn.is_one_of(column, bindparam(None, members, IntegerList(), unique=True))
+    number = fn.json_number(column, field.path)
+    return fn.is_one_of(number, bindparam(None, members, NumberList(), unique=True))
+
+
+def _part_of(field: Field, whole: str, column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether the column's text stands in `whole`."""
+    if field.kind not in ("text", "json"):
+        return false()
+    odd = not is_storable_text(whole)
+    # Between the storable pieces of `whole` lie characters that no plain text has.
+    pieces = _storable_pieces(whole) if odd else [whole]
+    text = column if field.kind == "text" else fn.json_text(column, field.path)
+    parts = [fn.position_of(literal(piece, KEY), text) > 0 for piece in pieces]
+    if field.kind == "json" and odd:
+        parts.append(
+            fn.position_of(literal(hex_text(whole), KEY), fn.json_hex_text(column, field.path)) > 0
+        )
+    return or_(*parts)
+
+
+def _storable_pieces(text: str) -> list[str]:
+    return "".join(char if is_storable_text(char) else "\0" for char in text).split("\0")
+
+
+def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
+    field, part, column = leaf.field, leaf.value, column_of(leaf.field, table)
+    if field.kind == "text" and isinstance(part, str):
+        return _contains(column, part, leaf.negated)
+    if field.kind != "json":
+        return false()
+    found = _has_element(field, part, column)
+    is_list = fn.json_kind(column, field.path) == "array"
+    parts = [and_(is_list, found.is_not(true())) if leaf.negated else found]
+    if isinstance(part, str):
+        has_key = fn.json_has_key(column, field.path, literal(escape_key(part), KEY))
+        hex_position = fn.position_of(
+            fn.json_hex_text(column, field.path), literal(hex_text(part), KEY)
+        )
+        parts += [
+            _contains(fn.json_text(column, field.path), part, leaf.negated),
+            hex_position == 0 if leaf.negated else hex_position > 0,
+            has_key.is_(false() if leaf.negated else true()),
+        ]
+    elif leaf.negated and not isinstance(part, (list, dict)):  # a dict that has no such key
+        parts.append(fn.json_has_key(column, field.path, literal("", KEY)).is_not(None))
+    return or_(*parts)
+
+
+def _has_element(field: Field, item: Any, column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a JSON list has a value as an element."""
+    if not is_number(item):
+        text = dumps(Encoder().tree(item, field.name))
+        return fn.json_has_element(column, field.path, literal(text, _TEXT))
+    if item != item:
+        return false()
+    number = bindparam(None, item, _NUMBER, unique=True)
+    return fn.json_has_number(column, field.path, number)
+
+
+def _contains(text: ColumnElement[Any], part: str, negated: bool) -> ColumnElement[bool]:
+    if not is_storable_text(part):
+        return text.is_not(None) if negated else false()
+    position = fn.position_of(text, literal(part, KEY))
+    return position == 0 if negated else position > 0
+
+
+_COMPILE: dict[str, Callable[[Leaf, Table], ColumnElement[bool]]] = {
+    "eq": _compare,
+    "gt": _compare,
+    "gte": _compare,
+    "lt": _compare,
+    "lte": _compare,
+    "in": _member,
+    "like": _like,
+    "is_null": _is_null,
+}
+
+__all__ = ["column_of", "compile_condition"]

@@ -1,0 +1,369 @@
+"""Payloads too large for one value, written and read in parts; and payloads read in part.
+
+A row whose arrays have more than 1 MiB has them in `payload_parts`, 1 MiB of content in each, so
+that a place in them tells its part, and neither side ever holds one large value.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from orjson import loads
+from sqlalchemy import Connection, null
+
+from sqlbuffer.codec import ALIGNMENT, dumps
+from sqlbuffer.compression import shown_row
+from sqlbuffer.errors import FieldError
+from sqlbuffer.packing import Layout
+from sqlbuffer.partial import MISSING, PAYLOADS, PLAIN, Wanted, pruned, references
+from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.database.sizes import shown_size
+from sqlbuffer.storage.dialects.base import Dialect
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.pieces import Piece
+from sqlbuffer.storage.rows.reading import Reading
+from sqlbuffer.storage.rows.records import Record
+
+PART_BYTES = 2**20
+# From so many places is read at once; the bytes come one piece after the other.
+GROUP_PIECES = 1_000
+# Arrays as near to each other as this are read at once: TOAST has chunks of 2 kB.
+NEAR_BYTES = 4_096
+# JSONB holds no more in one value; and neither database more than about this in one column.
+MAX_JSON_BYTES, MAX_INLINE_BYTES = 2**28 - 1, 900_000_000
+
+Row = tuple[Any, ...]
+_PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
+_ARRAYS, _SIZE = _PLACES["arrays"], _PLACES["payload_bytes"]
+_TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
+
+
+class Run(NamedTuple):
+    """Bytes of a row's content, and where they come to lie."""
+
+    start: int
+    end: int
+    place: int
+
+
+@dataclass
+class Plan:
+    """A row on its way to be whole, or to have what is wanted of it.
+
+    Attributes:
+        row: The row.
+        runs: What is read of its content.
+        size: How many bytes that is, with what lies between.
+    """
+
+    row: Row
+    runs: list[Run] = field(default_factory=list)
+    size: int = 0
+
+
+def check_row_sizes(records: Sequence[Record], limit: int, where: str = "row {}: ") -> None:
+    """Raise where a payload is too large to be stored.
+
+    Args:
+        records: The rows.
+        limit: Bytes that a payload may have.
+        where: How an error names a row, by its index.
+
+    Raises:
+        FieldError: Names the row and its size.
+    """
+    most = min(limit, MAX_JSON_BYTES)
+    # Mostly all of a batch is not as large as a row may be, and that is told in half the time.
+    if len(records) == 1 or _at_most_bytes(records) > most:
+        for i, record in enumerate(records):
+            if _at_most_bytes([record]) > most:
+                _check_row_size(record, limit, where.format(i))
+
+
+def _at_most_bytes(records: Sequence[Record]) -> int:
+    """Return how many bytes the payloads have at most: a character has up to four."""
+    texts = chain.from_iterable([_texts_of(record) for record in records])
+    arrays = (record.arrays for record in records)
+    return 4 * sum(map(len, filter(None, texts))) + sum(map(len, filter(None, arrays)))
+
+
+def _texts_of(record: Record) -> Any:
+    return record[_TEXTS]
+
+
+def _check_row_size(record: Record, limit: int, where: str) -> None:
+    total = n_arrays = len(record.arrays or b"")
+    for name, text in zip(Record._fields[_TEXTS], _texts_of(record), strict=True):
+        size = len((text or "").encode())
+        total += size
+        if size > MAX_JSON_BYTES:
+            raise FieldError(
+                f"{where}{name}: {shown_size(size)} of JSON, and a database takes "
+                f"{shown_size(MAX_JSON_BYTES)}; give long lists of numbers as numpy arrays and "
+                f"long text as bytes, or store it in several rows"
+            )
+    if total > limit:
+        raise FieldError(
+            f"{where}the payload has {total:,} bytes ({shown_size(n_arrays)} of arrays), and the "
+            f"buffer takes {limit:,} (max_row_bytes); store it in several rows, or make a buffer "
+            f"with a larger max_row_bytes"
+        )
+
+
+def row_limit(info: BufferInfo) -> int:
+    """Return how many bytes the payload of a row of a buffer may have."""
+    return min(info.max_row_bytes, MAX_INLINE_BYTES) if info.fields.specs else info.max_row_bytes
+
+
+def prepared(records: Sequence[Record], layout: Layout) -> list[Record]:
+    """Return records as they are stored: large ones marked, others compressed where the buffer is.
+
+    Rows of typed fields stay whole, since batches of arrays are made of the column.
+    """
+    large = set()
+    if not layout.specs:
+        large = {i for i, r in enumerate(records) if r.arrays and len(r.arrays) > PART_BYTES}
+    if not large and layout.compression is None:
+        return list(records)
+    stored = layout.compress([None if i in large else r.arrays for i, r in enumerate(records)])
+    return [
+        record._replace(payload_bytes=len(record.arrays or b""))
+        if i in large
+        else record._replace(arrays=arrays)
+        for i, (record, arrays) in enumerate(zip(records, stored, strict=True))
+    ]
+
+
+def without_parts(records: Sequence[Record]) -> Sequence[Record]:
+    """Return records as `experiences` has them."""
+    if all(record.payload_bytes is None for record in records):
+        return records
+    return [r if r.payload_bytes is None else r._replace(arrays=None) for r in records]
+
+
+def split(content: bytes | bytearray, layout: Layout) -> Iterator[Any]:
+    """Yield the parts of a row's content as they are stored."""
+    whole = memoryview(content)
+    for start in range(0, len(whole), PART_BYTES):
+        part = whole[start : start + PART_BYTES]
+        yield part if layout.compression is None else layout.compress([bytes(part)])[0]
+
+
+def is_in_parts(row: Row) -> bool:
+    """Tell whether a row of `statements.ROW_COLUMNS` has its bytes elsewhere."""
+    return row[_SIZE] is not None
+
+
+class Payloads:
+    """Reads rows of a buffer, whole or in part, and writes what they have elsewhere.
+
+    Args:
+        dialect: Its database's operations.
+        buffer_id: The buffer.
+        layout: How bytes are compressed.
+        wanted: Which fields; None is all.
+        only: Which columns are read beside `seq`, for who decodes them; the others are null.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        buffer_id: int,
+        layout: Layout,
+        wanted: Wanted | None = None,
+        only: frozenset[str] | None = None,
+    ) -> None:
+        self._dialect, self._buffer_id, self._layout = dialect, buffer_id, layout
+        self._wanted, self._only = wanted, only
+        self.columns = tuple(map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS))
+        self.reading = Reading(self.columns, complete=self.complete)
+
+    def _column(self, name: str, column: Any) -> Any:
+        if self._only is not None and name != "seq" and name not in self._only:
+            return null().label(name)
+        if self._wanted is None:
+            return column
+        # `extra` also has numbers that their columns cannot hold.
+        unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
+        return null().label(name) if name in {*unwanted, "fields", "arrays"} else column
+
+    def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
+        """Write the parts of rows that the transaction wrote, if the buffer still holds them: a
+        batch may evict rows of its own.
+        """
+        large = {seq: record for seq, record in numbered if record.payload_bytes is not None}
+        if large:
+            held = self._dialect.keep_parts(connection, self._buffer_id, list(large))
+            parts = (
+                (seq, number, part)
+                for seq in sorted(held)
+                for number, part in enumerate(split(large[seq].arrays or b"", self._layout))
+            )
+            self._dialect.insert_parts(connection, self._buffer_id, parts)
+
+    def complete(
+        self, connection: Connection, rows: Sequence[Row], most_bytes: int | None = None
+    ) -> list[Row]:
+        """Return rows of `columns` with the bytes that they refer to, each in memory of its own.
+
+        Args:
+            connection: The transaction that read the rows, of one state throughout.
+            rows: The rows.
+            most_bytes: Return fewer rows, but one, where they have more than this.
+
+        Raises:
+            FieldError: A part of a row is missing.
+        """
+        plans = self._plans(rows, most_bytes)
+        found = []
+        for row, plan in zip(self._filled(connection, plans), plans, strict=True):
+            if row is None:
+                raise FieldError(
+                    f"{shown_row(0, [plan.row[0]])} lacks a part of its payload; delete it, or "
+                    f"restore it from a backup"
+                )
+            found.append(row)
+        return found
+
+    def held(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
+        """Return rows as `complete` does, without those that left since they were read."""
+        plans = self._plans(rows, None)
+        return [row for row in self._filled(connection, plans) if row is not None]
+
+    def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[Plan]:
+        plans: list[Plan] = []
+        total = 0
+        for row in rows:
+            plan = _whole(row) if self._wanted is None else _part(row, self._wanted)
+            total += plan.size
+            if plans and most_bytes is not None and total > most_bytes:
+                break
+            plans.append(plan)
+        return plans
+
+    def _filled(self, connection: Connection, plans: Sequence[Plan]) -> list[Row | None]:
+        if not any(plan.size for plan in plans):
+            return [plan.row for plan in plans]
+        contents = [np.empty(plan.size, np.uint8) for plan in plans]
+        missing = [sum(end - start for start, end, _ in plan.runs) for plan in plans]
+        targets = (
+            target
+            for i, plan in enumerate(plans)
+            for target in self._targets(i, plan, contents[i].data)
+        )
+        for group in _groups(targets):
+            pieces = [piece for _, piece, _, _ in group]
+            found = self._dialect.pieces(connection, self._buffer_id, pieces)
+            for n, chunks in groupby(found, itemgetter(0)):
+                i, piece, skipped, target = group[n]
+                missing[i] -= self._fill(target, piece, skipped, (raw for _, raw in chunks))
+        return [
+            None
+            if n_missing
+            else _with(plan.row, {_ARRAYS: content.data, _SIZE: plan.size})
+            if plan.size
+            else plan.row
+            for plan, content, n_missing in zip(plans, contents, missing, strict=True)
+        ]
+
+    def _fill(self, target: memoryview, piece: Piece, skipped: int, chunks: Iterable[Any]) -> int:
+        """Put a piece where it belongs, and return how many bytes of it there were."""
+        if self._layout.compression is not None:
+            (raw,) = self._layout.expand([b"".join(chunks)], [piece.seq])
+            chunks = [memoryview(raw or b"")[skipped : skipped + len(target)]]
+        n = 0
+        for chunk in chunks:
+            target[n : n + len(chunk)] = chunk
+            n += len(chunk)
+        return n
+
+    def _targets(self, i: int, plan: Plan, content: memoryview) -> Iterator["_Target"]:
+        """Yield the pieces of a row, and where in its content each belongs."""
+        seq, in_parts = plan.row[0], plan.row[_SIZE] is not None
+        is_packed = self._layout.compression is not None
+        for start, end, place in plan.runs:
+            while start < end:
+                part, inside = divmod(start, PART_BYTES) if in_parts else (None, start)
+                size = min(end - start, PART_BYTES - inside) if in_parts else end - start
+                target = content[place : place + size]
+                if is_packed:  # what is compressed is read whole
+                    yield i, Piece(seq, part, 0, MAX_INLINE_BYTES), inside, target
+                else:
+                    yield i, Piece(seq, part, inside, size), 0, target
+                start, place = start + size, place + size
+
+
+# The number of the row, what is read, how much of it is skipped, and where it goes.
+_Target = tuple[int, Piece, int, memoryview]
+
+
+def _groups(targets: Iterable[_Target]) -> Iterator[list[_Target]]:
+    """Yield targets in groups that are read at once: of parts, or of `arrays`."""
+    for _, kind in groupby(targets, lambda target: target[1].part is None):
+        while group := list(islice(kind, GROUP_PIECES)):
+            yield group
+
+
+def _whole(row: Row) -> Plan:
+    size = row[_SIZE]
+    return Plan(row) if size is None else Plan(row, [Run(0, size, 0)], size)
+
+
+def _part(row: Row, wanted: Wanted) -> Plan:
+    """Return the plan of a row with what is wanted of its JSON, which refers to what is read."""
+    trees: dict[str, Any] = {}
+    for name in PAYLOADS:
+        text = row[_PLACES[name]]
+        if text is not None:
+            tree = loads(text)
+            trees[name] = (
+                _wanted_extra(tree, wanted)
+                if name == "extra"
+                else pruned(tree, wanted.fields.get(name, {}))
+            )
+    found = [each for tree in trees.values() for each in references(tree) if each[-1]]
+    runs, size = _laid_out(found)
+    texts = {
+        _PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()
+    }
+    return Plan(_with(row, texts if size else {**texts, _SIZE: None}), runs, size)
+
+
+def _wanted_extra(tree: dict[str, Any], wanted: Wanted) -> Any:
+    kept = {"execute_time", *wanted.fields}
+    reals = {name: real for name, real in tree.pop("$reals", {}).items() if name in kept}
+    is_none = tree.pop("$none", False)
+    found = MISSING if is_none else pruned(tree, wanted.fields.get("extra", {}))
+    if not reals:
+        return found
+    rest: Any = {"$none": True} if found is MISSING else found
+    return {**rest, "$reals": reals}
+
+
+def _laid_out(references: Sequence[list[Any]]) -> tuple[list[Run], int]:
+    """Return what is read for arrays, and the bytes that it takes; have them refer to that.
+
+    Where an array begins is what it was, up to multiples of the alignment.
+    """
+    runs: list[Run] = []
+    size = 0
+    for reference in sorted(references, key=lambda each: int(each[-2])):
+        start, n = reference[-2:]
+        if not runs or start > runs[-1].end + NEAR_BYTES:
+            size += (start - size) % ALIGNMENT
+            runs.append(Run(start, start, size))
+        last = runs[-1]
+        runs[-1] = last._replace(end=max(last.end, start + n))
+        size = max(size, last.place + start + n - last.start)
+        reference[-2] = last.place + start - last.start
+    return runs, size
+
+
+def _with(row: Row, values: dict[int, Any]) -> Row:
+    changed = list(row)
+    for place, value in values.items():
+        changed[place] = value
+    return tuple(changed)

@@ -1,0 +1,42 @@
+"""Deleting many rows without a statement that grows with their number."""
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.dialects.base import Dialect
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.schema.models import experiences
+
+ROWS_AT_ONCE = 10_000
+
+
+def remove_where(
+    connection: Connection,
+    dialect: Dialect,
+    buffer_id: int,
+    *conditions: Any,
+    seq: Any = experiences.c.seq,
+) -> int:
+    """Delete the rows of a buffer that match, with what the narrow tables hold of them.
+
+    Args:
+        connection: The transaction.
+        dialect: Its database's operations.
+        buffer_id: The buffer.
+        conditions: Which rows; none is all.
+        seq: What to go by; see `statements.seq_for`.
+
+    Returns:
+        How many rows there were.
+    """
+    removed = 0
+    chunk = (
+        statements.seqs(experiences.c.buffer_id == buffer_id)
+        .where(*conditions)
+        .order_by(seq)
+        .limit(ROWS_AT_ONCE)
+    )
+    while seqs := list(connection.execute(chunk).scalars()):
+        removed += dialect.remove(connection, buffer_id, seqs)
+    return removed

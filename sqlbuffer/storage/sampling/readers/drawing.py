@@ -1,0 +1,112 @@
+"""Draw things by a sampler of rows, where only reading tells which rows are such things."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches import Batch
+from sqlbuffer.storage.sampling.population import Population
+
+if TYPE_CHECKING:
+    from sqlbuffer.samplers import Sampler
+
+MAX_ROUNDS = 50
+MOST_AT_ONCE = 65_536
+MOST_GROWTH = 8
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is made of rows.
+
+    Attributes:
+        rows: The rows, in the order of the batch.
+        accepted: Which of them something can be made of.
+    """
+
+    rows: Sequence[Row]
+    accepted: NDArray[np.bool_]
+
+
+P = TypeVar("P", bound=Plan)
+
+
+def draw_plan(
+    population: Population,
+    sampler: "Sampler",
+    n: int,
+    plan: Callable[[Sequence[Row]], P],
+) -> P:
+    """Return the plan of n rows that something can be made of, in the order that a sampler gives
+    them; fewer where there are too few.
+
+    A sampler that draws with replacement is asked for what is missing, round by round. One that
+    does not would give the same rows again: it is asked for more each time, and its last answer
+    counts. Both are uniform over what is accepted if the sampler is over the rows.
+    """
+    adds_up = bool(getattr(sampler, "replace", False))
+    most = MOST_AT_ONCE if adds_up else max(n, MOST_AT_ONCE)
+    kept: list[Row] = []
+    found = plan([])
+    size, n_asked, n_accepted = min(n, most), 0, 0
+    for n_round in range(MAX_ROUNDS if n > 0 else 0):
+        n_probed = population.n_probed
+        chosen = population.numbers(sampler.choose(population, size))
+        found = plan(population.rows(chosen))
+        accepted = [found.rows[i] for i in np.flatnonzero(found.accepted).tolist()]
+        if not n_round and len(accepted) >= n:
+            return _first(found, n)
+        kept = [*kept, *accepted] if adds_up else accepted
+        n_asked, n_accepted = n_asked + len(chosen), n_accepted + len(accepted)
+        learnt_nothing = not n_accepted and population.n_probed == n_probed
+        if len(kept) >= n or not chosen or learnt_nothing:
+            break
+        wanted = _size(n - len(kept) if adds_up else n, n_asked, n_accepted)
+        larger = min(wanted, MOST_GROWTH * size, most)
+        if not adds_up and (len(chosen) < size or larger <= size):
+            break
+        size = larger
+    return plan(kept[:n])
+
+
+class PlanReader(Generic[P]):
+    """What readers share whose keys are steps, and tell by reading what can be made of them."""
+
+    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
+        """Return n things made of steps that a sampler draws; fewer where too few can be made.
+
+        Raises:
+            FieldError: A row cannot be read as the reader wants.
+        """
+        return self._batch(
+            draw_plan(population, sampler, n, lambda rows: self._plan(population, rows))
+        )
+
+    def read(self, population: Population, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
+        """Return what can be made of the keys, in their order."""
+        rows = population.rows(np.asarray(keys, np.int64).tolist())
+        return self._batch(self._plan(population, rows))
+
+    def keys(self, population: Population) -> None:
+        """Return None: any number of the window may be a key."""
+
+    def _plan(self, population: Population, rows: Sequence[Row]) -> P:
+        raise NotImplementedError
+
+    def _batch(self, plan: P) -> Batch:
+        raise NotImplementedError
+
+
+def _size(missing: int, n_asked: int, n_accepted: int) -> int:
+    """Return how many rows to ask for, by the share accepted so far."""
+    return math.ceil(1.1 * missing * (n_asked + 1) / (n_accepted + 1)) + 8
+
+
+def _first(plan: P, n: int) -> P:
+    return replace(plan, accepted=plan.accepted & (np.cumsum(plan.accepted) <= n))

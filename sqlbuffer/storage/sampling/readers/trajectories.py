@@ -1,0 +1,184 @@
+"""Whole episodes, padded to the longest of a batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import true
+
+from sqlbuffer.batches import Batch
+from sqlbuffer.errors import FieldError
+from sqlbuffer.packing import Layout
+from sqlbuffer.specs import Fields
+from sqlbuffer.step_table import StepTable
+from sqlbuffer.storage.episodes.episode_population import EpisodePopulation
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.columns import decode_columns
+from sqlbuffer.storage.rows.reading import (
+    FINAL,
+    KEY,
+    RETURN,
+    STATUS,
+    Near,
+    Reading,
+    ends,
+    place_columns,
+)
+from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.readers.checks import checked_step_names
+from sqlbuffer.storage.sampling.readers.drawing import Plan, Row, draw_plan
+from sqlbuffer.storage.sampling.readers.steps import N_OWN, gather, places_of, step_arrays, steps_of
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.models import experiences
+
+if TYPE_CHECKING:
+    from sqlbuffer.samplers import Sampler
+
+FINAL_PREFIX = "final_"
+_ALL_STEPS = 2**30
+_OWN_REWARD = RETURN + 1
+
+Integers = NDArray[np.int64]
+
+
+@lru_cache(2)
+def _reading(include_partial: bool) -> Reading:
+    columns = (*statements.COLUMNS, *place_columns(true()), ends.c.reward.label("own_reward"))
+    # No index serves: it would lure SQLite from the one of the numbers.
+    t = fn.unindexed(experiences.c.t)
+    is_complete = ends.c.status == "complete"
+    is_readable = ends.c.status != "aborted" if include_partial else is_complete
+    is_key = t >= 0 if include_partial else t == 0
+    return Reading(columns, True, Near(1, _ALL_STEPS), is_key, is_readable)
+
+
+@dataclass(frozen=True)
+class Trajectories(Plan):
+    """Episodes before their arrays are decoded.
+
+    Attributes:
+        table: The steps.
+        first: Index of the first step of each.
+        lens: How many of its steps follow each other from there on.
+        reaches_end: The last of them is the last of the episode.
+    """
+
+    table: StepTable
+    first: Integers
+    lens: Integers
+    reaches_end: NDArray[np.bool_]
+
+
+class TrajectoryReader:
+    """Makes padded batches of episodes; see `Reader`. Their key is the seq of their first step.
+
+    Those that are complete and have all their steps; or with `include_partial` those too that are
+    open or have lost steps, from the first step that they have to the first that they lack. Aborted
+    episodes never. A condition is on the first step.
+
+    Args:
+        fields: The typed fields.
+        names: Which of them, `reward`, `terminated` and `truncated`; all by default.
+        include_partial: Also episodes that are open or have lost steps.
+        compression: How the bytes of arrays are compressed.
+
+    Raises:
+        FieldError: An unknown field, or one that is called as a final observation.
+    """
+
+    def __init__(
+        self,
+        fields: Fields,
+        *,
+        names: Sequence[str] | None = None,
+        include_partial: bool = False,
+        compression: str | None = None,
+    ) -> None:
+        self._partial = include_partial
+        observed = {name: fields.specs[name] for name in fields.observations}
+        self._layout = Layout(fields.specs, compression)
+        self._observation = Layout(observed, compression)
+        self._names, self._built_in = checked_step_names(fields, names, "trajectories")
+        self._finals = [name for name in fields.observations if name in self._names]
+        for name in self._finals:
+            if FINAL_PREFIX + name in fields.specs:
+                raise FieldError(
+                    f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
+                    f"trajectory: leave {name!r} or it out with fields=[...]"
+                )
+        self.columns = _reading(include_partial)
+
+    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
+        """Return n episodes that a sampler draws, or fewer where there are too few."""
+        episodes = self._episodes(population)
+        return self._batch(draw_plan(episodes, sampler, n, lambda rows: self._plan(episodes, rows)))
+
+    def read(self, population: Population, keys: Sequence[int] | Integers) -> Batch:
+        """Return the episodes of the keys, of those that can be read."""
+        rows = population.rows(np.asarray(keys, np.int64).tolist())
+        return self._batch(self._plan(population, rows))
+
+    def keys(self, population: Population) -> Integers:
+        """Return the key of each episode, some of which may have lost steps."""
+        return self._episodes(population).keys()
+
+    def _episodes(self, population: Population) -> EpisodePopulation:
+        return EpisodePopulation(population, self.columns, self._partial)
+
+    def _plan(self, population: Population, rows: Sequence[Row]) -> Trajectories:
+        table = steps_of(population, rows)
+        places, ts, lengths = places_of(rows)
+        first = table.find(places, ts)
+        lens = table.run_lengths(first)
+        is_known = lengths >= 0
+        lens = np.where(is_known, np.minimum(lens, lengths - ts), lens)
+        reaches_end = is_known & (ts + lens == lengths)
+        before = table.find(places, ts - 1) if self._partial else np.full(len(rows), -1)
+        accepted = (places >= 0) & (before < 0) & (self._partial | reaches_end)
+        accepted &= table.runs_are_free(first, lens)
+        return Trajectories(rows, accepted, table, first, lens, reaches_end)
+
+    def _batch(self, plan: Trajectories) -> Batch:
+        chosen = np.flatnonzero(plan.accepted)
+        rows = [plan.rows[i] for i in chosen.tolist()]
+        lens = plan.lens[chosen]
+        at = np.arange(int(lens.max()) if lens.size else 0)
+        mask: NDArray[np.bool_] = at < lens[:, None]
+        index = np.where(mask, plan.first[chosen][:, None] + at, -1)
+        arrays = gather(plan.table, self._layout, index, self._names)
+        arrays |= step_arrays(plan.table, index, self._built_in)
+        arrays |= {"mask": mask, "lens": lens, **self._final(rows, plan.reaches_end[chosen])}
+        return Batch(arrays, self._info(rows))
+
+    def _final(
+        self, rows: Sequence[Row], reaches_end: NDArray[np.bool_]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the final observations, zeros where there is none, and which there are."""
+        if not self._finals:
+            return {}
+        ends_at = reaches_end.tolist()
+        blobs = [row[FINAL] if is_end else None for row, is_end in zip(rows, ends_at, strict=True)]
+        no = np.zeros(len(rows), bool)
+        table = StepTable(np.arange(len(rows)), no, no, no, no, blobs, no)
+        index = table.with_arrays(np.arange(len(rows)))
+        found = gather(table, self._observation, index, self._finals)
+        return {
+            **{FINAL_PREFIX + name: array for name, array in found.items()},
+            "has_final": index >= 0,
+        }
+
+    def _info(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+        _, ts, lengths = places_of(rows)
+        first = decode_columns(self._layout, [row[:N_OWN] for row in rows], [])
+        return {
+            **first.info,
+            "episode": np.array([row[KEY] for row in rows], object),
+            "t": ts,
+            "status": np.array([row[STATUS] for row in rows], object),
+            "length": lengths,
+            "return": np.array([row[RETURN] for row in rows], np.float64),
+            "episode_reward": np.array([row[_OWN_REWARD] for row in rows], np.float64),
+        }

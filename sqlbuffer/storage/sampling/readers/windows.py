@@ -1,0 +1,167 @@
+"""Windows of fixed length over episodes, with steps before them to warm a recurrent state up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches import Batch
+from sqlbuffer.packing import Layout
+from sqlbuffer.specs import Fields
+from sqlbuffer.step_table import StepTable, frame_times
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.columns import decode_columns
+from sqlbuffer.storage.rows.reading import KEY, Near, Reading, ends, place_columns
+from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.readers.checks import (
+    check_window,
+    checked_stack,
+    checked_step_names,
+)
+from sqlbuffer.storage.sampling.readers.drawing import Plan, PlanReader, Row
+from sqlbuffer.storage.sampling.readers.steps import N_OWN, gather, places_of, step_arrays, steps_of
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.models import experiences
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@lru_cache(64)
+def _reading(length: int, n_before: int, stride: int) -> Reading:
+    # No index serves: it would lure SQLite from the one of the numbers.
+    is_key = fn.unindexed(experiences.c.t) % stride == 0
+    near = Near(-n_before, length - 1) if n_before or length > 1 else None
+    is_readable = ends.c.status != "aborted"
+    return Reading((*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable)
+
+
+@dataclass(frozen=True)
+class Windows(Plan):
+    """Windows before their arrays are decoded.
+
+    Attributes:
+        table: The steps.
+        places: Number of the episode of each.
+        ts: Its step there that the window is laid at.
+        index: Index of each step, of shape (b, burn_in + length); -1 where there is none.
+    """
+
+    table: StepTable
+    places: Integers
+    ts: Integers
+    index: Integers
+
+
+class WindowReader(PlanReader[Windows]):
+    """Makes windows of steps; see `Reader`. Their key is the seq of the first step to learn from.
+
+    They are laid at the steps t of an episode that are multiples of `stride`: `length` steps from
+    there on, fewer where the episode ends, and up to `burn_in` before it as far as they are stored
+    without a hole. In an open episode all `length` steps have to be stored. Aborted episodes have
+    none.
+
+    Args:
+        fields: The typed fields.
+        length: Steps to learn from.
+        burn_in: Steps before them.
+        stride: From one window of an episode to the next.
+        names: Which fields, `reward`, `terminated` and `truncated`; all by default.
+        stack: How many frames are stacked, by field.
+        compression: How the bytes of arrays are compressed.
+
+    Raises:
+        FieldError: An unknown field.
+        ValueError: A length or stride below 1, or a burn-in below 0.
+    """
+
+    def __init__(
+        self,
+        fields: Fields,
+        length: int,
+        burn_in: int = 0,
+        stride: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        stack: Mapping[str, int] | None = None,
+        compression: str | None = None,
+    ) -> None:
+        check_window(length, burn_in, stride)
+        self._length, self._burn_in = int(length), int(burn_in)
+        self._layout = Layout(fields.specs, compression)
+        self._names, self._built_in = checked_step_names(fields, names, "windows")
+        self._stack = {k: v for k, v in checked_stack(fields, stack).items() if k in self._names}
+        self._n_frames = max(self._stack.values(), default=1)
+        n_before = self._burn_in + self._n_frames - 1
+        self.columns = _reading(self._length, n_before, int(stride))
+
+    def _plan(self, population: Population, rows: Sequence[Row]) -> Windows:
+        table = steps_of(population, rows)
+        places, ts, lengths = places_of(rows)
+        offsets = np.arange(-self._burn_in, self._length)
+        index = table.find(places[:, None], ts[:, None] + offsets)
+        ends_here = table.flags(table.terminated | table.truncated, index) | (
+            ts[:, None] + offsets + 1 == lengths[:, None]
+        )
+        usable = (index >= 0) & self._has_frames(table, places, ts[:, None] + offsets)
+        learnt = usable[:, self._burn_in :]
+        # A burn-in reaches back to the nearest hole, or to an end inside the episode.
+        before: Flags = (usable & ~ends_here)[:, : self._burn_in]
+        before &= _up_to_first(~before[:, ::-1])[:, ::-1]
+        wanted = _up_to_first(ends_here[:, self._burn_in :])
+        accepted = (places >= 0) & (learnt | ~wanted).all(axis=1)
+        index = np.where(np.concatenate([before, wanted], axis=1), index, -1)
+        accepted &= table.are_free(index) & self._frames_are_free(table, places, ts, index)
+        return Windows(rows, accepted, table, places, ts, index)
+
+    def _has_frames(self, table: StepTable, places: Integers, ts: Integers) -> Flags:
+        if self._n_frames == 1:
+            return np.ones(ts.shape, bool)
+        frames = table.find(places[:, None, None], frame_times(ts, self._n_frames))
+        found: Flags = np.asarray((frames >= 0).all(axis=-1))
+        return found
+
+    def _frames_are_free(
+        self, table: StepTable, places: Integers, ts: Integers, index: Integers
+    ) -> Flags:
+        if self._n_frames == 1:
+            return np.ones(len(ts), bool)
+        times = frame_times(ts[:, None] + np.arange(-self._burn_in, self._length), self._n_frames)
+        frames = table.find(places[:, None, None], times)
+        return table.are_free(np.where((index >= 0)[..., None], frames, -1))
+
+    def _batch(self, plan: Windows) -> Batch:
+        chosen = np.flatnonzero(plan.accepted)
+        rows = [plan.rows[i] for i in chosen.tolist()]
+        index = plan.index[chosen]
+        plain = [name for name in self._names if name not in self._stack]
+        arrays = gather(plan.table, self._layout, index, plain)
+        arrays |= self._stacked(plan, chosen, index)
+        arrays |= step_arrays(plan.table, index, self._built_in)
+        arrays["mask"] = index >= 0
+        first = decode_columns(self._layout, [row[:N_OWN] for row in rows], [])
+        info = {
+            **first.info,
+            "episode": np.array([row[KEY] for row in rows], object),
+            "t": plan.ts[chosen],
+            "burn_in": np.full(len(rows), self._burn_in, np.int64),
+        }
+        return Batch(arrays, info)
+
+    def _stacked(self, plan: Windows, chosen: Integers, index: Integers) -> dict[str, NDArray[Any]]:
+        ts = plan.ts[chosen][:, None] + np.arange(-self._burn_in, self._length)
+        found = {}
+        for name, k in self._stack.items():
+            frames = plan.table.find(plan.places[chosen][:, None, None], frame_times(ts, k))
+            frames = np.where((index >= 0)[..., None], frames, -1)
+            found[name] = gather(plan.table, self._layout, frames, [name])[name]
+        return found
+
+
+def _up_to_first(flags: Flags) -> Flags:
+    """Return which places of each row are not behind its first flag."""
+    found: Flags = np.cumsum(flags, axis=1) - flags == 0
+    return found

@@ -1,0 +1,160 @@
+"""What a buffer restricts sampling to: enough rows, and of them those that its limits leave."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.reading import Reading
+from sqlbuffer.storage.sampling.floor import Floor
+from sqlbuffer.storage.sampling.limits import Limits, oldest_version
+from sqlbuffer.storage.sampling.population import FEW_HOLES, Population
+from sqlbuffer.storage.schema.models import experiences
+
+
+@dataclass(frozen=True)
+class SampledWindow:
+    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by.
+
+    Attributes:
+        low: Lower end.
+        high: The newest row.
+        clock: The buffer's clock.
+        deletions: Grows with every delete inside the window.
+        live_rows: Rows held, where tasks or episodes leave whole.
+        session: Number of the session now.
+        has_labels: Rows may have been annotated.
+        has_quarantine: Rows may be in quarantine.
+    """
+
+    low: int
+    high: int
+    clock: int | None
+    deletions: int
+    live_rows: int
+    session: int | None
+    has_labels: bool
+    has_quarantine: bool
+
+    @property
+    def span(self) -> int:
+        """How many rows there are at most."""
+        return max(self.high - self.low, 0)
+
+
+class Restrictions:
+    """The restrictions of one buffer, and what this process knows of the rows that they leave.
+
+    Attributes:
+        floor: Up to where they leave none.
+        has_quarantine: Whether rows were in quarantine when it was last drawn from.
+    """
+
+    def __init__(self, info: BufferInfo) -> None:
+        self._info = info
+        self.floor = Floor()
+        self.has_quarantine = False
+        self._large_enough: tuple[int, int] | None = None
+        self._are_any = (
+            info.max_use is not None
+            or info.max_staleness is not None
+            or info.current_session_only
+            or info.min_size > 0
+            or info.track_samples
+        )
+
+    def are_any(self, now: SampledWindow) -> bool:
+        """Tell whether there is any."""
+        self.has_quarantine = bool(now.has_quarantine)
+        return self._are_any or self.has_quarantine
+
+    def population(
+        self,
+        connection: Connection,
+        now: SampledWindow,
+        epoch: int,
+        node: Node,
+        columns: Reading | Sequence[Any],
+    ) -> Population:
+        """Return what a sampler sees.
+
+        Raises:
+            InsufficientDataError: The buffer has too few rows.
+        """
+        self._check_size(connection, now, epoch)
+        limits = self.limits(now)
+        floor = self.floor.of(limits, epoch)
+        found = Population(
+            connection, self._info.id, now.low, now.high, node, columns, limits, floor
+        )
+        found.clock = now.clock
+        return found
+
+    def look(
+        self, connection: Connection, now: SampledWindow, settled: int | None, epoch: int
+    ) -> None:
+        """Find out where the rows begin that may be sampled.
+
+        Args:
+            connection: Where to look.
+            now: The window.
+            settled: No row up to it can appear any more; None: nor up to the newest.
+            epoch: That of the server when this was known.
+        """
+        end = now.high if settled is None else min(settled, now.high)
+        self.floor.look(connection, self._info.id, now.low, end, self.limits(now), epoch)
+
+    def limits(self, now: SampledWindow) -> Limits:
+        """Return what holds at a moment."""
+        return Limits(
+            self._info.max_use,
+            oldest_version(now.clock, self._info.max_staleness),
+            now.session if self._info.current_session_only else None,
+            bool(now.has_quarantine),
+        )
+
+    def for_leases(self, connection: Connection, now: SampledWindow, epoch: int) -> Limits:
+        """Return what bars rows from being leased: uses are counted by the queue itself.
+
+        Raises:
+            InsufficientDataError: The buffer has too few rows.
+        """
+        self._check_size(connection, now, epoch)
+        return self.limits_of_leases(now)
+
+    def limits_of_leases(self, now: SampledWindow) -> Limits:
+        """Return the same without a look at how many rows there are."""
+        return replace(self.limits(now), max_use=None)
+
+    def _check_size(self, connection: Connection, now: SampledWindow, epoch: int) -> None:
+        """Raise where there are too few rows; they are counted once, until some are deleted."""
+        needed, state = self._info.min_size, (now.deletions, epoch)
+        if not needed or (now.span >= needed and self._large_enough == state):
+            return
+        n_rows = now.live_rows
+        if self._info.evict_by == "row":
+            n_rows = self._count(connection, now, needed)
+        if n_rows < needed:
+            raise InsufficientDataError(
+                f"buffer {self._info.name!r} holds {n_rows} rows, and is sampled from {needed} on "
+                f"(min_size); wait for more data"
+            )
+        if self._info.evict_by == "row":
+            self._large_enough = state
+
+    def _count(self, connection: Connection, now: SampledWindow, needed: int) -> int:
+        """Return how many rows there are, or `needed` and more."""
+        # Mostly the newest tell; without statistics PostgreSQL would sort all for a limit.
+        n_rows = 0
+        for low in (max(now.low, now.high - 2 * needed - FEW_HOLES), now.low):
+            where = statements.in_window(self._info.id, low, EVERYTHING)
+            counted = select(func.count()).select_from(experiences).where(where)
+            n_rows = connection.execute(counted).scalar_one()
+            if n_rows >= needed:
+                break
+        return n_rows

@@ -1,0 +1,1 @@
+"""Tables, views, functions and triggers, and the migrations that create them."""

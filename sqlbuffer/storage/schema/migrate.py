@@ -1,0 +1,211 @@
+"""The schema of a database: what it is, what it should be, and the way between."""
+
+import io
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, inspect, select, text
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooNewError
+from sqlbuffer.storage.database.engine import (
+    SQLITE_FILE_PRAGMAS,
+    engine_for,
+    is_memory,
+    resolve_url,
+)
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import BEGIN, Begin
+from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.database.writer_lock import writer_lock
+from sqlbuffer.storage.dialects.sqlite import lock_path
+from sqlbuffer.storage.schema.models import schema_info
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+# Oldest first; a test compares them with the scripts.
+REVISIONS = ("0001",)
+HEAD = REVISIONS[-1]
+VERSION_TABLE = "sqlbuffer_alembic_version"
+_MIGRATION_LOCK = 7_239_471_001  # any number that is the same in every process
+_LOCK_TIMEOUT_S = 120.0
+_alembic_lock = ForkLock()  # Alembic keeps its context in module globals
+
+
+def current(connection: Connection) -> str | None:
+    """Return the revision of the database, or None where there is no schema."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+
+
+def check(connection: Connection, url: URL) -> None:
+    """Raise unless this package can use the schema: its own revision, or a later one that only
+    added to it.
+
+    Raises:
+        SchemaMissingError: No schema; the message has the command that makes one.
+        SchemaOutdatedError: An older schema; the message has the command that upgrades it.
+        SchemaTooNewError: A schema of a later release that changed what this package uses.
+    """
+    revision, shown = current(connection), shown_url(url)
+    if revision == HEAD:
+        return
+    if revision is None:
+        raise SchemaMissingError(
+            f"{shown} has no sqlbuffer schema; run `sqlbuffer db init '{shown}'`, or open it with "
+            f"create=True"
+        )
+    if revision in REVISIONS:
+        raise SchemaOutdatedError(
+            f"the schema of {shown} is at revision {revision}, this package needs {HEAD}; run "
+            f"`sqlbuffer db upgrade '{shown}'`"
+        )
+    if _min_client(connection) in REVISIONS:
+        return
+    raise SchemaTooNewError(
+        f"the schema of {shown} is at revision {revision}, later than this package knows ({HEAD}); "
+        "run `pip install --upgrade sqlbuffer`"
+    )
+
+
+def is_older(revision: str) -> bool:
+    """Tell whether a revision comes before that of this package."""
+    return revision in REVISIONS[:-1]
+
+
+def _min_client(connection: Connection) -> str | None:
+    """Return the oldest revision whose package may use the schema."""
+    if not inspect(connection).has_table(schema_info.name):
+        return None
+    return connection.execute(select(schema_info.c.min_client)).scalar_one_or_none()
+
+
+def is_empty(connection: Connection) -> bool:
+    """Tell whether the database has no table at all."""
+    return not inspect(connection).get_table_names()
+
+
+def upgrade(url: str | URL | Engine, revision: str = "head") -> None:
+    """Bring a database to a revision; what is there already is left alone. Safely done by several
+    processes at once.
+
+    Args:
+        url: The database.
+        revision: `head` or a revision.
+
+    Raises:
+        SchemaTooNewError: A schema of a later release.
+    """
+    resolved = resolve_url(url)
+    engine = url if isinstance(url, Engine) else engine_for(resolved)
+    # It takes the tables one after the other, and writers that go on may wait for each other's.
+    retried(lambda: _upgrade(engine, resolved, revision), 0.0, lambda: None)
+
+
+def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
+    with (
+        translated(resolved),
+        writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
+        engine.connect() as connection,
+    ):
+        _set_file_pragmas(connection)
+        connection = connection.execution_options(**{BEGIN: Begin(writes=True, patient=True)})
+        with connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.execute(
+                    text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
+                )
+            found = current(connection)
+            if found not in (None, *REVISIONS):
+                check(connection, resolved)
+                return
+            # Another process was faster. Alembic takes a quarter of a second, and all would wait.
+            if found == HEAD and revision in ("head", HEAD):
+                return
+            _run_alembic(connection, "upgrade", revision)
+
+
+def downgrade(url: str | URL, revision: str) -> None:
+    """Take a database back to a revision, or to `base`: no schema."""
+    resolved = resolve_url(url)
+    with (
+        translated(resolved),
+        writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
+        engine_for(resolved).begin() as connection,
+    ):
+        _run_alembic(connection, "downgrade", revision)
+
+
+def keep_file_pragmas(connection: Connection) -> None:
+    """Set what is a property of a SQLite file, where a copy by `VACUUM INTO` has lost it; a file
+    that cannot be written now is left as it is.
+    """
+    if connection.dialect.name != "sqlite" or is_memory(connection.engine.url):
+        return
+    connection.rollback()
+    if connection.connection.cursor().execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        with suppress(sqlite3.OperationalError):
+            _set_file_pragmas(connection)
+
+
+def _set_file_pragmas(connection: Connection) -> None:
+    if connection.dialect.name != "sqlite":
+        return
+    cursor = connection.connection.cursor()
+    for pragma in SQLITE_FILE_PRAGMAS:
+        cursor.execute(pragma)
+    cursor.close()
+
+
+def sql(dialect: str, start: str | None = None) -> str:
+    """Return the SQL that brings a database to the revision of this package; empty at head.
+
+    Args:
+        dialect: `sqlite` or `postgresql`.
+        start: The revision that it has; None where there is no schema.
+    """
+    if start == HEAD:
+        return ""
+    printed = io.StringIO()
+    config = _config(output_buffer=printed)
+    config.attributes["dialect"] = dialect
+    _command("upgrade", config, f"{start or 'base'}:head", sql=True)
+    pragmas = [f"{pragma};\n\n" for pragma in SQLITE_FILE_PRAGMAS if dialect == "sqlite"]
+    return "".join([*pragmas, printed.getvalue()])
+
+
+def _run_alembic(connection: Connection, command: str, revision: str) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    _command(command, config, revision)
+
+
+def _config(**settings: Any) -> "Config":
+    from alembic.config import Config
+
+    config = Config(**settings)
+    config.set_main_option("script_location", os.fspath(script_location()).replace("%", "%%"))
+    return config
+
+
+def _command(name: str, config: "Config", revision: str, **options: Any) -> None:
+    from alembic import command
+
+    with _alembic_lock:
+        getattr(command, name)(config, revision, **options)
+
+
+def script_location() -> Path:
+    """Return the folder of the migration scripts: inside the installed package, or at the top of a
+    checkout.
+    """
+    package = Path(__file__).resolve().parents[2]
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "alembic"

@@ -1,0 +1,83 @@
+"""Write the generated sections of `docs/schema.md`.
+
+Run `python -m sqlbuffer.storage.schema.reference`.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sqlalchemy import Column, Dialect, Index, Table, UniqueConstraint
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex
+
+from sqlbuffer.storage.schema.models import metadata
+from sqlbuffer.storage.schema.views import VIEWS, View
+
+SQLITE: Dialect = sqlite.dialect()
+POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+_SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+def with_sections(document: str) -> str:
+    """Return the document with what stands between its markers generated anew."""
+    sections = {"views": views_section, "tables": tables_section}
+    return _SECTION.sub(lambda found: f"{found[1]}\n{sections[found[2]]()}\n\n{found[3]}", document)
+
+
+def views_section() -> str:
+    """Return the views as Markdown."""
+    return "\n\n".join(_view(name, view) for name, view in VIEWS.items())
+
+
+def tables_section() -> str:
+    """Return the tables as Markdown."""
+    return "\n\n".join(_table(table) for table in metadata.sorted_tables)
+
+
+def _view(name: str, view: View) -> str:
+    rows = ((f"`{column}`", kind, text) for column, (kind, text) in view.columns.items())
+    return "\n".join([f"### {name}", "", view.text, "", *_grid(("column", "kind", "what"), rows)])
+
+
+def _table(table: Table) -> str:
+    header = ("column", "SQLite", "PostgreSQL", "null", "what")
+    lines = [f"### {table.name}", "", *_grid(header, map(_column, table.columns)), ""]
+    keys = ", ".join(f"`{column.name}`" for column in table.primary_key.columns)
+    return "\n".join([*lines, f"- primary key ({keys})", *_uniques(table), *_indexes(table)])
+
+
+def _column(column: Column[object]) -> tuple[str, ...]:
+    types = [f"`{column.type.compile(dialect)}`" for dialect in (SQLITE, POSTGRESQL)]
+    return f"`{column.name}`", *types, "yes" if column.nullable else "", column.comment or ""
+
+
+def _uniques(table: Table) -> Iterator[str]:
+    found = (item for item in table.constraints if isinstance(item, UniqueConstraint))
+    for columns in sorted([column.name for column in constraint.columns] for constraint in found):
+        yield f"- unique ({', '.join(f'`{name}`' for name in columns)})"
+
+
+def _indexes(table: Table) -> Iterator[str]:
+    for index in sorted(table.indexes, key=_name):
+        statement = str(CreateIndex(index).compile(dialect=POSTGRESQL))
+        yield f"- `{' '.join(statement.split())}`"
+
+
+def _name(index: Index) -> str:
+    return str(index.name)
+
+
+def _grid(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    for row in (header, tuple("---" for _ in header), *rows):
+        yield f"| {' | '.join(row)} |"
+
+
+def main(path: Path) -> None:
+    """Bring the generated sections of a document up to date."""
+    path.write_text(with_sections(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/schema.md"))

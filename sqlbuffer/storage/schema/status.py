@@ -1,0 +1,149 @@
+"""What the command line says about the schema of a database, and what it may do to it."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import URL
+
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.readonly import existing_file, refuse_memory
+from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.schema import migrate
+
+
+@dataclass(frozen=True)
+class SchemaStatus:
+    """Where the schema of a database stands.
+
+    Attributes:
+        url: The database, its password hidden.
+        revision: Its revision; None where there is no schema.
+        head: The revision that this package works with.
+    """
+
+    url: str
+    revision: str | None
+    head: str
+
+
+def script(dialect: str) -> str:
+    """Return the SQL that makes the schema in an empty database of a kind."""
+    return migrate.sql(dialect)
+
+
+def script_for(url: str | None) -> str:
+    """Return the SQL that brings a database to this package's schema; empty at head.
+
+    Raises:
+        SchemaTooNewError: The schema is of a later release.
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        revision = migrate.current(connection)
+        if revision is not None and not migrate.is_older(revision):
+            migrate.check(connection, resolved)
+            return ""
+    return migrate.sql(engine.dialect.name, revision)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What holds a database.
+
+    Attributes:
+        version: Its name and version.
+        size_bytes: What the database takes on its disk.
+    """
+
+    version: str
+    size_bytes: int
+
+
+def status(url: str | None) -> SchemaStatus:
+    """Return where the schema stands; nothing is created.
+
+    Raises:
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        revision = migrate.current(connection)
+    return SchemaStatus(shown_url(resolved), revision, migrate.HEAD)
+
+
+def check(url: str | None) -> SchemaStatus:
+    """Return where the schema stands, or raise unless the package can use it; nothing is created.
+
+    Raises:
+        SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        migrate.check(connection, resolved)
+        revision = migrate.current(connection)
+    return SchemaStatus(shown_url(resolved), revision, migrate.HEAD)
+
+
+def create(url: str | None) -> bool:
+    """Create the schema where there is none; return False where it is there already.
+
+    Raises:
+        SchemaOutdatedError, SchemaTooNewError: There is one of another release.
+    """
+    resolved = resolve_url(url)
+    refuse_memory(resolved)
+    engine = engine_for(resolved)
+    with translated(resolved), engine.connect() as connection:
+        missing = migrate.current(connection) is None
+        if not missing:
+            migrate.check(connection, resolved)
+    if missing:
+        migrate.upgrade(engine)
+    return missing
+
+
+def upgrade(url: str | None) -> bool:
+    """Upgrade an older schema; return False where it is the package's already.
+
+    Raises:
+        SchemaMissingError: There is none to upgrade.
+        SchemaTooNewError: The schema is of a later release.
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        revision = migrate.current(connection)
+        if revision is None or not migrate.is_older(revision):
+            migrate.check(connection, resolved)
+            return False
+    migrate.upgrade(engine)
+    return True
+
+
+def server(url: str | None) -> Server:
+    """Return what holds the database.
+
+    Raises:
+        StorageUnreachableError: No such file, or no server.
+    """
+    resolved, engine = _open_existing(url)
+    with translated(resolved), engine.connect() as connection:
+        version = ".".join(map(str, connection.dialect.server_version_info or ()))
+        if connection.dialect.name == "sqlite":
+            path = existing_file(resolved)
+            files = [path, path.with_name(f"{path.name}-wal")]
+            return Server(
+                f"SQLite {version}", sum(file.stat().st_size for file in files if file.exists())
+            )
+        size = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
+        return Server(f"PostgreSQL {version}", size)
+
+
+def _open_existing(url: str | None) -> tuple[URL, Engine]:
+    resolved = resolve_url(url)
+    if resolved.get_backend_name() == "sqlite":
+        existing_file(resolved)
+    return resolved, engine_for(resolved)

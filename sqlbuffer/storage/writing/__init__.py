@@ -1,0 +1,1 @@
+"""How steps reach the database."""

@@ -1,0 +1,111 @@
+"""Proof that a write was applied, for a call that lost its connection at the commit.
+
+Each write has a random id, and its transaction stores that id. A repeated call asks for the id. The
+id of a transaction would not do: after a crash the server may give it to another transaction.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import StorageUnreachableError
+from sqlbuffer.ids import uuid7
+from sqlbuffer.storage.database.errors import ConnectionLost, translated
+from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.dialects.base import Dialect
+from sqlbuffer.storage.dialects.drawn import WriteId
+
+# An id is kept for the time in which a call is repeated, and for this much longer: a commit may
+# take long, and the loss of a connection is noticed late.
+KEPT_LONGER_S = 120.0
+# A call asks no later than this before its id is deleted.
+MARGIN_S = 30.0
+LONGEST_KEPT_S = 86_400.0
+
+T = TypeVar("T")
+
+
+class WriteOnce(Generic[T]):
+    """A write that takes effect once, although it may be tried again after a lost connection.
+
+    Only the last attempt can be in doubt: each attempt learns what became of the one before, since
+    two transactions that store the same id wait for each other.
+
+    Args:
+        dialect: The database's operations.
+        url: The database, as errors name it.
+        buffer_id: The buffer.
+        retry_s: How long the call is repeated; 0: never, and no id is stored.
+
+    Attributes:
+        note: The id that the work of this attempt has to store; None: it is stored.
+    """
+
+    def __init__(self, dialect: Dialect, url: URL, buffer_id: int, retry_s: float) -> None:
+        self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
+        self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if retry_s else 0.0
+        self._write_id, self._began_at = "", 0.0
+        self._in_doubt: list[T] = []
+        self.note: WriteId | None = None
+
+    def run(
+        self,
+        engine: Engine,
+        durability: str | None,
+        work: Callable[[Connection], T],
+        *,
+        notes: bool = False,
+    ) -> T:
+        """Return what `work` returns, done in one transaction, unless an earlier attempt was
+        committed: then return the result of that one.
+
+        Args:
+            engine: The engine.
+            durability: See `Begin`.
+            work: What is done.
+            notes: It stores `note` itself, together with something else.
+
+        Raises:
+            ConnectionLost: Whether it was committed is not known; run again.
+            StorageUnreachableError: Whether it was committed can no longer be found out.
+        """
+        done: list[T] = []
+        try:
+            query = self._query(notes)
+            with (
+                translated(self._url),
+                self._dialect.writing(engine, durability, query) as connection,
+            ):
+                if query is not None and not answer(connection)[0][0]:
+                    return self._in_doubt[0]
+                self._in_doubt = []
+                done.append(work(connection))
+        except ConnectionLost:
+            # Before the end of its work an attempt sends no commit.
+            self._in_doubt = done or self._in_doubt
+            raise
+        return done[0]
+
+    def _query(self, notes: bool) -> str | None:
+        """Return the query that stores the id; None: there is none to store, or the work does."""
+        now = time.monotonic()
+        self.note = None
+        if not self._in_doubt:
+            # Another id: the server may not have ended an attempt whose connection was lost.
+            self._write_id, self._began_at = uuid7(), now
+        elif now - self._began_at > self._keep_s - MARGIN_S:
+            raise StorageUnreachableError(
+                f"{shown_url(self._url)}: the connection was lost at a commit {self._keep_s:.0f} s "
+                f"ago, and it is no longer known whether the write was stored; look whether it is "
+                f"there before you repeat the call"
+            )
+        if not self._keep_s:
+            return None
+        if notes and not self._in_doubt:
+            self.note = WriteId(self._write_id, self._keep_s)
+            return None
+        return self._dialect.note_write(self._buffer_id, self._write_id, self._keep_s)
