@@ -162,12 +162,15 @@ def test_rows_that_a_selective_filter_leaves_are_drawn_alike(buffer_url, paths):
 def test_rows_of_a_selective_filter_without_a_seed_are_all_reached(buffer_url, paths):
     """The database orders by random numbers of its own: 60 of 60 rows in 60 batches of 16, where
     one is missed with a chance below 1e-6.
+
+    A batch finds its 16 rows by numbers alone with a chance of 7.5e-4 (simulated), so four of 60
+    do with one of 1.5e-7.
     """
     buffer = fill(buffer_url, 6_000)
     drawn = draw(buffer, RandomSampler(), 60, 16, ONE_PERCENT)
     assert set(drawn) == {seq for seq in range(1, 6_001) if seq % 100 == 7}
     assert max(Counter(drawn).values()) < 40
-    assert paths["order"] == 60
+    assert paths["order"] > 60 - 4
 
 
 def test_a_few_misses_do_not_make_a_filter_selective(buffer_url, paths):
