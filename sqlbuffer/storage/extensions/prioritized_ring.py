@@ -250,6 +250,7 @@ class PriorityRing(ItemRing):
         """
         self._stale = StaleRows()
         self._live = LiveCount()
+        self._counted: tuple[Any, int] = (None, 0)  # the last window, and how many rows it held
         self._cleaned_to = 0
         self._surely: tuple[tuple[int, int], int, int] = ((-1, -1), 0, 0)
 
@@ -461,7 +462,13 @@ class PriorityRing(ItemRing):
         state = (window.deletions, server_epoch(self.store.engine))
         buffer_id = self.store.info.id
         # Whoever pushes holds the lock: no number up to the newest is still to come.
-        return self._live.count(connection, buffer_id, window.low, window.high, window.high, state)
+        span = (state, window.low, window.high)
+        if self._counted[0] != span:
+            n_rows = self._live.count(
+                connection, buffer_id, window.low, window.high, window.high, state
+            )
+            self._counted = (span, n_rows)
+        return self._counted[1]
 
     def _remove_stale(
         self, connection: Connection, window: SampledWindow, wanted: Wanted
