@@ -4,19 +4,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlbuffer.batches import Batch
     from sqlbuffer.buffer import ReplayBuffer, StoreResult
-    from sqlbuffer.converters import ColumnsConverter, Converter, DefaultConverter
-    from sqlbuffer.env_fields import fields_from_env
     from sqlbuffer.episode_writer import EpisodeWriter
-    from sqlbuffer.flow import RateLimiter, RatioWindow
+    from sqlbuffer.fields.env_fields import fields_from_env
+    from sqlbuffer.fields.specs import FieldSpec
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.front.prioritising import PriorityUpdate
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mixture import Mixture, mix
-    from sqlbuffer.query import QueryBuilder
-    from sqlbuffer.query_filter import QueryFilter
-    from sqlbuffer.rows import DataRow, Experience, ExpMeta
+    from sqlbuffer.query.builder import QueryBuilder
+    from sqlbuffer.query.query_filter import QueryFilter
+    from sqlbuffer.rate_limits import RateLimiter, RatioWindow
     from sqlbuffer.samplers import (
         FifoSampler,
         LatestSampler,
@@ -26,25 +24,29 @@ if TYPE_CHECKING:
         Sampler,
         TaskSampler,
     )
-    from sqlbuffer.specs import FieldSpec
     from sqlbuffer.stats import Removed
+    from sqlbuffer.steps.batches import Batch
+    from sqlbuffer.steps.converters import ColumnsConverter, Converter, DefaultConverter
+    from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
 _HOME = {
-    "Batch": "batches",
+    "Batch": "steps.batches",
+    "Candidates": "storage.sampling.candidates",
     "EpisodeWriter": "episode_writer",
-    "FieldSpec": "specs",
+    "FieldSpec": "fields.specs",
     "LeasedBatch": "front.leasing",
     "Loader": "loading.loader",
-    **dict.fromkeys(("RateLimiter", "RatioWindow"), "flow"),
+    **dict.fromkeys(("RateLimiter", "RatioWindow"), "rate_limits"),
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
-    "fields_from_env": "env_fields",
+    "fields_from_env": "fields.env_fields",
     "PriorityUpdate": "front.prioritising",
     "Removed": "stats",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
-    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "converters"),
-    "QueryBuilder": "query",
-    "QueryFilter": "query_filter",
-    **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "rows"),
+    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "steps.converters"),
+    "QueryBuilder": "query.builder",
+    "QueryFilter": "query.query_filter",
+    **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "steps.data_rows"),
     **dict.fromkeys(
         (
             "FifoSampler",
@@ -66,6 +68,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 __all__ = [
     "Batch",
+    "Candidates",
     "ColumnsConverter",
     "Converter",
     "DataRow",

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sqlbuffer import buffer as sync
 from sqlbuffer import call_threads
 from sqlbuffer.arguments import SAME, Condition, Rows, Same
-from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import StoreResult
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
 from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.flow import FlowState, Policy
+from sqlbuffer.front.draw_calls import AnyConverter
 from sqlbuffer.front.leasing import Lease as SyncLease
 from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
 from sqlbuffer.front.prioritising import EPS, PriorityUpdate
-from sqlbuffer.front.sampling import AnyConverter
-from sqlbuffer.rows import DataRow
+from sqlbuffer.rate_limits import FlowState, Policy
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S
 from sqlbuffer.waits import begin_wait
 
@@ -48,7 +48,7 @@ async def _in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwa
         raise
 
 
-class EpisodeWriter:
+class AsyncEpisodeWriter:
     """`sqlbuffer.EpisodeWriter` for asyncio: `async with await buffer.episode() as episode`.
 
     Args:
@@ -57,7 +57,7 @@ class EpisodeWriter:
     Example:
         >>> import asyncio
         >>> async def main():
-        ...     async with await ReplayBuffer.open("sqlite://") as buffer:
+        ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
         ...         async with await buffer.episode("task-1") as episode:
         ...             await episode.append(state="hello", actions=["say"], reward=1.0)
         ...         return await buffer.size()
@@ -80,14 +80,14 @@ class EpisodeWriter:
         """End the episode as one that went wrong."""
         await _in_thread(self.sync.abort)
 
-    async def __aenter__(self) -> "EpisodeWriter":
+    async def __aenter__(self) -> "AsyncEpisodeWriter":
         return self
 
     async def __aexit__(self, *exception: Any) -> None:
         await _in_thread(self.sync.__exit__, *exception)
 
 
-class LeasedBatch:
+class AsyncLeasedBatch:
     """`sqlbuffer.LeasedBatch` for asyncio: what talks to the database is awaited.
 
     Args:
@@ -96,7 +96,7 @@ class LeasedBatch:
     Example:
         >>> import asyncio
         >>> async def main():
-        ...     async with await ReplayBuffer.open("sqlite://", leases=True) as buffer:
+        ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
         ...         await buffer.add(state=1, actions=[0])
         ...         async with buffer.lease(1) as batch:
         ...             await batch.renew()
@@ -122,8 +122,8 @@ class LeasedBatch:
         return len(self.sync)
 
 
-class Lease:
-    """What `ReplayBuffer.lease` returns: `async with buffer.lease(n) as batch`.
+class AsyncLease:
+    """What `AsyncReplayBuffer.lease` returns: `async with buffer.lease(n) as batch`.
 
     A cancelled wait is ended, and a batch that it gets in that moment is given back.
 
@@ -133,7 +133,7 @@ class Lease:
     Example:
         >>> import asyncio
         >>> async def main():
-        ...     async with await ReplayBuffer.open("sqlite://", leases=True) as buffer:
+        ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
         ...         await buffer.add(state=1, actions=[0])
         ...         async with buffer.lease(1) as batch:
         ...             return len(batch)
@@ -144,11 +144,11 @@ class Lease:
     def __init__(self, lease: SyncLease) -> None:
         self.sync = lease
 
-    async def __aenter__(self) -> LeasedBatch:
+    async def __aenter__(self) -> AsyncLeasedBatch:
         call = call_threads.start(self.sync.__enter__)
         entering = asyncio.wrap_future(call.future)
         try:
-            return LeasedBatch(await asyncio.shield(entering))
+            return AsyncLeasedBatch(await asyncio.shield(entering))
         except asyncio.CancelledError:
             call.cancel()
             self.sync.cancel()
@@ -163,10 +163,10 @@ class Lease:
         await asyncio.shield(_in_thread(self.sync.__exit__, *exception))
 
 
-class ReplayBuffer:
+class AsyncReplayBuffer:
     """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, to be awaited.
 
-    Make one with `await ReplayBuffer.open(...)`, which takes the same arguments, or wrap one that
+    Make one with `await AsyncReplayBuffer.open(...)`, which takes the same arguments, or wrap one that
     is open. A cancelled call waits no longer for a rate limiter or for rows. It is not undone: its
     thread ends the statement that it has begun.
 
@@ -176,7 +176,7 @@ class ReplayBuffer:
     Example:
         >>> import asyncio
         >>> async def main():
-        ...     async with await ReplayBuffer.open("sqlite://") as buffer:
+        ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
         ...         await buffer.add(state=1, actions=[0])
         ...         return await buffer.size()
         >>> asyncio.run(main())
@@ -187,7 +187,9 @@ class ReplayBuffer:
         self.sync = buffer
 
     @classmethod
-    async def open(cls, url: "str | URL | Engine | None" = None, **options: Any) -> "ReplayBuffer":
+    async def open(
+        cls, url: "str | URL | Engine | None" = None, **options: Any
+    ) -> "AsyncReplayBuffer":
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
         return cls(await _in_thread(sync.ReplayBuffer, url, **options))
 
@@ -228,9 +230,9 @@ class ReplayBuffer:
 
     async def episode(
         self, task_id: str | None = None, agent_id: str | None = None, **options: Any
-    ) -> "EpisodeWriter":
+    ) -> "AsyncEpisodeWriter":
         """Begin an episode; arguments are those of `sqlbuffer.ReplayBuffer.episode`."""
-        return EpisodeWriter(
+        return AsyncEpisodeWriter(
             await _in_thread(lambda: self.sync.episode(task_id, agent_id, **options))
         )
 
@@ -446,9 +448,9 @@ class ReplayBuffer:
         """Change the stored limits; see `sqlbuffer.ReplayBuffer.resize`."""
         await _in_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
 
-    def lease(self, n: int, **options: Any) -> Lease:
+    def lease(self, n: int, **options: Any) -> AsyncLease:
         """Claim rows for the time of an `async with` block; see `sqlbuffer.ReplayBuffer.lease`."""
-        return Lease(self.sync.lease(n, **options))
+        return AsyncLease(self.sync.lease(n, **options))
 
     async def flow(self) -> FlowState:
         """Return how collectors and learners keep pace; see `sqlbuffer.ReplayBuffer.flow`."""
@@ -476,7 +478,7 @@ class ReplayBuffer:
         """Close this process's idle connections to the database."""
         await _in_thread(self.sync.close)
 
-    async def __aenter__(self) -> "ReplayBuffer":
+    async def __aenter__(self) -> "AsyncReplayBuffer":
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from sqlbuffer.codec import is_storable_text
+from sqlbuffer.codec.encoder import is_storable_text
+from sqlbuffer.encoding.priority_values import checked_seqs
+from sqlbuffer.encoding.records import MAX_NAME_BYTES, encode_key
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
-from sqlbuffer.flow import NO_LIMIT, Counts, Policy
-from sqlbuffer.query import QueryBuilder, Tree
-from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.query.builder import QueryBuilder, Tree
+from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy
 from sqlbuffer.scalars import integer_of, real_of
+from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
 from sqlbuffer.storage.database.transactions import DURABILITIES
-from sqlbuffer.storage.rows.priority_values import checked_seqs
-from sqlbuffer.storage.rows.records import MAX_NAME_BYTES, encode_key
 
 Condition = Tree | QueryBuilder | None
 # Rows by a condition, or by their numbers: a list, an array or a tensor.
@@ -234,7 +234,7 @@ def check_fits(max_capacity: int | None, min_size: int) -> None:
 
 def check_reached(policy: Policy | None, min_size: int, n_rows: int = 0) -> None:
     """Raise where a limiter stops inserts before there are so many rows that any is sampled."""
-    room = NO_LIMIT if policy is None else policy.room(Counts(0, 0))
+    room = NO_LIMIT if policy is None else policy.room(FlowCounts(0, 0))
     if n_rows + room < min_size:
         raise BufferConfigError(
             f"{policy} lets {room:,} rows in before any is sampled, and the buffer holds "

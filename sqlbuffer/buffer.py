@@ -19,29 +19,29 @@ from sqlbuffer.arguments import (
     checked_seconds,
     checked_wait,
 )
-from sqlbuffer.compression import check_compression
+from sqlbuffer.encoding.compression import check_compression
+from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.records import Decoder, Record
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
-from sqlbuffer.flow import Policy, check_policy
+from sqlbuffer.fields.specs import Fields, FieldSpec
 from sqlbuffer.front.annotating import Annotating
 from sqlbuffer.front.clock import Clocked
+from sqlbuffer.front.draw_calls import Sampling
 from sqlbuffer.front.leasing import Leasing
-from sqlbuffer.front.monitoring import Monitoring
+from sqlbuffer.front.lookups import Lookups
+from sqlbuffer.front.metrics import Monitoring
 from sqlbuffer.front.prioritising import Prioritising
 from sqlbuffer.front.quarantining import Quarantining
-from sqlbuffer.front.reading import Reading
-from sqlbuffer.front.sampling import Sampling
-from sqlbuffer.front.sessions import Sessions
-from sqlbuffer.front.writing import MADE_TIME, StoreResult, Writing
-from sqlbuffer.partial import Wanted
-from sqlbuffer.query import EVERYTHING
-from sqlbuffer.specs import Fields, FieldSpec
+from sqlbuffer.front.session_calls import Sessions
+from sqlbuffer.front.write_calls import MADE_TIME, StoreResult, Writing
+from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.rate_limits import Policy, check_policy
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import Limits
 from sqlbuffer.storage.buffers.keys import EpisodeKey
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S, Options
-from sqlbuffer.storage.episodes.episodes import Ending
+from sqlbuffer.storage.buffers.open_buffer import RETRY_S, OpenerOptions
 from sqlbuffer.storage.flow.pacing import WAIT_S
-from sqlbuffer.storage.rows.records import Decoder, Record
 from sqlbuffer.storage.store import BufferStore, Written
 from sqlbuffer.storage.writing.write_queue import FLUSH_S, WriteQueue
 
@@ -61,7 +61,7 @@ class ReplayBuffer(
     Clocked,
     Sessions,
     Quarantining,
-    Reading,
+    Lookups,
     Monitoring,
 ):
     """A named stream of experience in a SQL database, shared by every process that opens it.
@@ -210,7 +210,7 @@ class ReplayBuffer(
             if fields is None and meta_fields is None
             else Fields.parse(fields, observation_fields, meta_fields),
             compression=compression,
-            options=Options(durability, float(retry_s), alpha, wait_s),
+            options=OpenerOptions(durability, float(retry_s), alpha, wait_s),
         )
         self._decoder = self._make_decoder()
         self._flush_s = flush_s
@@ -368,7 +368,7 @@ class ReplayBuffer(
         self._flush_s = state["flush_s"]
         self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)
 
-    def _make_decoder(self, wanted: Wanted | None = None) -> Decoder:
+    def _make_decoder(self, wanted: SelectedFields | None = None) -> Decoder:
         state, action = map(_rebuild, self._types)
         if wanted is not None:  # a type takes a whole value
             state = state if wanted.is_whole("state") else None
@@ -378,7 +378,7 @@ class ReplayBuffer(
     def _write(
         self,
         records: Sequence[Record],
-        endings: Sequence[Ending],
+        endings: Sequence[EpisodeEnd],
         metas: Mapping[EpisodeKey, str],
     ) -> Written:
         return self._store.insert(

@@ -4,13 +4,13 @@ import logging
 import os
 from typing import Any
 
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.encoding.step_encoder import StepEncoder
 from sqlbuffer.errors import FieldError, SQLBufferError
-from sqlbuffer.packing import Layout
-from sqlbuffer.storage.episodes.episodes import Beginning, Ending, pack_final
 from sqlbuffer.storage.labels.label_values import checked_reward
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes
-from sqlbuffer.storage.rows.records import Record
-from sqlbuffer.storage.rows.step_encoder import StepEncoder
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 logger = logging.getLogger("sqlbuffer")
@@ -45,7 +45,7 @@ class EpisodeWriter:
         self,
         layouts: tuple[Layout, Layout],
         queue: WriteQueue,
-        beginning: Beginning,
+        beginning: EpisodeStart,
         casting: str,
         has_priorities: bool = False,
         max_row_bytes: int = 2**28,
@@ -145,7 +145,7 @@ class EpisodeWriter:
 
     def _close(self, status: str, final_arrays: bytes | None, reward: float | None = None) -> None:
         self._queue.end(
-            Ending(
+            EpisodeEnd(
                 self.episode_id,
                 self.task_id,
                 status,

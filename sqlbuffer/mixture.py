@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.arguments import check_batch_size
-from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError, SQLBufferError
+from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.loading.modes import Options, options_of
+from sqlbuffer.loading.mixture_shares import split
+from sqlbuffer.loading.modes import LoaderOptions, options_of
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import Progress, is_count, own_sampler
 from sqlbuffer.loading.ranks import warn_of_ranks
-from sqlbuffer.loading.runs import Run
-from sqlbuffer.loading.shares import split
-from sqlbuffer.loading.source import Source
+from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.samplers import RandomSampler, Sampler
-from sqlbuffer.storage.rows.parts import stacked
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.rows.batch_parts import stacked
 
 ON_EMPTY = ("raise", "redistribute")
 
@@ -173,19 +173,19 @@ class Mixture:
         batch, self._credits = draw(samplers, int(batch_size), None, self._credits)
         return batch
 
-    def _options(self, options: dict[str, Any]) -> Options:
+    def _options(self, options: dict[str, Any]) -> LoaderOptions:
         if options.get("fields") is None:
             options = {**options, "fields": self._fields}
         return options_of(options)
 
-    def _draw(self, options: Options) -> "_MixedSource":
+    def _draw(self, options: LoaderOptions) -> "_MixedSource":
         sources = [options.source(buffer._store) for buffer in self._buffers]
         return _MixedSource(sources, self.weights, redistributes=self._on_empty == "redistribute")
 
     def _check_fields(self) -> None:
         (first, label), *others = zip(self._buffers, self.weights, strict=True)
         names = self._fields
-        Options(mode="step", fields=names).source(first._store)  # or it says what is wrong
+        LoaderOptions(mode="step", fields=names).source(first._store)  # or it says what is wrong
         for other, other_label in others:
             every = {**first.fields, **other.fields} if names is None else names
             for name in every:
@@ -201,7 +201,7 @@ class Mixture:
 class _MixedSource:
     """Sources of one kind of batches, and their shares."""
 
-    sources: Sequence[Source]
+    sources: Sequence[BatchSource]
     weights: Mapping[str, float]
     redistributes: bool
 
@@ -277,7 +277,7 @@ class _MixedDraws:
     sampler: Sampler | None
     replace: bool
 
-    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+    def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
         """Yield the batches."""
         n_sources = len(self.draw.sources)
         samplers = [own_sampler(self.sampler, self.replace, run.seed) for _ in range(n_sources)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlbuffer.errors import BufferConfigError, MissingExtraError, SQLBufferError
-from sqlbuffer.front.monitoring import Monitoring, check_window
+from sqlbuffer.front.metrics import Monitoring, check_window
 from sqlbuffer.scalars import real_of
 from sqlbuffer.stats import Distribution, Stats
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.flow import Waiting
+from sqlbuffer.rate_limits import Waiting
 
 QUANTILES = (0.1, 0.5, 0.9)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.batches import Batch
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError, MissingExtraError
+from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.loading.meeting import Meeting
 from sqlbuffer.loading.modes import check_drawn, options_of
 from sqlbuffer.loading.output import Output, as_tensor
-from sqlbuffer.loading.runs import Run
+from sqlbuffer.loading.worker_consensus import Meeting
+from sqlbuffer.steps.batches import Batch
 
 try:
     from torch.utils import data
@@ -66,7 +66,7 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
             return _items(iter(self.loader))
         token = str(info.seed - info.id)  # is the same in all workers of a DataLoader's iteration
         number = self._meeting.join(token, info.id, self.loader.next_run)
-        run = Run(self.loader.seed, number, info.id, info.num_workers, self._meeting.agree)
+        run = LoaderRun(self.loader.seed, number, info.id, info.num_workers, self._meeting.agree)
         return _items(self.loader.part(run))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.rows.records import encode_rows
+from sqlbuffer.encoding.records import encode_rows
 from tests.benchmarks import __main__ as command
 from tests.benchmarks.driver import bare
 from tests.benchmarks.measure import Ratio, ratio_of

@@ -10,8 +10,8 @@ from sqlbuffer.errors import BufferNotFoundError, ConditionError
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer
-    from sqlbuffer.query import Tree
-    from sqlbuffer.specs import FieldSpec
+    from sqlbuffer.fields.specs import FieldSpec
+    from sqlbuffer.query.builder import Tree
 
 SHOWN_NAMES = 10
 SEARCHED_TASKS = 20_000
@@ -122,7 +122,7 @@ def _tree(text: str) -> Any:
 
 
 def _equal(text: str, specs: "Mapping[str, FieldSpec]") -> dict[str, Any]:
-    from sqlbuffer.fields import FIELDS, parse_field
+    from sqlbuffer.query.paths import FIELDS, parse_field
 
     name, sign, value = text.partition("=")
     if not sign:

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.asking import confirm
 from sqlbuffer.cli.buffers import condition_of, opened
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Condition, Equal, Url, Yes, database, example
+from sqlbuffer.cli.prompts import confirm
 from sqlbuffer.cli.show import unknown_task
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ def demo(
     from sqlbuffer.cli.demo_progress import DemoProgress
     from sqlbuffer.cli.demo_report import print_report
     from sqlbuffer.cli.output import console
-    from sqlbuffer.demo import Plan, run
+    from sqlbuffer.demo import DemoPlan, run
 
-    plan = Plan(
+    plan = DemoPlan(
         database(url, may_be_new=True) or _new_file(),
         writers=writers,
         episodes=episodes,

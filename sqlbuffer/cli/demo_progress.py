@@ -10,7 +10,7 @@ from sqlbuffer.cli.output import shown_url
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sqlbuffer.demo import Plan, Progress
+    from sqlbuffer.demo import DemoPlan, Progress
 
 LINES = 4
 
@@ -23,7 +23,7 @@ class DemoProgress:
         plan: What is to be done.
     """
 
-    def __init__(self, console: "Console", plan: "Plan") -> None:
+    def __init__(self, console: "Console", plan: "DemoPlan") -> None:
         self._console, self._total = console, plan.total_episodes
         self._lines_printed = 0
         self._bars = Bars(

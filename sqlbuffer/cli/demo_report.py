@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sqlbuffer.demo import Plan, Report
+    from sqlbuffer.demo import DemoPlan, Report
     from sqlbuffer.demo.learner import Calls
 
 NEWEST_TASKS = f"""SELECT task_id, agents, steps, total_reward AS return, first_at
@@ -34,7 +34,7 @@ GROUP BY truncated ORDER BY episodes DESC""",
 }
 
 
-def print_report(console: "Console", plan: "Plan", report: "Report") -> None:
+def print_report(console: "Console", plan: "DemoPlan", report: "Report") -> None:
     """Print what happened, what an analyst would ask, and where to look."""
     console.print(_counts(plan, report))
     console.print(_speeds(report))
@@ -50,7 +50,7 @@ def print_report(console: "Console", plan: "Plan", report: "Report") -> None:
     console.print(f"  {_shell(plan.url)}", markup=False)
 
 
-def _counts(plan: "Plan", report: "Report") -> "Table":
+def _counts(plan: "DemoPlan", report: "Report") -> "Table":
     ((tasks_held,),) = readonly.query(plan.url, TASKS_HELD).rows
     columns = ("rows written", "rows held", "capacity", "evicted", "tasks written", "tasks held")
     row = (

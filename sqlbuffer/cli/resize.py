@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlbuffer.cli.asking import confirm
 from sqlbuffer.cli.buffers import opened
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Url, Yes, database_and_word, example
+from sqlbuffer.cli.prompts import confirm
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer

@@ -66,7 +66,7 @@ def sample(
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
     from sqlbuffer.cli.rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
-    from sqlbuffer.front.looking import look_at_rows, look_at_tasks
+    from sqlbuffer.front.inspection import look_at_rows, look_at_tasks
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     with opened(url, buffer) as found:

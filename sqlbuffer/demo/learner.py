@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.demo.plan import Plan
+from sqlbuffer.demo.plan import DemoPlan
 from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.query import QueryBuilder, Tree
-from sqlbuffer.query_filter import QueryFilter
-from sqlbuffer.rows import DataRow
+from sqlbuffer.query.builder import QueryBuilder, Tree
+from sqlbuffer.query.query_filter import QueryFilter
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample
+from sqlbuffer.steps.data_rows import DataRow
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Learner:
         plan: Sizes of the batches, and the seed.
     """
 
-    def __init__(self, buffer: ReplayBuffer, plan: Plan) -> None:
+    def __init__(self, buffer: ReplayBuffer, plan: DemoPlan) -> None:
         self._buffer, self._plan = buffer, plan
         self._row_sampler = RandomSampler(seed=plan.seed)
         self._task_sampler = RandomTaskSample(seed=plan.seed)

@@ -7,7 +7,7 @@ MODEL_VERSIONS = 5
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """What one run of the demo does; the same plan plays the same episodes.
 
     Attributes:

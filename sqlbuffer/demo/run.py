@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.demo.cartpole import require_gymnasium
 from sqlbuffer.demo.learner import Calls, Learner
-from sqlbuffer.demo.plan import BUFFER, Plan
+from sqlbuffer.demo.plan import BUFFER, DemoPlan
 from sqlbuffer.demo.writer import Stored, Writers
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.storage.database.engine import resolve_url
@@ -58,7 +58,7 @@ class Report:
         return self.written - self.held
 
 
-def run(plan: Plan, on_progress: Callable[[Progress], None]) -> Report:
+def run(plan: DemoPlan, on_progress: Callable[[Progress], None]) -> Report:
     """Empty the buffer `demo`, fill it from several processes and sample from it meanwhile.
 
     Args:
@@ -83,7 +83,7 @@ def run(plan: Plan, on_progress: Callable[[Progress], None]) -> Report:
 
 
 def _play_and_sample(
-    plan: Plan, buffer: ReplayBuffer, on_progress: Callable[[Progress], None]
+    plan: DemoPlan, buffer: ReplayBuffer, on_progress: Callable[[Progress], None]
 ) -> Report:
     report, learner, progress = Report(), Learner(buffer, plan), Progress()
     report.samples = learner.calls
@@ -129,7 +129,7 @@ def _note(inserts: Calls, stored: Stored) -> None:
     inserts.latencies_s.append(stored.latency_s)
 
 
-def _check(plan: Plan, report: Report) -> None:
+def _check(plan: DemoPlan, report: Report) -> None:
     """Raise unless the buffer holds the newest rows, as many as fit."""
     episodes, expected = len(report.inserts.latencies_s), min(report.written, plan.capacity)
     if episodes != plan.total_episodes:

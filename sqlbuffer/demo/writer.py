@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.demo.cartpole import make_environment, play
-from sqlbuffer.demo.plan import BUFFER, Plan
+from sqlbuffer.demo.plan import BUFFER, DemoPlan
 from sqlbuffer.errors import SQLBufferError
 
 EPISODE_SEEDS = 1_000_000
@@ -46,7 +46,7 @@ class Writers:
         plan: What they play.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         self._plan = plan
         self._processes: dict[Any, BaseProcess] = {}
 
@@ -119,7 +119,7 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def write(plan: Plan, number: int, reports: "Connection[Any, Any]") -> None:
+def write(plan: DemoPlan, number: int, reports: "Connection[Any, Any]") -> None:
     """Play and store the episodes of one writer: what a writer process runs."""
     try:
         for report in _stored_episodes(plan, number):
@@ -132,7 +132,7 @@ def write(plan: Plan, number: int, reports: "Connection[Any, Any]") -> None:
         reports.send(Failed(SQLBufferError, f"{type(error).__name__}: {error}"))
 
 
-def _stored_episodes(plan: Plan, number: int) -> Iterator[Stored]:
+def _stored_episodes(plan: DemoPlan, number: int) -> Iterator[Stored]:
     environment = make_environment()
     with ReplayBuffer(plan.url, name=BUFFER) as buffer:
         for episode in range(plan.episodes):

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.arguments import checked_numbers
+from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.errors import ConditionError, FieldError
-from sqlbuffer.front.parts import Parts
-from sqlbuffer.query import EVERYTHING, QueryBuilder
+from sqlbuffer.front.shared import Parts
+from sqlbuffer.query.builder import EVERYTHING, QueryBuilder
 from sqlbuffer.storage.labels.label_values import checked_label, checked_labels, checked_version
 from sqlbuffer.storage.labels.labelling import Annotation
-from sqlbuffer.storage.rows.priority_values import checked_seqs
 
 
 class Annotating(Parts):

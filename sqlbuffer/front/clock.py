@@ -1,7 +1,7 @@
 """The calls about the buffer's clock."""
 
 from sqlbuffer.arguments import checked_clock
-from sqlbuffer.front.parts import Parts
+from sqlbuffer.front.shared import Parts
 from sqlbuffer.stats import Removed
 
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from sqlbuffer.arguments import MAX_LIMIT, Condition, checked_seconds, checked_wait
-from sqlbuffer.batches import Batch
+from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
-from sqlbuffer.front.parts import Parts
-from sqlbuffer.rows import DataRow
+from sqlbuffer.front.shared import Parts
 from sqlbuffer.scalars import integer_of
-from sqlbuffer.storage.labels.late_values import seen
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases import held as leases
-from sqlbuffer.storage.leases.held import Held
+from sqlbuffer.storage.leases.claim_request import GROUPS, ORDERS, ClaimRequest
+from sqlbuffer.storage.leases.held import HeldRows
 from sqlbuffer.storage.leases.waiting import claimed
-from sqlbuffer.storage.leases.wanted import GROUPS, ORDERS, Wanted
-from sqlbuffer.storage.rows.columns import decode_columns
 from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.rows.records import Decoder
+    from sqlbuffer.encoding.records import Decoder
     from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
@@ -62,7 +62,12 @@ class LeasedBatch(Sequence[DataRow]):
     """
 
     def __init__(
-        self, store: "BufferStore", decoder: "Decoder", held: Held, lease_s: float, grouped: bool
+        self,
+        store: "BufferStore",
+        decoder: "Decoder",
+        held: HeldRows,
+        lease_s: float,
+        grouped: bool,
     ) -> None:
         self._store, self._held, self._lease_s = store, held, lease_s
         found = [decoder.rows(group) for group in held.groups]
@@ -148,12 +153,12 @@ class Lease:
     """
 
     def __init__(
-        self, store: "BufferStore", decoder: "Decoder", wanted: Wanted, timeout_s: float
+        self, store: "BufferStore", decoder: "Decoder", wanted: ClaimRequest, timeout_s: float
     ) -> None:
         self._store, self._decoder, self._wanted = store, decoder, wanted
         self._timeout_s = timeout_s
         self._cancelled = threading.Event()
-        self._held: Held | None = None
+        self._held: HeldRows | None = None
         self._pid = 0
 
     def __enter__(self) -> LeasedBatch:
@@ -262,11 +267,13 @@ class Leasing(Parts):
         _check_one_of("order", order, ("random", *ORDERS))
         _check_one_of("on_partial", on_partial, ("use", "drop"))
         _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
-        wanted = Wanted(
+        wanted = ClaimRequest(
             _checked_count("n", n),
             checked_seconds("lease_s", lease_s),
             order,  # type: ignore[arg-type]
-            seen(self._node(condition), True),  # a claim has its statement before it knows
+            resolve_labels(
+                self._node(condition), True
+            ),  # a claim has its statement before it knows
             group_by,  # type: ignore[arg-type]
             1 if min_group_size is None else _checked_count("min_group_size", min_group_size),
             None

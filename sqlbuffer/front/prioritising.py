@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.errors import FieldError
-from sqlbuffer.front.parts import Parts
-from sqlbuffer.storage.rows.priority_values import (
+from sqlbuffer.encoding.priority_values import (
     MOST_PRIORITY,
     check_kept,
     checked_eps,
     checked_priorities,
     checked_seqs,
 )
+from sqlbuffer.errors import FieldError
+from sqlbuffer.front.shared import Parts
 
 EPS = 1e-6
 

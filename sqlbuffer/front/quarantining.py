@@ -1,7 +1,7 @@
 """The calls that take rows out of sampling, and back."""
 
 from sqlbuffer.arguments import Rows, checked_reason
-from sqlbuffer.front.parts import Parts
+from sqlbuffer.front.shared import Parts
 from sqlbuffer.storage.leases.held import retire
 
 

@@ -5,11 +5,11 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
 
+from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.modes import check_count
 from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.plans import Plan, Progress, is_count
+from sqlbuffer.loading.plans import BatchPlan, Progress, is_count
 from sqlbuffer.loading.prefetch import prefetched
-from sqlbuffer.loading.runs import Run
 
 _VERSION = 1
 _KEYS = ("version", "loader", "seed", "run")
@@ -33,7 +33,7 @@ class Loader:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BatchPlan,
         identity: Mapping[str, Any],
         *,
         seed: int | None,
@@ -55,7 +55,7 @@ class Loader:
         else:
             run, progress = self._next_run, Progress()
         self._run, self._progress, self._next_run = run, progress, run + 1
-        return self._noted(Run(self.seed, run), progress)
+        return self._noted(LoaderRun(self.seed, run), progress)
 
     @property
     def next_run(self) -> int:
@@ -71,7 +71,7 @@ class Loader:
             )
         return self._next_run
 
-    def part(self, run: Run) -> Generator[Any, None, None]:
+    def part(self, run: LoaderRun) -> Generator[Any, None, None]:
         """Begin a worker's part of an iteration; `state_dict` does not know of it."""
         with closing(self._batches(run, Progress())) as batches:
             for batch, _ in batches:
@@ -120,14 +120,16 @@ class Loader:
         if not self._plan.knows(_progress_in(state)):
             raise ValueError(f"the state is damaged: {_progress_in(state)}")
 
-    def _noted(self, run: Run, progress: Progress) -> Generator[Any, None, None]:
+    def _noted(self, run: LoaderRun, progress: Progress) -> Generator[Any, None, None]:
         with closing(self._batches(run, progress)) as batches:
             for batch, behind in batches:
                 self._run, self._progress = run.number, behind
                 yield batch
         self._run, self._progress = run.number + 1, Progress()
 
-    def _batches(self, run: Run, progress: Progress) -> Generator[tuple[Any, Progress], None, None]:
+    def _batches(
+        self, run: LoaderRun, progress: Progress
+    ) -> Generator[tuple[Any, Progress], None, None]:
         plan, output = self._plan, self._output
 
         def make() -> Generator[tuple[Any, Progress], None, None]:

@@ -10,13 +10,13 @@ import numpy as np
 
 from sqlbuffer.arguments import Condition, check_batch_size, check_n_step, described
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.loading.source import Source
-from sqlbuffer.query import EVERYTHING, Node, check
+from sqlbuffer.loading.source import BatchSource
+from sqlbuffer.query.builder import EVERYTHING, Node, check
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.samplers.seeding import check_seed
-from sqlbuffer.storage.sampling.readers.base import Reader
+from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
-from sqlbuffer.storage.sampling.readers.steps import StepReader
+from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
@@ -36,7 +36,7 @@ _FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "con
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LoaderOptions:
     """What `ReplayBuffer.loader` takes and says, but for how batches are handed out."""
 
     mode: str = "transition"
@@ -77,14 +77,14 @@ class Options:
         """Whether a sampler draws the batches; else they come in passes."""
         return self.epochs is None and self.shuffle
 
-    def source(self, store: BufferStore) -> Source:
+    def source(self, store: BufferStore) -> BatchSource:
         """Return what is read of a buffer."""
         if not self.is_drawn:
             check_drawn(store, "a pass")
         node = check(self.condition, store.info.fields.comparable)
-        return Source(store, node, self._reader(store))
+        return BatchSource(store, node, self._reader(store))
 
-    def _reader(self, store: BufferStore) -> Reader:
+    def _reader(self, store: BufferStore) -> BatchReader:
         own: dict[str, Any]
         info, own = store.info, {"names": self.fields, "compression": store.info.compression}
         if self.mode == "step":
@@ -158,7 +158,7 @@ def _check_flag(name: str, value: Any) -> None:
         raise TypeError(f"{name} is True or False, got {value!r}")
 
 
-def _check_mode(options: Options) -> None:
+def _check_mode(options: LoaderOptions) -> None:
     if not isinstance(options.mode, str) or options.mode not in TAKES:
         nearest = difflib.get_close_matches(str(options.mode), TAKES, n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
@@ -174,7 +174,7 @@ def _check_mode(options: Options) -> None:
             )
 
 
-def _check_order(options: Options) -> None:
+def _check_order(options: LoaderOptions) -> None:
     """Raise where who decides on the order is not clear."""
     sampler = options.sampler
     if isinstance(sampler, TaskSampler):
@@ -190,14 +190,14 @@ def _check_order(options: Options) -> None:
         raise ValueError(f"a sampler is given: give {given} to it, not to the loader")
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def options_of(given: Mapping[str, Any]) -> LoaderOptions:
     """Return options given by name.
 
     Raises:
         TypeError: An unknown one.
     """
-    known = [field.name for field in fields(Options)]
+    known = [field.name for field in fields(LoaderOptions)]
     for name in given:
         if name not in known:
             raise TypeError(f"there is no option {name!r} here; there are {', '.join(known)}")
-    return Options(**given)
+    return LoaderOptions(**given)

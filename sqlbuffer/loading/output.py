@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.batches import Batch
 from sqlbuffer.errors import FieldError, MissingExtraError
+from sqlbuffer.steps.batches import Batch
 
 INFO = "info"
 _PARTS = (INFO, "n_rows", "keys", "values", "items", "get")

@@ -6,21 +6,21 @@ from itertools import count
 from typing import Any, Protocol
 
 from sqlbuffer.arguments import barred_rows, check_sufficient
-from sqlbuffer.batches import Batch
 from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.order import Order
-from sqlbuffer.loading.runs import Run
-from sqlbuffer.loading.source import Place, Source
+from sqlbuffer.loading.source import BatchSource, Place
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.samplers.seeding import generator_of, own_copy
+from sqlbuffer.steps.batches import Batch
 
 Progress = dict[str, Any]
 
 
-class Plan(Protocol):
+class BatchPlan(Protocol):
     """Makes the batches of an iteration."""
 
-    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+    def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
         """Yield each batch and how far the iteration is behind it.
 
         Args:
@@ -53,12 +53,12 @@ class Draws:
         replace: With replacement, without a sampler.
     """
 
-    source: Source
+    source: BatchSource
     batch_size: int
     sampler: Sampler | None = None
     replace: bool = False
 
-    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+    def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
         """Yield the batches."""
         sampler = own_sampler(self.sampler, self.replace, run.seed)
         for number in count(progress.get("batch", 0)):
@@ -90,13 +90,13 @@ class Passes:
         drop_last: Leave out a last batch that is smaller.
     """
 
-    source: Source
+    source: BatchSource
     batch_size: int
     epochs: int | None
     shuffle: bool
     drop_last: bool
 
-    def batches(self, run: Run, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+    def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
         """Yield the batches."""
         numbers = count() if self.epochs is None else range(self.epochs)
         for number in numbers:
@@ -118,7 +118,9 @@ class Passes:
         names = {"pass", "low", "high", "place"}
         return not progress or (set(progress) == names and all(map(is_count, progress.values())))
 
-    def _one(self, run: Run, number: int, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+    def _one(
+        self, run: LoaderRun, number: int, progress: Progress
+    ) -> Iterator[tuple[Batch, Progress]]:
         order = self._order(run, number, progress)
         at = Place(progress.get("place", 0))
         while True:
@@ -127,7 +129,7 @@ class Passes:
                 return
             yield batch, {"pass": number, "low": order.low, "high": order.high, "place": at.place}
 
-    def _order(self, run: Run, number: int, progress: Progress) -> Order:
+    def _order(self, run: LoaderRun, number: int, progress: Progress) -> Order:
         window = self.source.window()
 
         def bounds() -> list[int]:

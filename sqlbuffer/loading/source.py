@@ -7,15 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from sqlbuffer.batches import Batch
 from sqlbuffer.loading.intervals import Intervals
 from sqlbuffer.loading.order import Numbers, Order
-from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.query.builder import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.draws import noted_batch, return_batch, sample_batch
-from sqlbuffer.storage.sampling.population import Population
-from sqlbuffer.storage.sampling.readers.base import Reader
+from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 
 MOST_AT_ONCE = 65_536
@@ -25,7 +25,7 @@ FIRST_LOOKED_AT = 4_096
 
 
 @dataclass(frozen=True)
-class Window:
+class SourceWindow:
     """The range of seq that a buffer has, and which of its numbers are keys; None: any may be."""
 
     low: int
@@ -54,7 +54,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Source:
+class BatchSource:
     """A buffer, what may be read of it, and as what.
 
     Attributes:
@@ -65,7 +65,7 @@ class Source:
 
     store: BufferStore
     node: Node
-    reader: Reader
+    reader: BatchReader
 
     def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
         """Return up to n things drawn by a sampler.
@@ -81,8 +81,8 @@ class Source:
     def read(self, keys: Sequence[int] | Numbers) -> Batch:
         """Return the things of the given keys that are there and can be made, in their order."""
 
-        def read(population: Population) -> tuple[Batch, int | None]:
-            return self.reader.read(population, keys), population.clock
+        def read(candidates: Candidates) -> tuple[Batch, int | None]:
+            return self.reader.read(candidates, keys), candidates.clock
 
         batch, clock = self.store.draw(self.node, read, self.reader.columns)
         return noted_batch(self.store, batch, clock, "Dataset")
@@ -91,25 +91,25 @@ class Source:
         """Undo the uses of a batch that was drawn and is not handed out."""
         return_batch(self.store, batch)
 
-    def window(self) -> Window:
+    def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""
         return self.store.draw(self.node, self._window, self.reader.columns)
 
-    def _window(self, population: Population) -> Window:
-        keys = self.reader.keys(population)
+    def _window(self, candidates: Candidates) -> SourceWindow:
+        keys = self.reader.keys(candidates)
         if keys is None and self.node != EVERYTHING:
-            keys = population.keys()
-        return Window(population.low, population.high, keys)
+            keys = candidates.keys()
+        return SourceWindow(candidates.low, candidates.high, keys)
 
     def numbers(self) -> Intervals:
         """Return the keys of all things there are now; reads none where there is no hole."""
         n_rows = self.store.count(self.node)
 
-        def numbers(population: Population) -> Intervals:
-            found = self._window(population).keys
-            if found is None and (population.span != n_rows or population.limits):
-                found = population.keys()
-            return Intervals((population.low + 1, population.high) if found is None else found)
+        def numbers(candidates: Candidates) -> Intervals:
+            found = self._window(candidates).keys
+            if found is None and (candidates.span != n_rows or candidates.limits):
+                found = candidates.keys()
+            return Intervals((candidates.low + 1, candidates.high) if found is None else found)
 
         return self.store.draw(self.node, numbers, self.reader.columns)
 
@@ -118,8 +118,8 @@ class Source:
         behind them.
         """
 
-        def read(population: Population) -> tuple[Batch | None, Place, int | None]:
-            return *self._next(population, order, at, n), population.clock
+        def read(candidates: Candidates) -> tuple[Batch | None, Place, int | None]:
+            return *self._next(candidates, order, at, n), candidates.clock
 
         batch, behind, clock = self.store.draw(self.node, read, self.reader.columns)
         if batch is not None:
@@ -127,17 +127,17 @@ class Source:
         return batch, behind
 
     def _next(
-        self, population: Population, order: Order, at: Place, n: int
+        self, candidates: Candidates, order: Order, at: Place, n: int
     ) -> tuple[Batch | None, Place]:
         found: list[Numbers] = []
         batch, missing = None, n
         while missing > 0:
-            at = self._restricted(population, order, at)
+            at = self._restricted(candidates, order, at)
             n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
-            numbers, places = order.after(at.place, n_numbers, population.low)
+            numbers, places = order.after(at.place, n_numbers, candidates.low)
             if not numbers.size:
                 break
-            batch = self.reader.read(population, numbers)
+            batch = self.reader.read(candidates, numbers)
             hits = np.flatnonzero(np.isin(numbers, batch.info["seq"]))
             found.append(numbers[hits[:missing]])
             # What is there beyond the batch is asked for again with the next one.
@@ -149,11 +149,11 @@ class Source:
         keys = np.concatenate(found)
         if np.array_equal(batch.info["seq"], keys):
             return batch, at
-        return self.reader.read(population, keys), at  # the population remembers them
+        return self.reader.read(candidates, keys), at  # the candidates remembers them
 
-    def _restricted(self, population: Population, order: Order, at: Place) -> Place:
+    def _restricted(self, candidates: Candidates, order: Order, at: Place) -> Place:
         """Find out which numbers are there, once, where most are not."""
         if order.is_restricted or at.asked < FIRST_LOOKED_AT or at.share >= LOWEST_SHARE:
             return at
-        order.restrict(population.keys())
+        order.restrict(candidates.keys())
         return Place(at.place)

@@ -6,7 +6,7 @@ from sqlbuffer.errors import MissingExtraError
 from sqlbuffer.recording.recorder import Begin
 
 if TYPE_CHECKING:
-    from sqlbuffer.front.writing import Writing
+    from sqlbuffer.front.write_calls import Writing
 
 __all__ = ["recorded"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.env_fields import fields_from_env, paths_of, spaces_of
 from sqlbuffer.errors import FieldError
-from sqlbuffer.specs import FieldSpec
+from sqlbuffer.fields.env_fields import fields_from_env, paths_of, spaces_of
+from sqlbuffer.fields.specs import FieldSpec
 
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]

@@ -10,13 +10,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset as AutoresetWrapper
 
 from sqlbuffer.arguments import checked_session
+from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
 from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder
-from sqlbuffer.storage.rows.records import encode_step
 
 if TYPE_CHECKING:
-    from sqlbuffer.front.writing import Writing
+    from sqlbuffer.front.write_calls import Writing
 
 
 def recorded(

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sqlalchemy import Select
 
-    from sqlbuffer.storage.sampling.population import Population
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 class Sampler(ABC):
@@ -19,11 +19,11 @@ class Sampler(ABC):
 
     Example:
         >>> class EveryOther(Sampler):
-        ...     def choose(self, population, batch_size):
-        ...         return population.keys()[::2][:batch_size]
+        ...     def choose(self, candidates, batch_size):
+        ...         return candidates.keys()[::2][:batch_size]
         >>> class LongestFirst(Sampler):
-        ...     def choose(self, population, batch_size):
-        ...         keys = population.select()
+        ...     def choose(self, candidates, batch_size):
+        ...         keys = candidates.select()
         ...         return keys.order_by(keys.selected_columns.seq.desc()).limit(batch_size)
 
     Attributes:
@@ -33,11 +33,11 @@ class Sampler(ABC):
     reads_priorities = False
 
     @abstractmethod
-    def choose(self, population: "Population", batch_size: int) -> "Sequence[int] | Select[Any]":
-        """Return the `seq` of up to `batch_size` rows of the population.
+    def choose(self, candidates: "Candidates", batch_size: int) -> "Sequence[int] | Select[Any]":
+        """Return the `seq` of up to `batch_size` rows of the candidates.
 
         Args:
-            population: The rows that match, by key.
+            candidates: The rows that match, by key.
             batch_size: How many rows are wanted; at least 1.
 
         Returns:
@@ -46,13 +46,13 @@ class Sampler(ABC):
         """
 
     def columns(
-        self, population: "Population", seqs: Sequence[int]
+        self, candidates: "Candidates", seqs: Sequence[int]
     ) -> Mapping[str, "NDArray[Any] | None"]:
         """Return arrays that a batch carries beside what is read of its rows; none by default, and
         None for one that is not known.
 
         Args:
-            population: What the rows were chosen from.
+            candidates: What the rows were chosen from.
             seqs: The rows of the batch, in its order.
         """
         return {}
@@ -85,10 +85,10 @@ class TaskSampler(ABC):
 
     Example:
         >>> class OldestTasks(TaskSampler):
-        ...     def choose_tasks(self, population, batch_size):
-        ...         return population.tasks()[:batch_size]
+        ...     def choose_tasks(self, candidates, batch_size):
+        ...         return candidates.tasks()[:batch_size]
     """
 
     @abstractmethod
-    def choose_tasks(self, population: "Population", batch_size: int) -> Sequence[str]:
-        """Return the ids of up to `batch_size` distinct tasks with a row in the population."""
+    def choose_tasks(self, candidates: "Candidates", batch_size: int) -> Sequence[str]:
+        """Return the ids of up to `batch_size` distinct tasks with a row in the candidates."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sqlbuffer.samplers.base import Sampler
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.population import Population
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 class FifoSampler(Sampler):
@@ -15,6 +15,6 @@ class FifoSampler(Sampler):
         >>> sampler = FifoSampler()
     """
 
-    def choose(self, population: "Population", batch_size: int) -> list[int]:
+    def choose(self, candidates: "Candidates", batch_size: int) -> list[int]:
         """Return the `batch_size` least seq, ascending."""
-        return population.oldest(batch_size)
+        return candidates.oldest(batch_size)

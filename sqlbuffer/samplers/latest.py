@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sqlbuffer.samplers.base import Sampler
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.population import Population
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 class LatestSampler(Sampler):
@@ -15,6 +15,6 @@ class LatestSampler(Sampler):
         >>> sampler = LatestSampler()
     """
 
-    def choose(self, population: "Population", batch_size: int) -> list[int]:
+    def choose(self, candidates: "Candidates", batch_size: int) -> list[int]:
         """Return the `batch_size` greatest seq, descending."""
-        return population.newest(batch_size)
+        return candidates.newest(batch_size)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer import priority_race as race
 from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
+from sqlbuffer.weighted_sampling import race as race
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.population import Population, RowPriorities
+    from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities
 
 NORMALIZE = ("batch", "buffer")
 
@@ -86,33 +86,33 @@ class PrioritizedSampler(Sampler):
         """The exponent of the next batch's weights."""
         return self._annealing.beta
 
-    def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
+    def choose(self, candidates: "Candidates", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq by their priorities.
 
         Raises:
             BufferConfigError: The buffer has no priorities.
         """
-        priorities = population.priorities
+        priorities = candidates.priorities
         key = race.key_of(self._seeding.generator())
-        is_read_whole = population.is_filtered and (self._exact or self._stratified)
-        if not priorities.has_blocks or population.picks_keys or is_read_whole:
-            return self._of_all(key, population, priorities, batch_size)
+        is_read_whole = candidates.is_filtered and (self._exact or self._stratified)
+        if not priorities.has_blocks or candidates.picks_keys or is_read_whole:
+            return self._of_all(key, candidates, priorities, batch_size)
         if self._stratified:
             found = race.draw_stratified(key, priorities.weights, batch_size)
             if not found.is_complete:  # sums that are no sums
-                return self._of_all(key, population, priorities, batch_size)
+                return self._of_all(key, candidates, priorities, batch_size)
             return _listed(found.seqs)
         found = race.draw(key, priorities.weights, batch_size, replace=self.replace)
         if found.is_complete:
             return _listed(found.seqs)
-        return self._with_others(key, population, found.seqs, batch_size)
+        return self._with_others(key, candidates, found.seqs, batch_size)
 
     def _with_others(
-        self, key: int, population: "Population", drawn: NDArray[np.int64], n: int
+        self, key: int, candidates: "Candidates", drawn: NDArray[np.int64], n: int
     ) -> list[int]:
         """Go on where a race leaves off that was decided in part."""
-        seqs, own = population.priorities.all(population)
-        weights = race.weights_of(own, population.priorities.alpha)
+        seqs, own = candidates.priorities.all(candidates)
+        weights = race.weights_of(own, candidates.priorities.alpha)
         if not self.replace:
             weights[np.isin(seqs, drawn)] = 0.0
         rest = race.subkey(key, race.MOST_ROUNDS)
@@ -120,23 +120,23 @@ class PrioritizedSampler(Sampler):
         return [*_listed(drawn), *_listed(others)]
 
     def _of_all(
-        self, key: int, population: "Population", priorities: "RowPriorities", n: int
+        self, key: int, candidates: "Candidates", priorities: "RowPriorities", n: int
     ) -> list[int]:
-        seqs, own = priorities.all(population)
+        seqs, own = priorities.all(candidates)
         weights = race.weights_of(own, priorities.alpha)
-        if self._exact or not population.has_condition:
+        if self._exact or not candidates.has_condition:
             priorities.total = float(weights.sum())
         if self._stratified:
             return _listed(race.strata_of_all(key, seqs, weights, n))
         return _listed(race.draw_of_all(key, seqs, weights, n, replace=self.replace))
 
     def columns(
-        self, population: "Population", seqs: Sequence[int]
+        self, candidates: "Candidates", seqs: Sequence[int]
     ) -> Mapping[str, NDArray[Any] | None]:
         """Return `probabilities`, `priorities` and `seq` of the rows of a batch, and `weights`
         where they are not by the batch, which may be put together of several.
         """
-        priorities = population.priorities
+        priorities = candidates.priorities
         own = priorities.of(seqs)
         weights = None
         if self._normalize == "buffer":

@@ -11,7 +11,7 @@ from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.population import Population
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
 # Of a window this narrow, numbers are drawn without replacement where rows are.
 SMALL_SPAN = 1024
@@ -42,20 +42,20 @@ class RandomSampler(Sampler):
         self.replace = replace
         self._seeding = Seeding(seed)
 
-    def choose(self, population: "Population", batch_size: int) -> Sequence[int]:
+    def choose(self, candidates: "Candidates", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq, uniform over the rows that match."""
         rng = self._seeding.generator()
-        if population.span and not population.selective and not population.picks_first:
-            found = self._probe(population, batch_size, rng)
+        if candidates.span and not candidates.selective and not candidates.picks_first:
+            found = self._probe(candidates, batch_size, rng)
             if found is not None:
                 return found
-        return self._order(population, batch_size, rng)
+        return self._order(candidates, batch_size, rng)
 
     def _probe(
-        self, population: "Population", batch_size: int, rng: np.random.Generator
+        self, candidates: "Candidates", batch_size: int, rng: np.random.Generator
     ) -> Sequence[int] | None:
         """Return a batch by rejection, or None where too few numbers are hits."""
-        span = population.span
+        span = candidates.span
         is_narrow = not self.replace and span <= max(SMALL_SPAN, 4 * batch_size)
         if is_narrow and span > LARGEST_SHUFFLED:
             return None
@@ -70,10 +70,10 @@ class RandomSampler(Sampler):
             else:
                 # One double a number: how many are drawn at once does not change what they are.
                 numbers = (rng.random(size) * span).astype(np.int64)
-            candidates: list[int] = (population.low + 1 + numbers).tolist()
-            hits = population.probe(candidates)
-            found.extend(filter(hits.__contains__, candidates))
-            drawn += len(candidates)
+            seqs: list[int] = (candidates.low + 1 + numbers).tolist()
+            hits = candidates.probe(seqs)
+            found.extend(filter(hits.__contains__, seqs))
+            drawn += len(seqs)
             kept = found if self.replace else list(dict.fromkeys(found))
             if len(kept) >= batch_size or (is_narrow and drawn == span):
                 return kept[:batch_size]
@@ -86,14 +86,14 @@ class RandomSampler(Sampler):
         return None
 
     def _order(
-        self, population: "Population", batch_size: int, rng: np.random.Generator
+        self, candidates: "Candidates", batch_size: int, rng: np.random.Generator
     ) -> Sequence[int]:
         if self._seeding.seed is None and not self.replace:
-            return population.random(batch_size)
-        picked = population.pick(rng, batch_size, replace=self.replace)
+            return candidates.random(batch_size)
+        picked = candidates.pick(rng, batch_size, replace=self.replace)
         if picked is not None:
             return picked
-        keys: NDArray[np.int64] = population.keys()
+        keys: NDArray[np.int64] = candidates.keys()
         if not keys.size:
             return []
         size = batch_size if self.replace else min(batch_size, keys.size)

@@ -10,7 +10,7 @@ from sqlbuffer.samplers.base import TaskSampler
 from sqlbuffer.samplers.seeding import Seeding
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.population import Population
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
 SMALL_SPAN = 4096
 # Most batches take one or two; a scan over the keys costs more than all of them.
@@ -42,33 +42,33 @@ class RandomTaskSample(TaskSampler):
     def __init__(self, *, seed: int | None = None) -> None:
         self._seeding = Seeding(seed)
 
-    def choose_tasks(self, population: "Population", batch_size: int) -> Sequence[str]:
+    def choose_tasks(self, candidates: "Candidates", batch_size: int) -> Sequence[str]:
         """Return up to `batch_size` task ids, uniform over the tasks with a row that matches."""
         rng = self._seeding.generator()
-        if population.span > max(SMALL_SPAN, 16 * batch_size) and not population.selective:
-            found = self._probe(population, batch_size, rng)
+        if candidates.span > max(SMALL_SPAN, 16 * batch_size) and not candidates.selective:
+            found = self._probe(candidates, batch_size, rng)
             if found is not None:
                 return found
         if self._seeding.seed is None:
-            return population.random_tasks(batch_size)
-        tasks = population.tasks()
+            return candidates.random_tasks(batch_size)
+        tasks = candidates.tasks()
         order = rng.permutation(len(tasks))[:batch_size]
         return [tasks[i] for i in order]
 
     @staticmethod
     def _probe(
-        population: "Population", batch_size: int, rng: np.random.Generator
+        candidates: "Candidates", batch_size: int, rng: np.random.Generator
     ) -> Sequence[str] | None:
         found: dict[str, None] = {}
         drawn, hits, size = 0, 0, 8 * batch_size + 256
-        most = max(FEWEST_TO_JUDGE, int(MOST_PROBED_SHARE * population.span))
+        most = max(FEWEST_TO_JUDGE, int(MOST_PROBED_SHARE * candidates.span))
         for _ in range(PROBE_ROUNDS):
-            numbers = population.low + 1 + (rng.random(size) * population.span).astype(np.int64)
-            candidates: list[int] = numbers.tolist()
-            tasks = population.first_of_tasks(list(dict.fromkeys(candidates)))
-            hits += sum(seq in tasks for seq in candidates)
+            numbers = candidates.low + 1 + (rng.random(size) * candidates.span).astype(np.int64)
+            seqs: list[int] = numbers.tolist()
+            tasks = candidates.first_of_tasks(list(dict.fromkeys(seqs)))
+            hits += sum(seq in tasks for seq in seqs)
             drawn += size
-            found.update((tasks[seq], None) for seq in candidates if seq in tasks)
+            found.update((tasks[seq], None) for seq in seqs if seq in tasks)
             if len(found) >= batch_size:
                 return list(found)[:batch_size]
             hit_rate = max(hits, 1) / drawn

@@ -9,20 +9,27 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, case, delete, select, update
 from sqlalchemy.engine import URL
 
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.errors import (
     BufferConfigError,
     SessionNotFoundError,
     StorageError,
     StorageFullError,
 )
-from sqlbuffer.packing import Layout
-from sqlbuffer.query import Node
-from sqlbuffer.specs import Fields
+from sqlbuffer.fields.specs import Fields
+from sqlbuffer.query.builder import Node
 from sqlbuffer.storage.buffers import catalog, sessions
 from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.buffers.live_count import LiveCount
-from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, Options, Window, survives
+from sqlbuffer.storage.buffers.open_buffer import (
+    DEFAULT_OPTIONS,
+    BufferWindow,
+    OpenerOptions,
+    retry_on_disconnect,
+)
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -36,13 +43,12 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.dialects.base import dialect_for
-from sqlbuffer.storage.episodes import episodes
-from sqlbuffer.storage.episodes.episodes import Beginning, Ending
+from sqlbuffer.storage.episodes import lifecycle
 from sqlbuffer.storage.extensions.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
-from sqlbuffer.storage.labels.late_values import seen
-from sqlbuffer.storage.leases.keeping import LeaseKeeping, Ledger, unheld
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.leases.keeping import LeaseKeeping, Ledger, not_leased
 from sqlbuffer.storage.leases.use_counts import Housekeeping
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.priorities.upkeep import Upkeep
@@ -51,11 +57,10 @@ from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.quarantine import Rows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, prepared
-from sqlbuffer.storage.rows.reading import Reading
-from sqlbuffer.storage.rows.records import Record, same_content
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.rows.row_reading import RowReading
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.rows.row_queries import RowQueries
+from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions, SampledWindow
 from sqlbuffer.storage.schema.models import buffers, experiences
 from sqlbuffer.storage.schema.models import episodes as episode_rows
@@ -84,7 +89,7 @@ class DrawnTasks:
     window_low: int
 
 
-class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
+class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
     """Reads and writes one buffer.
 
     Args:
@@ -102,7 +107,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         engine: Engine | None = None,
         *,
         made_engine: bool = False,
-        options: Options = DEFAULT_OPTIONS,
+        options: OpenerOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._made_engine = made_engine
         self.url, self.info, self._engine, self.options = url, info, engine, options
@@ -130,7 +135,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         create: bool | None,
         fields: Fields | None = None,
         compression: str | None = None,
-        options: Options = DEFAULT_OPTIONS,
+        options: OpenerOptions = DEFAULT_OPTIONS,
     ) -> "BufferStore":
         """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`)."""
         resolved = resolve_url(url)
@@ -176,7 +181,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         records: Sequence[Record],
         *,
         ignore: frozenset[str] = frozenset(),
-        endings: Sequence[Ending] = (),
+        endings: Sequence[EpisodeEnd] = (),
         metas: Mapping[EpisodeKey, str] | None = None,
         whole: EpisodeKey | None = None,
         admitted: bool = False,
@@ -210,7 +215,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             if self.info.evict_by == "episode":
                 # First, as whoever evicts or annotates: an episode that ends may be one too many.
                 self._dialect.lock(connection, self.info.id)
-            episodes.end(connection, self.info.id, endings, seqs)
+            lifecycle.end(connection, self.info.id, endings, seqs)
             if then is not None:
                 then(connection, seqs)
 
@@ -270,7 +275,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         n_bytes = sum(record.payload_bytes for record in known if record.payload_bytes)
         self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes, self.info.id)
 
-    @survives
+    @retry_on_disconnect
     def _insert(self, insertion: Insertion) -> Outcome:
         return insertion.run(self.engine, self.options.durability)
 
@@ -281,7 +286,9 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             has_slots = lock_ring(connection, self.info.id)
             window = self.note_deletion(connection)
             # Nothing newer than the window noted: its lower end follows from the newest row.
-            matching = statements.in_window(self.info.id, window.low, seen(node, window.has_labels))
+            matching = statements.in_window(
+                self.info.id, window.low, resolve_labels(node, window.has_labels)
+            )
             seq = statements.seq_for(node)
             n_removed = self._remove(connection, matching, seq <= window.high, seq=seq)
             if has_slots and n_removed:
@@ -337,7 +344,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
 
         return self.write(work)
 
-    def begin_episode(self, beginning: Beginning) -> None:
+    def begin_episode(self, beginning: EpisodeStart) -> None:
         """Make the row of an episode.
 
         Raises:
@@ -347,9 +354,9 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
 
         def work(connection: Connection) -> None:
             known = self._dialect.free_episode(connection, self.info.id, key, task)
-            if known is not None or not episodes.begin(connection, self.info.id, beginning):
+            if known is not None or not lifecycle.begin(connection, self.info.id, beginning):
                 # Where there was none, another process has begun it meanwhile.
-                raise episodes.exists(key, task, "open" if known is None else known[0])
+                raise lifecycle.exists(key, task, "open" if known is None else known[0])
 
         self.write(work)
 
@@ -371,7 +378,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
                 low = self._window(connection).low
                 left = experiences.c.seq <= low
                 if self.info.leases:
-                    left = left & unheld(self.info.id)
+                    left = left & not_leased(self.info.id)
                 self._remove(connection, left)
 
         self.write(work)
@@ -381,7 +388,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         if not sessions.lock(connection, self.info.id):
             raise self._dropped()
 
-    def note_deletion(self, connection: Connection) -> Window:
+    def note_deletion(self, connection: Connection) -> BufferWindow:
         """Keep the window's lower end, and tell every process that rows inside it leave; return the
         window.
         """
@@ -411,29 +418,29 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
     ) -> int:
         return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
 
-    @survives
+    @retry_on_disconnect
     def draw(
         self,
         node: Node,
-        choose: Callable[[Population], T],
-        columns: Reading | Sequence[Any] | None = None,
+        choose: Callable[[Candidates], T],
+        columns: RowSelection | Sequence[Any] | None = None,
     ) -> T:
         """Return what is chosen of the rows that match and may be sampled.
 
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        with self.population(node, columns, sampled=True) as population:
-            found = choose(population)
-        self._skip_barred(population)
+        with self.candidates(node, columns, sampled=True) as candidates:
+            found = choose(candidates)
+        self._skip_barred(candidates)
         self.expiry.run_if_due()
         return found
 
-    @survives
+    @retry_on_disconnect
     def draw_tasks(
         self,
         node: Node,
-        choose: Callable[[Population], Sequence[str]],
+        choose: Callable[[Candidates], Sequence[str]],
         payloads: Payloads | None = None,
     ) -> DrawnTasks:
         """Return the rows of the tasks that are chosen, each task's in its order.
@@ -441,16 +448,16 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        with self.population(node, sampled=True) as population:
-            limits = population.limits.of_steps
-            found = self._tasks(population.connection, choose(population), payloads, limits)
+        with self.candidates(node, sampled=True) as candidates:
+            limits = candidates.limits.of_steps
+            found = self._tasks(candidates.connection, choose(candidates), payloads, limits)
         self.expiry.run_if_due()
         tasks = [rows for rows in found.values() if rows]
-        return DrawnTasks(tasks, population.clock, population.window_low)
+        return DrawnTasks(tasks, candidates.clock, candidates.window_low)
 
-    def _skip_barred(self, population: Population) -> None:
+    def _skip_barred(self, candidates: Candidates) -> None:
         """Where a draw found few rows that may be sampled, find out where they begin."""
-        if not self.restrictions.floor.is_due(population):
+        if not self.restrictions.floor.is_due(candidates):
             return
         # The draw is done, whatever becomes of this.
         with suppress(StorageError), translated(self.url):
@@ -465,7 +472,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
         """The learner's iteration or model version; None before it was set."""
         return self._clock()
 
-    @survives
+    @retry_on_disconnect
     def _clock(self) -> int | None:
         with translated(self.url), self.engine.connect() as connection:
             found = connection.execute(
@@ -476,7 +483,7 @@ class BufferStore(RowReading, PriorityKeeping, LeaseKeeping, Labelling):
             clock: int | None = found.clock
             return clock
 
-    @survives
+    @retry_on_disconnect
     def session(self) -> str | None:
         """Return the key of the buffer's current session; None: none was started."""
         with translated(self.url), self.engine.connect() as connection:

@@ -10,7 +10,7 @@ import pytest
 
 import sqlbuffer
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder
-from sqlbuffer.aio import ReplayBuffer
+from sqlbuffer.aio import AsyncReplayBuffer
 
 
 def rows(n: int) -> list[DataRow]:
@@ -22,7 +22,9 @@ def rows(n: int) -> list[DataRow]:
 
 def test_every_call_does_what_the_buffer_does(database_url: str) -> None:
     async def use() -> None:
-        async with await ReplayBuffer.open(database_url, max_capacity=40, create=True) as buffer:
+        async with await AsyncReplayBuffer.open(
+            database_url, max_capacity=40, create=True
+        ) as buffer:
             assert (await buffer.store_batch(rows(50), model_version=3)).inserted == 50
             assert (await buffer.store(rows(1)[0])).inserted == 1
             assert (await buffer.add(state=1, actions=[2], task_id="t9")).inserted == 1
@@ -42,9 +44,9 @@ def test_every_call_does_what_the_buffer_does(database_url: str) -> None:
             await buffer.resize(20)
             assert await buffer.delete(of_t9) == 6
             assert await buffer.clear() == 14
-            assert await ReplayBuffer.list(database_url) == ["default"]
-            await ReplayBuffer.drop(database_url, "default")
-            assert await ReplayBuffer.list(database_url) == []
+            assert await AsyncReplayBuffer.list(database_url) == ["default"]
+            await AsyncReplayBuffer.drop(database_url, "default")
+            assert await AsyncReplayBuffer.list(database_url) == []
 
     asyncio.run(use())
 
@@ -59,7 +61,7 @@ def test_offers_every_public_call_of_the_buffer() -> None:
 
     # Environments of gymnasium are synchronous, and their steps do not wait for the database;
     # `buffer.sync.record(env)` is there.
-    assert calls(sqlbuffer.ReplayBuffer) - calls(ReplayBuffer) == {"record"}
+    assert calls(sqlbuffer.ReplayBuffer) - calls(AsyncReplayBuffer) == {"record"}
 
 
 def test_takes_the_same_arguments_as_the_buffer() -> None:
@@ -73,14 +75,14 @@ def test_takes_the_same_arguments_as_the_buffer() -> None:
         "delete",
         "resize",
     ):
-        ours = inspect.signature(getattr(ReplayBuffer, name)).parameters
+        ours = inspect.signature(getattr(AsyncReplayBuffer, name)).parameters
         theirs = inspect.signature(getattr(sqlbuffer.ReplayBuffer, name)).parameters
         assert [str(p) for p in ours.values()] == [str(p) for p in theirs.values()], name
 
 
 def test_many_agents_store_at_once(database_url: str) -> None:
     async def use() -> int:
-        buffer = await ReplayBuffer.open(database_url, create=True)
+        buffer = await AsyncReplayBuffer.open(database_url, create=True)
         await asyncio.gather(*(buffer.add(state=i, task_id=f"t{i}") for i in range(40)))
         size = await buffer.size()
         await buffer.close()
@@ -93,7 +95,7 @@ def test_the_event_loop_goes_on_while_a_call_runs(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use() -> None:
-        buffer = await ReplayBuffer.open(sqlite_url)
+        buffer = await AsyncReplayBuffer.open(sqlite_url)
         released = threading.Event()
 
         def blocked(*_args: Any, **_options: Any) -> int:
@@ -113,7 +115,7 @@ def test_the_event_loop_goes_on_while_a_call_runs(
 def test_stores_and_draws_arrays(database_url: str) -> None:
     async def main() -> None:
         fields = {"obs": ("float32", (2,))}
-        async with await ReplayBuffer.open(database_url, create=True, fields=fields) as buffer:
+        async with await AsyncReplayBuffer.open(database_url, create=True, fields=fields) as buffer:
             obs = np.arange(8, dtype=np.float32).reshape(4, 2)
             assert (await buffer.extend({"obs": obs}, task_id="t")).inserted == 4
             batch = await buffer.sample_arrays(16, fields=["obs"])

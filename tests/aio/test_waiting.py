@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sqlbuffer import RateLimiter
-from sqlbuffer.aio import ReplayBuffer
+from sqlbuffer.aio import AsyncReplayBuffer
 from tests.support.processes import run_at_once
 
 N_WAITING = 64
@@ -25,7 +25,7 @@ async def poll(condition: Callable[[], Awaitable[object]], what: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def add(buffer: ReplayBuffer, n: int) -> None:
+async def add(buffer: AsyncReplayBuffer, n: int) -> None:
     for step in range(n):
         await buffer.add(state=step, actions=[0], task_id="t", step=step)
 
@@ -35,15 +35,15 @@ class Samples:
 
     options: ClassVar[dict[str, Any]] = {}
 
-    async def prepare(self, buffer: ReplayBuffer) -> None:
+    async def prepare(self, buffer: AsyncReplayBuffer) -> None:
         # A number counts before its row can be drawn, so there are others.
         await self.release(buffer)
         await buffer.set_rate_limiter(SAMPLES_WAIT)
 
-    async def call(self, buffer: ReplayBuffer) -> int:
+    async def call(self, buffer: AsyncReplayBuffer) -> int:
         return len(await buffer.sample(1))
 
-    async def release(self, buffer: ReplayBuffer) -> None:
+    async def release(self, buffer: AsyncReplayBuffer) -> None:
         await add(buffer, 2)
 
 
@@ -52,12 +52,12 @@ class Loaders(Samples):
 
     options: ClassVar[dict[str, Any]] = {"fields": {"x": "int64"}}
 
-    async def call(self, buffer: ReplayBuffer) -> int:
+    async def call(self, buffer: AsyncReplayBuffer) -> int:
         async for batch in buffer.loader("step", 1, prefetch=1):
             return len(batch.info["seq"])
         return 0
 
-    async def release(self, buffer: ReplayBuffer) -> None:
+    async def release(self, buffer: AsyncReplayBuffer) -> None:
         await buffer.extend({"x": [1, 2]})
 
 
@@ -66,14 +66,14 @@ class Leases:
 
     options: ClassVar[dict[str, Any]] = {"leases": True}
 
-    async def prepare(self, buffer: ReplayBuffer) -> None:
+    async def prepare(self, buffer: AsyncReplayBuffer) -> None:
         pass
 
-    async def call(self, buffer: ReplayBuffer) -> int:
+    async def call(self, buffer: AsyncReplayBuffer) -> int:
         async with buffer.lease(1, timeout_s=DEADLINE_S) as batch:
             return len(batch)
 
-    async def release(self, buffer: ReplayBuffer) -> None:
+    async def release(self, buffer: AsyncReplayBuffer) -> None:
         await add(buffer, N_WAITING)
 
 
@@ -82,15 +82,15 @@ class Flushes:
 
     options: ClassVar[dict[str, Any]] = {"rate_limiter": INSERTS_WAIT}
 
-    async def prepare(self, buffer: ReplayBuffer) -> None:
+    async def prepare(self, buffer: AsyncReplayBuffer) -> None:
         pass
 
-    async def call(self, buffer: ReplayBuffer) -> int:
+    async def call(self, buffer: AsyncReplayBuffer) -> int:
         async with await buffer.episode() as episode:
             await episode.append(state=1, actions=[0], reward=1.0)
         return 1
 
-    async def release(self, buffer: ReplayBuffer) -> None:
+    async def release(self, buffer: AsyncReplayBuffer) -> None:
         while (await buffer.flow()).inserted < N_WAITING:
             await asyncio.gather(*(buffer.sample(1) for _ in range(4)), return_exceptions=True)
 
@@ -100,9 +100,9 @@ Waiting = Coroutine[Any, Any, int]
 
 
 @asynccontextmanager
-async def waiting(kind: Any, url: str) -> AsyncIterator[tuple[ReplayBuffer, list[Any]]]:
+async def waiting(kind: Any, url: str) -> AsyncIterator[tuple[AsyncReplayBuffer, list[Any]]]:
     """Yield a buffer and calls that have begun to wait."""
-    buffer = await ReplayBuffer.open(url, wait_s=DEADLINE_S + 5, **kind.options)
+    buffer = await AsyncReplayBuffer.open(url, wait_s=DEADLINE_S + 5, **kind.options)
     async with buffer:
         await kind().prepare(buffer)
         tasks = [asyncio.create_task(kind().call(buffer)) for _ in range(N_WAITING)]
@@ -146,7 +146,7 @@ def test_cancelled_calls_stop_waiting(kind: Any, buffer_url: str) -> None:
 
 
 async def count(url: str) -> int:
-    async with await ReplayBuffer.open(url) as buffer:
+    async with await AsyncReplayBuffer.open(url) as buffer:
         await add(buffer, 1)
         return await buffer.size()
 

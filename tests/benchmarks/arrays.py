@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.rows.columns import encode_columns
+from sqlbuffer.encoding.columns import encode_columns
 from tests.benchmarks.bench import LOAD_BATCH, Bench, random_numbers
 from tests.benchmarks.driver import bare
 from tests.benchmarks.measure import Timed, in_turns, ratio_of, seconds_of

@@ -15,8 +15,8 @@ import psycopg
 from numpy.typing import NDArray
 from sqlalchemy import make_url
 
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
-from sqlbuffer.storage.rows.records import Record
 from tests.support.sql import is_sqlite
 
 _PLAIN = [name for name in Record._fields if not name.endswith("_key")]

@@ -4,7 +4,7 @@ one.
 
 from collections.abc import Iterator
 
-from sqlbuffer.storage.rows.records import encode_rows
+from sqlbuffer.encoding.records import encode_rows
 from tests.benchmarks.bench import Bench, filled
 from tests.benchmarks.driver import bare
 from tests.benchmarks.measure import Timed, in_turns

@@ -11,7 +11,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli import output
 from sqlbuffer.cli.demo_report import QUESTIONS
-from sqlbuffer.demo import Plan, Report, cartpole
+from sqlbuffer.demo import DemoPlan, Report, cartpole
 from sqlbuffer.demo.learner import _check_whole
 from sqlbuffer.demo.run import _check
 from sqlbuffer.demo.writer import Writers
@@ -132,14 +132,14 @@ def rows_of(url):
 
 def test_an_error_in_a_writer_reaches_the_parent_by_its_cause(tmp_path):
     with (
-        Writers(Plan(f"sqlite:///{tmp_path}/missing/replay.db", writers=1)) as writers,
+        Writers(DemoPlan(f"sqlite:///{tmp_path}/missing/replay.db", writers=1)) as writers,
         pytest.raises(StorageUnreachableError, match="writer 0: "),
     ):
         consume(writers)
 
 
 def test_a_writer_that_dies_ends_the_run(sqlite_url):
-    with Writers(Plan(sqlite_url, writers=2, episodes=5000)) as writers:
+    with Writers(DemoPlan(sqlite_url, writers=2, episodes=5000)) as writers:
         (process, *_) = multiprocessing.active_children()
         process.kill()
         with pytest.raises(SQLBufferError, match=f"{process.name} died with exit code -9"):
@@ -154,7 +154,7 @@ def consume(writers):
 
 @pytest.mark.parametrize("change", [{"held": 9}, {"written": 21}])
 def test_counts_that_do_not_add_up_are_an_error(change):
-    plan = Plan("sqlite:///x.db", writers=1, episodes=2, capacity=20)
+    plan = DemoPlan("sqlite:///x.db", writers=1, episodes=2, capacity=20)
     report = Report(written=10, held=10)
     report.inserts.latencies_s.extend([0.1, 0.1])
     _check(plan, report)
@@ -208,7 +208,7 @@ def test_a_terminal_gets_bars(tmp_path):
     from sqlbuffer.cli.demo_progress import DemoProgress
     from sqlbuffer.demo import Progress
 
-    plan = Plan(f"sqlite:///{tmp_path}/replay.db", writers=1, episodes=4)
+    plan = DemoPlan(f"sqlite:///{tmp_path}/replay.db", writers=1, episodes=4)
     stream = StringIO()
     with DemoProgress(Console(file=stream, force_terminal=True, width=200), plan) as progress:
         progress.update(Progress(episodes=3, rows=1234, batches=5))

@@ -5,7 +5,7 @@ from sqlalchemy import text
 
 from sqlbuffer import RandomSampler, RandomTaskSample, ReplayBuffer
 from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.rows.row_reading import FIRST_PAGE_ROWS
+from sqlbuffer.storage.rows.row_queries import FIRST_PAGE_ROWS
 from tests.support.sql import buffer_id, plain_engine
 from tests.support.stepped_rows import make_rows, steps_of, tasks_of
 
@@ -68,8 +68,8 @@ class InterruptedSampler(RandomSampler):
         super().__init__()
         self.write = write
 
-    def choose(self, population, batch_size):
-        chosen = super().choose(population, batch_size)
+    def choose(self, candidates, batch_size):
+        chosen = super().choose(candidates, batch_size)
         self.write()
         return chosen
 
@@ -81,8 +81,8 @@ class InterruptedTaskSampler(RandomTaskSample):
         super().__init__()
         self.write = write
 
-    def choose_tasks(self, population, n):
-        chosen = super().choose_tasks(population, n)
+    def choose_tasks(self, candidates, n):
+        chosen = super().choose_tasks(candidates, n)
         self.write()
         return chosen
 

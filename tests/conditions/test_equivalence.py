@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy import select
 
 from sqlbuffer import QueryFilter
-from sqlbuffer.query import check
+from sqlbuffer.query.builder import check
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.schema.models import experiences
 from tests.conditions.strategies import rows_and_conditions

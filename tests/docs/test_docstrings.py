@@ -20,7 +20,7 @@ MODULES = [
 NEED_TORCH = {"sqlbuffer.torch"} | {
     f"sqlbuffer.compat.memmap.{name}" for name in ("concat", "datasets", "items", "joined")
 }
-PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.ReplayBuffer]
+PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.AsyncReplayBuffer]
 
 
 @pytest.mark.parametrize("name", MODULES)

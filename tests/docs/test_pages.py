@@ -152,7 +152,7 @@ def test_watching(read):
 
 def test_watching_names_every_figure():
     from sqlbuffer.stats import Stats
-    from sqlbuffer.storage.inspect.stats import MOST_ROWS
+    from sqlbuffer.storage.inspect.buffer_stats import MOST_ROWS
 
     text = text_of("docs/watching.md")
     names = {*Stats.__dataclass_fields__, "fill", "samples_per_insert"} - {"buffer", "window_s"}
@@ -228,8 +228,8 @@ def test_querying(read):
 
 
 def test_querying_names_every_operator_and_every_field():
-    from sqlbuffer.fields import FIELDS
-    from sqlbuffer.query import _OPERATORS
+    from sqlbuffer.query.builder import _OPERATORS
+    from sqlbuffer.query.paths import FIELDS
 
     text = text_of("docs/querying.md")
     methods = {{"in": "in_"}.get(name, name) for name in [*_OPERATORS, "between"]}
@@ -272,9 +272,9 @@ def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_say
     assert statistic < 37.7
 
 
-def test_sampling_names_every_sampler_and_all_that_a_population_offers():
+def test_sampling_names_every_sampler_and_all_that_candidates_offer():
     from sqlbuffer import samplers
-    from sqlbuffer.storage.sampling.population import Population
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
     text = text_of("docs/sampling.md")
     assert [name for name in samplers.__all__ if name not in text] == []
@@ -282,7 +282,7 @@ def test_sampling_names_every_sampler_and_all_that_a_population_offers():
     inner = {"rows", "numbers", "n_probed", "n_hits"}
     # And these what draws by priority look at.
     inner |= {"matching", "in_window", "has_condition", "is_filtered", "picks_keys"}
-    offered = {name for name in vars(Population) if not name.startswith("_")} - inner
+    offered = {name for name in vars(Candidates) if not name.startswith("_")} - inner
     offered |= {"low", "high", "selective", "connection"}
     assert {name for name in offered if not re.search(rf"`{name}\b", text)} == set()
 

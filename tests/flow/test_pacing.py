@@ -190,7 +190,7 @@ def test_what_was_let_through_and_not_handed_out_does_not_count(buffer_url):
 
 
 class Failing(Sampler):
-    def choose(self, population, n):
+    def choose(self, candidates, n):
         return [1 // 0]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import RateLimiter, RatioWindow
 from sqlbuffer.errors import BufferConfigError, SQLBufferError
-from sqlbuffer.flow import NO_LIMIT, Counts, policy_from_json, policy_to_json
+from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, policy_from_json, policy_to_json
 
 RATIOS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0])  # exact in binary
 ROWS = st.integers(0, 5_000)
@@ -38,14 +38,14 @@ class Reverb:
 @given(RATIOS, st.integers(1, 1_000), st.integers(16, 4_000), ROWS, ROWS, BATCHES)
 def test_the_limiter_says_what_reverb_says(ratio, min_size, error, inserted, sampled, n):
     ours, theirs = RateLimiter(ratio, min_size, error), Reverb(ratio, min_size, error)
-    counts = Counts(inserted, sampled)
+    counts = FlowCounts(inserted, sampled)
     assert ours.may_sample(counts, n) == theirs.can_sample(inserted, sampled, n)
     assert ours.may_insert(counts, n) == theirs.can_insert(inserted, sampled, n)
 
 
 @given(RATIOS, st.integers(1, 1_000), st.integers(16, 4_000), ROWS, ROWS)
 def test_the_room_is_the_most_that_may_be_inserted(ratio, min_size, error, inserted, sampled):
-    limiter, counts = RateLimiter(ratio, min_size, error), Counts(inserted, sampled)
+    limiter, counts = RateLimiter(ratio, min_size, error), FlowCounts(inserted, sampled)
     room = limiter.room(counts)
     assert room == 0 or limiter.may_insert(counts, room)
     assert not limiter.may_insert(counts, room + 1)
@@ -58,7 +58,7 @@ def test_one_side_can_always_go_on_where_the_buffer_of_errors_holds_both_batches
     limiter = RateLimiter(ratio, min_size, max(error, n_sampled + n_inserted * ratio))
     inserted = sampled = 0
     for _ in range(60):
-        counts = Counts(inserted, sampled)
+        counts = FlowCounts(inserted, sampled)
         may = [limiter.may_insert(counts, n_inserted), limiter.may_sample(counts, n_sampled)]
         assert any(may)
         if may[0] and (not may[1] or random.random() < 0.5):
@@ -73,9 +73,9 @@ def test_what_can_never_pass_is_refused_and_nothing_else(n, ratio, error, role):
     ask = limiter.may_insert if role == "insert" else limiter.may_sample
     # Every state that can be reached lies between the two bounds.
     diffs = range(math.ceil(limiter.min_diff), math.floor(limiter.max_diff) + 1)
-    counts = [Counts(1_000, 1_000 * ratio - diff) for diff in diffs]
+    counts = [FlowCounts(1_000, 1_000 * ratio - diff) for diff in diffs]
     possible = any(ask(each, n) for each in counts)
-    refusal = limiter.refusal(Counts(1_000, 0), role, n)
+    refusal = limiter.refusal(FlowCounts(1_000, 0), role, n)
     assert (refusal is None) == possible or n * max(1, ratio) > limiter.width - 1
     if refusal is not None:
         assert not possible
@@ -84,8 +84,8 @@ def test_what_can_never_pass_is_refused_and_nothing_else(n, ratio, error, role):
 def test_the_default_buffer_of_errors_lets_usual_batches_pass():
     for ratio, min_size in [(0.25, 1), (8, 1_000), (32, 100_000)]:
         limiter = RateLimiter(ratio, min_size)
-        assert limiter.refusal(Counts(min_size, 0), "sample", 1_000) is None
-        assert limiter.refusal(Counts(min_size, 0), "insert", 1_000) is None
+        assert limiter.refusal(FlowCounts(min_size, 0), "sample", 1_000) is None
+        assert limiter.refusal(FlowCounts(min_size, 0), "insert", 1_000) is None
 
 
 @pytest.mark.parametrize("error", [10, (4.0, 36.0), [4, 36]])
@@ -151,7 +151,7 @@ def test_the_window_says_what_di_engine_says(events, most, least):
         least = 0.25
     window, theirs = RatioWindow(most, least, 30), Ding(most, least, 30)
     for kind, n in events:
-        counts = Counts(theirs.pushed, theirs.sampled)
+        counts = FlowCounts(theirs.pushed, theirs.sampled)
         room = window.room(counts)
         assert window.may_sample(counts, n) == theirs.can_sample(n)
         assert window.may_insert(counts, n) == theirs.can_push(n) == (n <= room)
@@ -171,8 +171,8 @@ def test_a_window_keeps_a_hundredth_after_its_seconds():
 
 
 def test_a_window_without_samples_lets_everything_in():
-    assert RatioWindow(max_ratio=0.1).may_insert(Counts(1_000, 0), 10**9)
-    assert RatioWindow(max_ratio=0.1).room(Counts(1_000, 0)) == NO_LIMIT
+    assert RatioWindow(max_ratio=0.1).may_insert(FlowCounts(1_000, 0), 10**9)
+    assert RatioWindow(max_ratio=0.1).room(FlowCounts(1_000, 0)) == NO_LIMIT
 
 
 @pytest.mark.parametrize(

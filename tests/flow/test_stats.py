@@ -6,7 +6,7 @@ import pytest
 from sqlbuffer import DataRow, Experience, ExpMeta, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.stats import distribution
-from sqlbuffer.storage.inspect.stats import share_since
+from sqlbuffer.storage.inspect.buffer_stats import share_since
 from tests.support.processes import run_at_once
 from tests.support.sql import buffer_id, fill, run
 

@@ -9,7 +9,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
-from sqlbuffer.flow import RateLimiter
+from sqlbuffer.rate_limits import RateLimiter
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.plans.watch import Watch
 from tests.support.processes import wait_until

@@ -7,9 +7,9 @@ from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.leases.claim_request import ClaimRequest, Scope
 from sqlbuffer.storage.leases.groups import GroupChoice
-from sqlbuffer.storage.leases.rows import choose_rows
-from sqlbuffer.storage.leases.wanted import Scope, Wanted
+from sqlbuffer.storage.leases.row_choice import choose_rows
 from tests.support.sql import is_sqlite, run
 
 
@@ -80,7 +80,7 @@ def none_left(buffer: ReplayBuffer, n: int = 1, **options: Any) -> str:
         return str(error)
 
 
-def drawn(buffer: ReplayBuffer, wanted: Wanted, times: int) -> Iterator[list[int]]:
+def drawn(buffer: ReplayBuffer, wanted: ClaimRequest, times: int) -> Iterator[list[int]]:
     """Yield the numbers of batches that are chosen, each as if the others had been given back."""
     store = buffer._store
     with translated(store.url), store.claiming() as connection:

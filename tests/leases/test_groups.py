@@ -7,7 +7,7 @@ from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.leases.wanted import Wanted
+from sqlbuffer.storage.leases.claim_request import ClaimRequest
 from tests.leases.queue import (
     GivenBack,
     drawn,
@@ -225,7 +225,7 @@ def test_random_is_uniform_over_groups_whatever_their_size(buffer_url, n_tasks, 
         counts = dict.fromkeys((f"g{i}" for i in range(n_tasks)), 0)
         rounds = 200
         tasks = [row.exp_meta.task_id for row in rows]
-        for seqs in drawn(buffer, Wanted(n, 60.0, group_by="task_id"), rounds):
+        for seqs in drawn(buffer, ClaimRequest(n, 60.0, group_by="task_id"), rounds):
             of_batch = {tasks[seq - 1] for seq in seqs}
             assert len(of_batch) == n
             for task in of_batch:

@@ -15,7 +15,7 @@ from sqlbuffer.errors import (
     InsufficientDataError,
     LeaseLostError,
 )
-from sqlbuffer.storage.leases.wanted import Wanted
+from sqlbuffer.storage.leases.claim_request import ClaimRequest
 from tests.leases.queue import (
     GivenBack,
     drawn,
@@ -230,7 +230,7 @@ def test_random_is_uniform_over_the_rows_that_may_be_claimed(buffer_url, n_rows,
             free = sorted({*range(n_rows)} - {*range(0, n_rows, 5)} - {*(held.seqs - 1).tolist()})
             assert len(held) == n_rows // 4
             counts = np.zeros(n_rows)
-            for steps in drawn(buffer, Wanted(n, 60.0), 150):
+            for steps in drawn(buffer, ClaimRequest(n, 60.0), 150):
                 assert len(set(steps)) == n
                 counts[np.array(steps) - 1] += 1
     counted = counts[free]
@@ -463,7 +463,7 @@ def test_views_show_what_is_out(buffer, buffer_url):
 
 def test_leases_are_awaited(buffer_url):
     async def main():
-        async with await aio.ReplayBuffer.open(buffer_url, leases=True, max_use=1) as buffer:
+        async with await aio.AsyncReplayBuffer.open(buffer_url, leases=True, max_use=1) as buffer:
             await buffer.store_batch([row_of(step) for step in range(4)])
             async with buffer.lease(2, order="fifo") as batch:
                 await batch.renew(30)
@@ -483,7 +483,7 @@ def test_leases_are_awaited(buffer_url):
 
 def test_a_cancelled_wait_ends(buffer_url):
     async def main():
-        async with await aio.ReplayBuffer.open(buffer_url, leases=True) as buffer:
+        async with await aio.AsyncReplayBuffer.open(buffer_url, leases=True) as buffer:
             lease = buffer.lease(1, timeout_s=600)
             waiting = asyncio.ensure_future(lease.__aenter__())
             await asyncio.sleep(0)

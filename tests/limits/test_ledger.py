@@ -114,10 +114,10 @@ def test_nothing_is_noted_unasked(buffer_url):
 class Weighted(Sampler):
     """The oldest rows, with a probability for each."""
 
-    def choose(self, population, batch_size):
-        return population.oldest(batch_size)
+    def choose(self, candidates, batch_size):
+        return candidates.oldest(batch_size)
 
-    def columns(self, population, seqs):
+    def columns(self, candidates, seqs):
         return {"probabilities": np.array(seqs) / 64}
 
 

@@ -16,7 +16,7 @@ from sqlbuffer import (
     mix,
 )
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
-from sqlbuffer.query import check
+from sqlbuffer.query.builder import check
 from sqlbuffer.samplers import TaskSampler
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.limits.rows import FIELDS, rows_of, steps_in, store_episodes, versions_in
@@ -140,7 +140,7 @@ def test_a_task_is_as_old_as_its_oldest_row(buffer_url):
 
 def test_a_stale_task_is_not_drawn_whatever_names_it(buffer_url):
     class Named(TaskSampler):
-        def choose_tasks(self, population, batch_size):
+        def choose_tasks(self, candidates, batch_size):
             return ["t0", "t1"]
 
     with ReplayBuffer(buffer_url, max_staleness=2) as buffer:
@@ -243,7 +243,7 @@ def test_a_mixture_goes_by_the_clock_of_each(make_database_url, episodes):
 
 def test_asyncio_sets_it_too(buffer_url):
     async def use():
-        async with await aio.ReplayBuffer.open(buffer_url, max_staleness=0) as buffer:
+        async with await aio.AsyncReplayBuffer.open(buffer_url, max_staleness=0) as buffer:
             assert await buffer.clock() is None
             await buffer.store_batch(rows_of([1, 2]))
             await buffer.set_clock(2)
@@ -292,11 +292,11 @@ def test_old_rows_are_not_asked_for_again_and_again(buffer_url):
         probed = []
 
         def draw():
-            def choose(population):
-                chosen = RandomSampler(replace=True).choose(population, 32)
-                rows = population.rows(chosen)
-                probed.append(population.n_probed)
-                assert not population.has_read_keys or len(probed) == 1
+            def choose(candidates):
+                chosen = RandomSampler(replace=True).choose(candidates, 32)
+                rows = candidates.rows(chosen)
+                probed.append(candidates.n_probed)
+                assert not candidates.has_read_keys or len(probed) == 1
                 return rows
 
             return buffer._store.draw(check(None), choose)
@@ -318,7 +318,7 @@ def test_steps_before_the_first_that_may_be_sampled_are_read_still(buffer_url):
         for _ in range(4):
             batch = buffer._store.draw(
                 check(None),
-                lambda population: reader.draw(population, RandomSampler(replace=True), 16),
+                lambda candidates: reader.draw(candidates, RandomSampler(replace=True), 16),
                 reader.columns,
             )
             # The window at 3 has a stale step to warm up with.

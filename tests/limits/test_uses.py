@@ -230,12 +230,12 @@ def test_what_another_learner_took_meanwhile_is_drawn_anew(buffer, buffer_url):
         def __init__(self):
             self.chosen = []
 
-        def choose(self, population, batch_size):
-            found = population.oldest(batch_size)
+        def choose(self, candidates, batch_size):
+            found = candidates.oldest(batch_size)
             self.chosen.append(found)
             return found
 
-        def columns(self, population, seqs):
+        def columns(self, candidates, seqs):
             if len(self.chosen) == 1:
                 others.append(seqs[:3])
             return {"probabilities": np.array(seqs, float)}

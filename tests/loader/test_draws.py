@@ -71,8 +71,8 @@ def test_a_sampler_with_a_memory_keeps_it(buffer):
     class Following(Sampler):
         place = 0
 
-        def choose(self, population, batch_size):
-            found = population.page(self.place, batch_size)
+        def choose(self, candidates, batch_size):
+            found = candidates.page(self.place, batch_size)
             self.place += batch_size
             return found
 

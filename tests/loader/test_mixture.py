@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from sqlbuffer import FifoSampler, Mixture, QueryBuilder, RandomSampler, ReplayBuffer, mix
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.loading.shares import split
+from sqlbuffer.loading.mixture_shares import split
 from sqlbuffer.torch import IterableDataset
 from tests.loader.rows import FIELDS, fill
 

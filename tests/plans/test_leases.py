@@ -5,9 +5,9 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.leases.claim_request import ClaimRequest, Scope
 from sqlbuffer.storage.leases.groups import GroupChoice
-from sqlbuffer.storage.leases.rows import choose_rows
-from sqlbuffer.storage.leases.wanted import Scope, Wanted
+from sqlbuffer.storage.leases.row_choice import choose_rows
 from tests.support.sql import fill, is_sqlite, run
 
 N_ROWS = 100_000
@@ -67,9 +67,9 @@ class Cost:
 
 ORDERS = ("random", "fifo", "freshest", "stalest")
 WANTED = {
-    **{order: Wanted(64, 60.0, order=order) for order in ORDERS},
+    **{order: ClaimRequest(64, 60.0, order=order) for order in ORDERS},
     **{
-        f"groups, {order}": Wanted(
+        f"groups, {order}": ClaimRequest(
             8, 60.0, order=order, group_by="task_id", min_group_size=10, group_timeout_s=600.0
         )
         for order in ORDERS
@@ -122,7 +122,7 @@ def test_the_witness_would_see_a_scan(large):
     store = large._store
     with translated(store.url), store.claiming() as connection:
         now = store.window_answered(answer(connection))
-        wanted = Wanted(1, 60.0, order="fifo", group_by="task_id", min_group_size=11)
+        wanted = ClaimRequest(1, 60.0, order="fifo", group_by="task_id", min_group_size=11)
         with Cost(connection) as cost:
             choice = GroupChoice(connection, Scope(store.info.id, now.low, now.high), wanted)
             assert choice.choose() == []

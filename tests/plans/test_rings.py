@@ -4,17 +4,19 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.compat.ding.items import records_of
-from sqlbuffer.storage.extensions.prioritized_ring import NewPriority, PriorityRing, Wanted
+from sqlbuffer.storage.extensions.prioritized_ring import NewPriority, PriorityRing, WantedItems
 from tests.plans.test_hot_statements import MOST_ROWS_READ, MOST_STEPS, N_ROWS, SCAN, Watch
 from tests.support.sql import buffer_id, fill, run
 
 WANTED = {"size": 64, "beta": 0.4, "least_held": 64.0}
 OPERATIONS = {
-    "sample": lambda ring: ring.sample(Wanted(**WANTED, seed=1)),
+    "sample": lambda ring: ring.sample(WantedItems(**WANTED, seed=1)),
     "sample, some leave": lambda ring: ring.sample(
-        Wanted(**WANTED, max_use=1, oldest_version=5, tracks=True, seed=2)
+        WantedItems(**WANTED, max_use=1, oldest_version=5, tracks=True, seed=2)
     ),
-    "sample of a range": lambda ring: ring.sample(Wanted(**WANTED, which=slice(-13_000, -10_100))),
+    "sample of a range": lambda ring: ring.sample(
+        WantedItems(**WANTED, which=slice(-13_000, -10_100))
+    ),
     "update": lambda ring: ring.update(
         {f"id{i}": NewPriority(0, 2.0, 2.0) for i in range(500, 99_000, 1_500)}
     ),
@@ -47,7 +49,7 @@ def test_a_ring_does_not_scan_the_table(large_url, operation):
     with ReplayBuffer(large_url, name="ring") as buffer:
         ring = PriorityRing(buffer._store, "advanced", N_ROWS)
         # From here on whole blocks are counted, and old rows known.
-        ring.sample(Wanted(**WANTED, max_use=1, oldest_version=0, which=slice(0, 9)))
+        ring.sample(WantedItems(**WANTED, max_use=1, oldest_version=0, which=slice(0, 9)))
         with Watch(buffer._store.engine) as watch:
             found = OPERATIONS[operation](ring)
         if operation == "push":

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sqlbuffer.storage.rows.columns import decode_row
+from sqlbuffer.encoding.columns import decode_row
 from tests.support.sql import run
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, ReplayBuffer, mix
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
-from sqlbuffer.query import check
+from sqlbuffer.query.builder import check
 from tests.support.priorities import (
     assert_shares,
     filled,
@@ -45,8 +45,8 @@ def put(buffer, url, state):
 
 
 def drawn(buffer, sampler, n_batches, batch_size, condition=None):
-    with buffer._store.population(check(condition)) as population:
-        batches = [list(sampler.choose(population, batch_size)) for _ in range(n_batches)]
+    with buffer._store.candidates(check(condition)) as candidates:
+        batches = [list(sampler.choose(candidates, batch_size)) for _ in range(n_batches)]
     return [seq for batch in batches for seq in batch]
 
 
@@ -440,7 +440,7 @@ def test_no_field_can_have_the_name_of_an_array(sqlite_url, name):
 
 def test_an_array_of_a_sampler_never_hides_a_field(buffer_url):
     class Naming(RandomSampler):
-        def columns(self, population, seqs):
+        def columns(self, candidates, seqs):
             return {"x": np.zeros(len(seqs))}
 
     with filled(buffer_url, [1.0, 1.0]) as buffer:

@@ -213,8 +213,8 @@ class Outrun(PrioritizedSampler):
 
     url = ""
 
-    def choose(self, population, batch_size):
-        chosen = super().choose(population, batch_size)
+    def choose(self, candidates, batch_size):
+        chosen = super().choose(candidates, batch_size)
         if self.url:
             used = f"SELECT id, {chosen[0]}, 9 FROM buffers"
             run(self.url, f"INSERT INTO uses (buffer_id, seq, n_uses) {used}")

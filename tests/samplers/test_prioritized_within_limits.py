@@ -108,8 +108,8 @@ class Interrupting(PrioritizedSampler):
         super().__init__(**options)
         self.other, self.taken = other, []
 
-    def choose(self, population, batch_size):
-        found = super().choose(population, batch_size)
+    def choose(self, candidates, batch_size):
+        found = super().choose(candidates, batch_size)
         if not self.taken:
             self.taken = found[:4]
             for _ in range(self.other.max_use):

@@ -287,29 +287,29 @@ def test_converters_are_called_once_a_batch_or_once_a_task(tasks_buffer):
 
 
 class EveryOther(Sampler):
-    def choose(self, population, batch_size):
-        return population.keys()[::2][:batch_size]
+    def choose(self, candidates, batch_size):
+        return candidates.keys()[::2][:batch_size]
 
 
 class HighestStepFirst(Sampler):
-    def choose(self, population, batch_size):
-        keys = population.select()
+    def choose(self, candidates, batch_size):
+        keys = candidates.select()
         return keys.order_by(keys.selected_columns.seq.desc()).limit(batch_size)
 
 
 class TwiceTheSame(Sampler):
-    def choose(self, population, batch_size):
-        return [int(population.keys()[0])] * batch_size
+    def choose(self, candidates, batch_size):
+        return [int(candidates.keys()[0])] * batch_size
 
 
 class LastTasks(TaskSampler):
-    def choose_tasks(self, population, batch_size):
-        return population.tasks()[::-1][:batch_size]
+    def choose_tasks(self, candidates, batch_size):
+        return candidates.tasks()[::-1][:batch_size]
 
 
 class KeysOfNobody(Sampler):
-    def choose(self, population, batch_size):
-        return [population.high + 10, 0, -1, *population.keys()[:1]]
+    def choose(self, candidates, batch_size):
+        return [candidates.high + 10, 0, -1, *candidates.keys()[:1]]
 
 
 def test_samplers_of_users_choose_in_python_or_by_select(tasks_buffer):
@@ -334,7 +334,7 @@ def test_keys_that_are_no_rows_are_left_out(tasks_buffer):
 
 
 class BrokenSampler(Sampler):
-    def choose(self, population, batch_size):
+    def choose(self, candidates, batch_size):
         raise ZeroDivisionError
 
 

@@ -13,9 +13,9 @@ from scipy.stats import chisquare
 from sqlalchemy import text
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer
-from sqlbuffer.query import check
+from sqlbuffer.query.builder import check
 from sqlbuffer.samplers.seeding import Seeding
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 from tests.support.sql import connected, fill, is_sqlite
 from tests.support.stepped_rows import make_rows, seqs_of, steps_between
 
@@ -42,7 +42,7 @@ def paths(monkeypatch):
     taken = Counter()
 
     def spied(name):
-        choose = getattr(Population, name)
+        choose = getattr(Candidates, name)
 
         def spy(*arguments):
             taken[WAYS[name]] += 1
@@ -51,7 +51,7 @@ def paths(monkeypatch):
         return spy
 
     for name in WAYS:
-        monkeypatch.setattr(Population, name, spied(name))
+        monkeypatch.setattr(Candidates, name, spied(name))
     return taken
 
 
@@ -87,16 +87,16 @@ def assert_uniform_in_bins(drawn, expected, n_bins=50):
 
 def draw(buffer, sampler, n_batches, batch_size, condition=None):
     """Return the keys of all batches: what a sampler chooses is what is fetched, in its order."""
-    with buffer._store.population(check(condition)) as population:
-        batches = [list(sampler.choose(population, batch_size)) for _ in range(n_batches)]
+    with buffer._store.candidates(check(condition)) as candidates:
+        batches = [list(sampler.choose(candidates, batch_size)) for _ in range(n_batches)]
     if not sampler.replace:
         assert all(len(set(batch)) == len(batch) for batch in batches)
     return [seq for batch in batches for seq in batch]
 
 
 def draw_tasks(buffer, sampler, n_batches, batch_size, condition=None):
-    with buffer._store.population(check(condition)) as population:
-        batches = [list(sampler.choose_tasks(population, batch_size)) for _ in range(n_batches)]
+    with buffer._store.candidates(check(condition)) as candidates:
+        batches = [list(sampler.choose_tasks(candidates, batch_size)) for _ in range(n_batches)]
     assert all(len(set(batch)) == len(batch) == batch_size for batch in batches)
     return [task for batch in batches for task in batch]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sqlalchemy import text
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.query import check
+from sqlbuffer.query.builder import check
 
 OLD = QueryBuilder().eq("exp_meta.model_version", 1).build()
 
@@ -29,8 +29,8 @@ def _quarantine(buffer: ReplayBuffer) -> None:
 
 
 def _quarantine_by_numbers(buffer: ReplayBuffer) -> None:
-    with buffer._store.population(check(OLD)) as population:
-        seqs = population.keys()
+    with buffer._store.candidates(check(OLD)) as candidates:
+        seqs = candidates.keys()
     buffer.quarantine(seqs, reason="by number")
 
 

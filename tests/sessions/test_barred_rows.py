@@ -15,7 +15,7 @@ from sqlbuffer import (
     mix,
 )
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.samplers import TaskSampler
 from tests.limits.rows import FIELDS, rows_of, steps_in, store_episodes
 from tests.sessions.bars import BARS, OLD
@@ -91,7 +91,7 @@ def test_a_strict_call_raises_where_too_few_are_left(buffers):
 
 
 class Named(TaskSampler):
-    def choose_tasks(self, population, batch_size):
+    def choose_tasks(self, candidates, batch_size):
         return ["t0", "t1", "t2"]
 
 
@@ -213,8 +213,8 @@ def test_what_is_known_of_barred_rows_ends_with_the_session_and_with_quarantine(
         buffer.store_batch(rows[2_900:], session_id="b")
         buffer.start_session("b")
         assert min(steps_drawn(buffer)) >= 2_900
-        with buffer._store.population(EVERYTHING, sampled=True) as population:
-            assert population.low == 2_900
+        with buffer._store.candidates(EVERYTHING, sampled=True) as candidates:
+            assert candidates.low == 2_900
         buffer.start_session("a")
         assert max(steps_drawn(buffer)) < 2_900
         buffer.quarantine(range(1, 2_801))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, RandomSampler, Removed, ReplayBuffer, aio
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.storage.database import vacuum
 from tests.limits.rows import FIELDS, rows_of, steps_in, store_episodes, uses_in
 from tests.support.processes import wait_until
@@ -103,10 +103,10 @@ def test_the_window_begins_at_the_first_row_that_is_left(buffer):
     buffer.store_batch(rows_of([0] * 2_000 + [9] * 20 + [0] * 10))
     buffer.set_clock(9)
     assert buffer.expire() == Removed(2_010, 0, 0)
-    with buffer._store.population(EVERYTHING, sampled=True) as population:
-        assert (population.low, population.high) == (2_000, 2_020)
-        assert len(RandomSampler(replace=True).choose(population, 20)) == 20
-        assert population.n_probed <= 28
+    with buffer._store.candidates(EVERYTHING, sampled=True) as candidates:
+        assert (candidates.low, candidates.high) == (2_000, 2_020)
+        assert len(RandomSampler(replace=True).choose(candidates, 20)) == 20
+        assert candidates.n_probed <= 28
     buffer.store_batch(rows_of([9]))
     assert len(buffer) == 21
 
@@ -351,7 +351,7 @@ def _size(url):
 
 def test_asyncio_has_the_call_too(buffer_url):
     async def use():
-        async with await aio.ReplayBuffer.open(buffer_url, max_staleness=0) as buffer:
+        async with await aio.AsyncReplayBuffer.open(buffer_url, max_staleness=0) as buffer:
             await buffer.store_batch(rows_of([1, 2]))
             await buffer.set_clock(2)
             return await buffer.expire()

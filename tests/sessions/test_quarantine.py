@@ -131,7 +131,7 @@ def test_drawn_by_priority_the_probabilities_are_those_of_what_is_left(buffer_ur
 
 def test_asyncio_has_the_same_calls(buffer_url):
     async def use():
-        async with await aio.ReplayBuffer.open(buffer_url) as buffer:
+        async with await aio.AsyncReplayBuffer.open(buffer_url) as buffer:
             await buffer.store_batch(rows_of([1, 2]))
             assert await buffer.quarantine(OLD, reason="r") == 1
             assert len(await buffer.sample(5)) == 1

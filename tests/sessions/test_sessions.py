@@ -235,7 +235,7 @@ def test_the_version_is_one_read_by_key(buffer, buffer_url):
 
 def test_asyncio_has_the_same_calls(buffer_url):
     async def use():
-        async with await aio.ReplayBuffer.open(buffer_url) as buffer:
+        async with await aio.AsyncReplayBuffer.open(buffer_url) as buffer:
             assert await buffer.session_id() is None
             key = await buffer.start_session()
             assert await buffer.session_id() == key

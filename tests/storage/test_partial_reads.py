@@ -15,7 +15,7 @@ from sqlbuffer import (
     ReplayBuffer,
     aio,
 )
-from sqlbuffer.codec import equal
+from sqlbuffer.codec.encoder import equal
 from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import make_fragment, pieces_read
@@ -244,7 +244,7 @@ def test_unknown_fields_are_refused_at_the_door(buffer_url, fields):
 
 def test_asyncio_reads_in_part_as_well(buffer_url):
     async def read():
-        async with await aio.ReplayBuffer.open(buffer_url) as buffer:
+        async with await aio.AsyncReplayBuffer.open(buffer_url) as buffer:
             await buffer.store(make_fragment(0, SIZE))
             fields = ["state.number"]
             found = [

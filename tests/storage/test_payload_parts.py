@@ -9,13 +9,13 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer, StoreResult
-from sqlbuffer.codec import equal
+from sqlbuffer.codec.encoder import equal
 from sqlbuffer.errors import BufferConfigError, FieldError
-from sqlbuffer.front.looking import look_at_rows
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.front.inspection import look_at_rows
+from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
-from sqlbuffer.storage.rows import payload_parts, row_reading
+from sqlbuffer.storage.rows import payload_parts, row_queries
 from sqlbuffer.storage.rows.follower import Follower
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import lost_parts, make_fragment, parts_of
@@ -253,14 +253,14 @@ def test_a_fragment_whose_connection_is_cut_at_the_commit_is_stored_once(make_da
 def test_a_row_that_is_evicted_while_it_is_read_is_whole(buffer_url):
     with ReplayBuffer(buffer_url, max_capacity=2) as buffer:
         fill(buffer, range(2))
-        with buffer._store.population(EVERYTHING) as population:
-            first, second = population.probe([1, 2])
+        with buffer._store.candidates(EVERYTHING) as candidates:
+            first, second = candidates.probe([1, 2])
             if is_sqlite(buffer_url):
                 fill(ReplayBuffer(buffer_url), range(2, 4))
             else:
                 with psycopg.connect(buffer_url) as other:
                     other.execute("DELETE FROM experiences")
-            found = buffer._decoder.rows(population.rows([first, second]))
+            found = buffer._decoder.rows(candidates.rows([first, second]))
         assert found == [make_fragment(0), make_fragment(1)]
         assert make_fragment(0) not in list(buffer)
 
@@ -277,7 +277,7 @@ def test_a_row_that_lacks_a_part_is_named(buffer_url):
 
 
 def test_large_rows_come_in_small_pages(buffer_url, monkeypatch):
-    monkeypatch.setattr(row_reading, "PAGE_BYTES", 3 * PART_BYTES)
+    monkeypatch.setattr(row_queries, "PAGE_BYTES", 3 * PART_BYTES)
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch([make_fragment(n) for n in range(5)])
         buffer.add(state=1)

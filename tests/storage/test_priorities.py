@@ -8,7 +8,7 @@ import torch
 
 from sqlbuffer import PriorityUpdate, ReplayBuffer, aio
 from sqlbuffer.errors import BufferNotFoundError, FieldError
-from sqlbuffer.query import QueryBuilder
+from sqlbuffer.query.builder import QueryBuilder
 from tests.support.rows import make_row
 from tests.support.sql import buffer_id, is_sqlite, run, scalar
 
@@ -130,7 +130,7 @@ def test_rows_of_plain_sql_begin_with_the_largest_priority_ever_set(buffer, buff
 
 def test_asyncio_takes_priorities(buffer, buffer_url):
     async def use():
-        other = aio.ReplayBuffer(buffer)
+        other = aio.AsyncReplayBuffer(buffer)
         await other.store(make_row(step=1), priority=2.0)
         await other.store_batch(make_rows(2, 2), priority=[0.5, 0.25])
         await other.add(state=1, priority=1.0)

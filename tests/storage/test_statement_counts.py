@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
-from sqlbuffer.query import check
-from sqlbuffer.storage.sampling.readers.steps import StepReader
+from sqlbuffer.query.builder import check
+from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
@@ -58,13 +58,13 @@ def test_a_batch_costs_two_statements(buffer):
 def test_keys_that_are_given_cost_one_statement(buffer):
     for kind, make in READERS.items():
         reader = make(buffer._store.info.fields)
-        with buffer._store.population(check(None), reader.columns) as population:
+        with buffer._store.candidates(check(None), reader.columns) as candidates:
             with selects(buffer) as noted:
-                batch = reader.read(population, np.arange(1, 60))
+                batch = reader.read(candidates, np.arange(1, 60))
             assert batch.n_rows
             assert len(noted) == 1, kind
             with selects(buffer) as noted:
-                assert reader.read(population, np.arange(1, 60)).n_rows == batch.n_rows
+                assert reader.read(candidates, np.arange(1, 60)).n_rows == batch.n_rows
             assert not noted, kind  # they are remembered
 
 
@@ -76,9 +76,9 @@ def test_a_round_of_rejection_costs_one_statement(buffer_url):
         rounds = []
 
         class Counting(RandomSampler):
-            def choose(self, population, batch_size):
+            def choose(self, candidates, batch_size):
                 rounds.append(batch_size)
-                return super().choose(population, batch_size)
+                return super().choose(candidates, batch_size)
 
         with selects(buffer) as noted:
             batch = draw(buffer, reader, Counting(replace=True, seed=1), 64)

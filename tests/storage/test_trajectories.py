@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
-from sqlbuffer.query import check
-from sqlbuffer.storage.episodes import episode_population
+from sqlbuffer.query.builder import check
+from sqlbuffer.storage.episodes import episode_candidates
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from tests.support.episodes import (
     EPISODES,
@@ -32,7 +32,7 @@ def draw(buffer, n, *, sampler=None, condition=None, reader=None, **options):
     sampler = sampler or RandomSampler(replace=True)
     return buffer._store.draw(
         check(condition),
-        lambda population: reader.draw(population, sampler, n),
+        lambda candidates: reader.draw(candidates, sampler, n),
         reader.columns,
     )
 
@@ -96,7 +96,7 @@ EVEN = [Made(3 + i % 5) for i in range(40)]
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    monkeypatch.setattr(episode_population, "FEW_KEYS_SPAN", WAYS[request.param])
+    monkeypatch.setattr(episode_candidates, "FEW_KEYS_SPAN", WAYS[request.param])
     return request.param
 
 
@@ -150,10 +150,10 @@ def test_keys_are_those_of_the_episodes_and_read_in_their_order(buffer, buffer_u
     store(buffer, buffer_url, [Made(2), Made(3, status="open"), Made(4, gone={0, 2}), Made(1)])
     for partial, expected in ((False, [0, 3]), (True, [0, 1, 2, 3])):
         reader = TrajectoryReader(buffer._store.info.fields, include_partial=partial)
-        with buffer._store.population(check(None), reader.columns) as population:
-            keys = reader.keys(population)
+        with buffer._store.candidates(check(None), reader.columns) as candidates:
+            keys = reader.keys(candidates)
             assert keys.tolist() == sorted(keys.tolist())
-            batch = reader.read(population, [*keys.tolist()[::-1], 999, keys[0], 4])
+            batch = reader.read(candidates, [*keys.tolist()[::-1], 999, keys[0], 4])
         episodes = [int(key[1:]) for key in batch.info["episode"]]
         assert episodes == [*expected[::-1], 0]
         assert batch.info["seq"].tolist() == [

@@ -8,8 +8,8 @@ from scipy.stats import chisquare
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.n_step import n_step_returns
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.steps.n_step import n_step_returns
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from tests.support.sql import run
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query import check
+from sqlbuffer.query.builder import check
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import EPISODES, FIELDS, Made, empty, observation, reward, store
 
@@ -110,10 +110,10 @@ def test_keys_that_no_window_is_laid_at_are_left_out(buffer, buffer_url):
     store(buffer, buffer_url, [Made(4), Made(3, status="aborted")])
     buffer.extend({"obs": np.zeros((1, 2)), "action": [0]})
     reader = WindowReader(buffer._store.info.fields, 2, stride=2)
-    with buffer._store.population(check(None), reader.columns) as population:
-        assert reader.keys(population) is None
-        assert reader.read(population, [3, 2, 1, 5, 8, 3]).info["seq"].tolist() == [3, 1, 3]
-        assert reader.read(population, np.array([], np.int64)).n_rows == 0
+    with buffer._store.candidates(check(None), reader.columns) as candidates:
+        assert reader.keys(candidates) is None
+        assert reader.read(candidates, [3, 2, 1, 5, 8, 3]).info["seq"].tolist() == [3, 1, 3]
+        assert reader.read(candidates, np.array([], np.int64)).n_rows == 0
 
 
 def test_a_condition_is_on_the_step_that_a_window_is_laid_at(buffer, buffer_url):

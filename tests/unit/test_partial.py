@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.codec import Encoder, decode, equal, untag
+from sqlbuffer.codec.encoder import Encoder, decode, equal, untag
 from sqlbuffer.errors import FieldError
-from sqlbuffer.partial import MISSING, PAYLOADS, PLAIN, Wanted, pruned, references
+from sqlbuffer.query.selected_fields import (
+    MISSING,
+    PAYLOADS,
+    PLAIN,
+    SelectedFields,
+    pruned,
+    references,
+)
 from tests.support.payloads import payloads
 
 
@@ -18,7 +25,7 @@ def tree_of(value):
 
 def part_of(value, *names):
     tree, blob = tree_of(value)
-    found = pruned(tree, Wanted.parse(names).fields["state"])
+    found = pruned(tree, SelectedFields.parse(names).fields["state"])
     return found if found is MISSING else untag(found, blob)
 
 
@@ -92,11 +99,11 @@ def test_references_are_all_bytes_that_a_payload_has(payload):
 
 
 def test_plain_fields_and_the_short_name_of_the_reward_are_known():
-    wanted = Wanted.parse(["reward", "terminated"])
+    wanted = SelectedFields.parse(["reward", "terminated"])
     assert wanted.is_whole("reward_t")
     assert not wanted.is_whole("truncated")
-    assert set(Wanted.parse([*PAYLOADS, *PLAIN]).fields) == {*PAYLOADS, *PLAIN}
-    assert Wanted.parse(()).fields == {}
+    assert set(SelectedFields.parse([*PAYLOADS, *PLAIN]).fields) == {*PAYLOADS, *PLAIN}
+    assert SelectedFields.parse(()).fields == {}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_plain_fields_and_the_short_name_of_the_reward_are_known():
 )
 def test_what_is_no_field_is_refused(names, message):
     with pytest.raises(FieldError, match=message):
-        Wanted.parse(names)
+        SelectedFields.parse(names)
 
 
 @pytest.mark.parametrize("make", [np.ndarray.copy, np.asfortranarray], ids=["c", "fortran"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from sqlbuffer import priority_race as race
+from sqlbuffer.weighted_sampling import race as race
 
 P_VALUE = 0.001
 SIZE = 16

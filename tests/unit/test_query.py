@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, QueryFilter
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query import MAX_DEPTH, check, integer_bound, real_bound
+from sqlbuffer.query.builder import MAX_DEPTH, check, integer_bound, real_bound
 from tests.conditions.strategies import rows_and_conditions
 
 A = {"field": "a", "value": 1, "op": "eq"}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta
+from sqlbuffer.encoding.records import encode_row, encode_rows
 from sqlbuffer.errors import FieldError
-from sqlbuffer.storage.rows.records import encode_row, encode_rows
 
 META = ("task_1", "search", "agent_1", 3, 1700000000.5, "agent_0")
 

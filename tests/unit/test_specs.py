@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.packing import Layout
-from sqlbuffer.specs import Fields, FieldSpec, check_same, parse_specs
+from sqlbuffer.fields.specs import Fields, FieldSpec, check_same, parse_specs
 
 F32 = np.float32
 

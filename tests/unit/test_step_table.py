@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.step_table import StepTable, frame_times
+from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
 
 NUMBERS = st.integers(-(2**40), 2**40)
 PLACES = st.tuples(st.sampled_from([-7, 1, 2, 2**40]) | NUMBERS, st.integers(0, 5))
@@ -15,7 +15,7 @@ def table_of(places, has_arrays=None):
     n = len(places)
     blobs = [b"%d" % i if has_arrays is None or has_arrays[i] else None for i in range(n)]
     no = np.zeros(n, bool)
-    return StepTable(
+    return EpisodeSteps(
         [e for e, _ in places], [t for _, t in places], range(n), no, no, blobs, range(n)
     )
 
@@ -47,7 +47,7 @@ def test_places_are_broadcast():
 
 
 def test_what_is_missing_has_no_reward_no_flag_and_no_arrays():
-    table = StepTable(
+    table = EpisodeSteps(
         [1, 1], [0, 1], [0.5, np.nan], [True, False], [False, True], [b"x", None], [1, 2]
     )
     index = np.array([0, 1, -1])

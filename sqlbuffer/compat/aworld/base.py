@@ -6,8 +6,8 @@ from sqlbuffer.compat.aworld.query_filter import QueryCondition, QueryFilter
 from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage
-from sqlbuffer.converters import Converter, DefaultConverter
-from sqlbuffer.rows import DataRow, Experience, ExpMeta
+from sqlbuffer.steps.converters import Converter, DefaultConverter
+from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 
 __all__ = [
     "ActionModel",

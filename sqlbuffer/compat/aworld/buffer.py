@@ -10,8 +10,8 @@ from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSamp
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage
 from sqlbuffer.compat.aworld.storage.sql import SQLStorage
-from sqlbuffer.converters import Converter, DefaultConverter
-from sqlbuffer.rows import DataRow
+from sqlbuffer.steps.converters import Converter, DefaultConverter
+from sqlbuffer.steps.data_rows import DataRow
 
 logger = logging.getLogger("sqlbuffer")
 

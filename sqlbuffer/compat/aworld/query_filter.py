@@ -1,7 +1,7 @@
 """The names of AWorld's module `query_filter`."""
 
-from sqlbuffer.query import QueryBuilder, Tree
-from sqlbuffer.query_filter import QueryFilter
+from sqlbuffer.query.builder import QueryBuilder, Tree
+from sqlbuffer.query.query_filter import QueryFilter
 
 QueryCondition = Tree
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.compat.aworld.storage.base import Storage
-from sqlbuffer.rows import DataRow
+from sqlbuffer.steps.data_rows import DataRow
 
 
 class Sampler:

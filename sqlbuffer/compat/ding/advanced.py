@@ -30,22 +30,22 @@ from sqlbuffer.compat.ding.ring import RingBuffer, checked_size, items_of
 from sqlbuffer.compat.ding.state import read, written
 from sqlbuffer.compat.ding.throughput import is_first_rank, limit_of
 from sqlbuffer.compat.ding.utils import generate_id
+from sqlbuffer.encoding.priority_values import checked_priority
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.buffers.catalog import Limits
-from sqlbuffer.storage.buffers.open_buffer import Options
+from sqlbuffer.storage.buffers.open_buffer import OpenerOptions
 from sqlbuffer.storage.extensions.prioritized_ring import (
     ID,
     VERSION,
-    Ledger,
+    CreditLedger,
     NewPriority,
     PriorityRing,
     Sampled,
-    Wanted,
+    WantedItems,
     number_of,
 )
-from sqlbuffer.storage.rows.priority_values import checked_priority
-from sqlbuffer.storage.rows.records import Record
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -156,7 +156,7 @@ class AdvancedReplayBuffer(RingBuffer):
         self._print_freq = checked_count(shown.print_freq, "print_freq")
 
     def _opened(self, url: str, name: str) -> PriorityRing:
-        limits, options = Limits(priorities=True), Options(alpha=self.alpha)
+        limits, options = Limits(priorities=True), OpenerOptions(alpha=self.alpha)
         store = opened_ring(url, name, "advanced", self._size, limits, options).store
         if store.info.alpha != self.alpha:
             raise ReplayConfigError(
@@ -173,7 +173,7 @@ class AdvancedReplayBuffer(RingBuffer):
         """The exponent of the next batch's importance weights; set it to change it for every
         process of the buffer.
         """
-        kept = Ledger.of(self._ring.counts()).beta
+        kept = CreditLedger.of(self._ring.counts()).beta
         return self._first_beta if kept is None else kept
 
     @beta.setter
@@ -291,13 +291,13 @@ class AdvancedReplayBuffer(RingBuffer):
         self._watch(batch, iteration, found.beta)
         return batch
 
-    def _wanted(self, size: int, iteration: int, which: slice | None) -> Wanted:
+    def _wanted(self, size: int, iteration: int, which: slice | None) -> WantedItems:
         oldest = None
         if self._max_staleness is not None:
             oldest = math.floor(iteration - self._max_staleness) + 1
         with self._mutex:
             seed = int(self._rng.integers(2**62))
-        return Wanted(
+        return WantedItems(
             size=size,
             beta=self._first_beta,
             beta_step=self._beta_step,

@@ -7,10 +7,10 @@ from typing import Any
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.items import Encoded, decoded_item, encoded_of, item_of
 from sqlbuffer.compat.ding.state import MissingDataError
+from sqlbuffer.encoding.priority_values import MOST_PRIORITY
 from sqlbuffer.scalars import integer_of, real_of
-from sqlbuffer.storage.extensions.prioritized_ring import ID, Held, Ledger, number_of
-from sqlbuffer.storage.extensions.ring_buffer import Counts
-from sqlbuffer.storage.rows.priority_values import MOST_PRIORITY
+from sqlbuffer.storage.extensions.prioritized_ring import ID, CreditLedger, HeldItems, number_of
+from sqlbuffer.storage.extensions.ring_buffer import RingCounts
 
 KEYS = ("use_count", "tail", "max_priority", "beta", "push_count")
 
@@ -33,12 +33,12 @@ class HeldState:
     ids: Sequence[str]
     priorities: Sequence[float]
     uses: Sequence[int]
-    counts: Counts
-    ledger: Ledger
+    counts: RingCounts
+    ledger: CreditLedger
     anneal_step: int | None
 
 
-def shown_state(held: Held, size: int, beta: float, anneal_step: int) -> dict[str, Any]:
+def shown_state(held: HeldItems, size: int, beta: float, anneal_step: int) -> dict[str, Any]:
     """Return what a buffer holds as a dict.
 
     Args:
@@ -47,7 +47,7 @@ def shown_state(held: Held, size: int, beta: float, anneal_step: int) -> dict[st
         beta: Its exponent where none is kept.
         anneal_step: In how many samples that is raised to 1.
     """
-    counts, ledger = held.contents.counts, Ledger.of(held.contents.counts)
+    counts, ledger = held.contents.counts, CreditLedger.of(held.contents.counts)
     data: list[Any] = [None] * size
     use_count = dict.fromkeys(range(size), 0)
     places = []
@@ -94,17 +94,17 @@ def held_state(state: Any, size: int) -> HeldState | None:
         for place, item in enumerate(data)
         if item is not None
     ]
-    counts = Counts(_count(state, "push_count"), _count(state, "tail"))
-    ledger = Ledger(_real(state, "max_priority", MOST_PRIORITY), _real(state, "beta", 1.0))
+    counts = RingCounts(_count(state, "push_count"), _count(state, "tail"))
+    ledger = CreditLedger(_real(state, "max_priority", MOST_PRIORITY), _real(state, "beta", 1.0))
     steps = _count(state, "anneal_step") if "anneal_step" in state else None
     return _fitted(found, counts, ledger, steps, len(data), size)
 
 
 def encoded_state(
-    held: Held, size: int, beta: float, anneal_step: int
+    held: HeldItems, size: int, beta: float, anneal_step: int
 ) -> tuple[list[Encoded], dict[str, Any]]:
     """Return what a buffer holds as encoded items, and what else belongs to them."""
-    counts, ledger = held.contents.counts, Ledger.of(held.contents.counts)
+    counts, ledger = held.contents.counts, CreditLedger.of(held.contents.counts)
     rows = held.contents.rows
     head = {
         "kind": "advanced",
@@ -131,15 +131,15 @@ def saved_state(
     if head.get("kind") != "advanced":
         return decoded
     found = list(zip(decoded, head["ids"], head["priorities"], head["uses"], strict=True))
-    counts = Counts(head["push_count"], head["tail"])
-    ledger = Ledger(head["max_priority"], head["beta"])
+    counts = RingCounts(head["push_count"], head["tail"])
+    ledger = CreditLedger(head["max_priority"], head["beta"])
     return _fitted(found, counts, ledger, head["anneal_step"], head["size"], size)
 
 
 def _fitted(
     found: list[tuple[Any, str, Any, Any]],
-    counts: Counts,
-    ledger: Ledger,
+    counts: RingCounts,
+    ledger: CreditLedger,
     anneal_step: int | None,
     had: int,
     size: int,
@@ -153,7 +153,7 @@ def _fitted(
             f"of one: {sorted(numbers)[:5]}.."
         )
     if had != size:
-        counts = Counts(end, end % size)
+        counts = RingCounts(end, end % size)
     if counts.tail >= size:
         raise ReplayError(f"a state of {size} places cannot have tail={counts.tail}")
     order = sorted(range(len(found)), key=numbers.__getitem__)

@@ -9,7 +9,7 @@ from sqlbuffer.compat.ding.base import register_buffer
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.compat.ding.naive import NaiveReplayBuffer, keys_by_age
 from sqlbuffer.compat.ding.ring import checked_size, items_of
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 @register_buffer("elastic")
@@ -89,8 +89,8 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
             return []
         n = self.count()
 
-        def choose(population: Population) -> list[int]:
-            keys = keys_by_age(population, n)[-self._current_size :]
+        def choose(candidates: Candidates) -> list[int]:
+            keys = keys_by_age(candidates, n)[-self._current_size :]
             if not len(keys) or (len(keys) < size and not replace):
                 return []
             return self._drawn(keys, range(len(keys)), size, replace)

@@ -8,7 +8,7 @@ import orjson
 
 from sqlbuffer.compat.ding.base import register_buffer
 from sqlbuffer.compat.ding.naive import NaiveReplayBuffer
-from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.encoding.records import Record
 
 logger = logging.getLogger("sqlbuffer")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from orjson import loads
 
-from sqlbuffer.codec import (
+from sqlbuffer.codec.encoder import (
     INT64_MAX,
     INT64_MIN,
     ExactEncoder,
@@ -19,10 +19,10 @@ from sqlbuffer.codec import (
     unescape_key,
 )
 from sqlbuffer.compat.ding.errors import ItemError
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError
-from sqlbuffer.ids import uuid7
+from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.extensions.ring_buffer import ARRAYS, IN_PARTS, STATE
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.writing.insertion import Row
 
 Encoded = tuple[str | None, bytes | bytearray | None]

@@ -10,7 +10,7 @@ from sqlbuffer.compat.ding.base import register_buffer
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.ring import NAIVE_CONFIG, RingBuffer, checked_size, items_of
 from sqlbuffer.samplers.random import RandomSampler
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 @register_buffer("naive")
@@ -71,14 +71,14 @@ class NaiveReplayBuffer(RingBuffer):
     def _uniform(self, size: int, replace: bool) -> Any:
         with self._mutex:
             sampler = RandomSampler(replace=replace, seed=int(self._rng.integers(2**62)))
-        return lambda population: sampler.choose(population, size)
+        return lambda candidates: sampler.choose(candidates, size)
 
     def _of_range(self, size: int, which: slice, replace: bool) -> Any:
         """Return what chooses among the items of a range; none where there are too few in all."""
         n = self.count()
 
-        def choose(population: Population) -> Sequence[int]:
-            keys = keys_by_age(population, n)
+        def choose(candidates: Candidates) -> Sequence[int]:
+            keys = keys_by_age(candidates, n)
             if not len(keys) or (len(keys) < size and not replace):
                 return []
             wanted = range(len(keys))[which]
@@ -97,17 +97,17 @@ class NaiveReplayBuffer(RingBuffer):
         return [int(keys[wanted[place]]) for place in places]
 
 
-def keys_by_age(population: Population, n: int) -> "range | NDArray[np.int64]":
+def keys_by_age(candidates: Candidates, n: int) -> "range | NDArray[np.int64]":
     """Return the numbers of all items, the oldest first.
 
     Args:
-        population: The items.
+        candidates: The items.
         n: How many they were just now: where that is as many as there are numbers, no number is
             missing, and none need be read.
     """
-    if population.span == n:
-        return range(population.low + 1, population.high + 1)
-    return population.keys()
+    if candidates.span == n:
+        return range(candidates.low + 1, candidates.high + 1)
+    return candidates.keys()
 
 
 def checked_range(sample_range: Any) -> slice:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.buffers.catalog import Limits
-from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, Options
+from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, OpenerOptions
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, make_ring
 from sqlbuffer.storage.store import BufferStore
@@ -21,7 +21,7 @@ def opened_ring(
     kind: str,
     size: int,
     limits: Limits | None = None,
-    options: Options = DEFAULT_OPTIONS,
+    options: OpenerOptions = DEFAULT_OPTIONS,
 ) -> ItemRing:
     """Return the ring at a URL, made where there is none.
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sqlbuffer.codec import is_storable_text
+from sqlbuffer.codec.encoder import is_storable_text
 from sqlbuffer.compat.ding.base import IBuffer
 from sqlbuffer.compat.ding.config import (
     AttributeDict,
@@ -23,12 +23,12 @@ from sqlbuffer.compat.ding.opening import PRIVATE, opened_ring, url_of
 from sqlbuffer.compat.ding.state import held, laid_out, read, written
 from sqlbuffer.compat.ding.throughput import PeriodicThruputMonitor, is_first_rank, period_of
 from sqlbuffer.compat.ding.used_data import UsedDataRemover
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError, SQLBufferError
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.storage.database.fork_lock import ForkLock
-from sqlbuffer.storage.extensions.ring_buffer import Counts, ItemRing
+from sqlbuffer.storage.extensions.ring_buffer import ItemRing, RingCounts
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.writing.insertion import Row
 
 logger = logging.getLogger("sqlbuffer")
@@ -299,7 +299,7 @@ class RingBuffer(IBuffer):
             self.push(found.items, -1)
             return
         records = self._records(found.items, 0)
-        self._ring.replace(records, Counts(found.push_count, found.tail))
+        self._ring.replace(records, RingCounts(found.push_count, found.tail))
 
     def save_data(self, file_name: Any) -> None:
         """Write all that it holds to a file, in place of what there is.
@@ -325,7 +325,7 @@ class RingBuffer(IBuffer):
         kept = items[-self._size :]
         tail = head["tail"] if head["size"] == self._size else len(kept) % self._size
         records = self._records([decoded_item(text, arrays) for text, arrays in kept], 0)
-        self._ring.replace(records, Counts(head["push_count"], tail))
+        self._ring.replace(records, RingCounts(head["push_count"], tail))
 
     def __repr__(self) -> str:
         where = repr(self._ring.store.shown_url) if self.is_shared else "private"

@@ -11,7 +11,7 @@ from sqlbuffer.compat.ding.config import checked_count
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.naive import NaiveReplayBuffer, keys_by_age
 from sqlbuffer.compat.ding.ring import checked_size, items_of
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 @register_buffer("sequence")
@@ -76,7 +76,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
             return []
         n = self.count()
         rows = self._ring.draw(
-            lambda population: self._chosen(population, n, batch, sequence, replace)
+            lambda candidates: self._chosen(candidates, n, batch, sequence, replace)
         )
         if len(rows) < batch * sequence:
             self._warn_of_few(batch * sequence)
@@ -86,10 +86,10 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         return [items[start : start + sequence] for start in range(0, len(items), sequence)]
 
     def _chosen(
-        self, population: Population, n: int, batch: int, sequence: int, replace: bool
+        self, candidates: Candidates, n: int, batch: int, sequence: int, replace: bool
     ) -> list[int]:
-        keys = keys_by_age(population, n)
-        counts = self._ring.counts_of(population.connection)
+        keys = keys_by_age(candidates, n)
+        counts = self._ring.counts_of(candidates.connection)
         starts = window_starts(len(keys), counts.push_count, sequence, self._length)
         if not len(starts) or (
             not replace and (batch > len(starts) or batch * sequence > len(keys))

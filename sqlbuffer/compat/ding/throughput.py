@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlbuffer.compat.ding.errors import ReplayConfigError
-from sqlbuffer.flow import Counts, RatioWindow
+from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.scalars import real_of
 from sqlbuffer.storage.database.fork_lock import ForkLock
 
@@ -168,7 +168,7 @@ class ThruputController:
 
     def _decay(self) -> None:
         counts, self._decayed_at = self._window.decayed_by_second(
-            Counts(self._pushed, self._sampled), self._decayed_at, self._clock()
+            FlowCounts(self._pushed, self._sampled), self._decayed_at, self._clock()
         )
         self._pushed, self._sampled = counts.inserted, counts.sampled
 
@@ -209,7 +209,7 @@ class ThruputController:
         """Tell whether so many items may be pushed now, and why."""
         with self._mutex:
             self._decay()
-            counts = Counts(self._pushed, self._sampled)
+            counts = FlowCounts(self._pushed, self._sampled)
         refused = None if self._limit is None else self._limit.refused_insert(counts, push_size)
         return refused is None, refused or _NOTHING_AGAINST
 
@@ -217,7 +217,7 @@ class ThruputController:
         """Tell whether so many items may be sampled now, and why."""
         with self._mutex:
             self._decay()
-            counts = Counts(self._pushed, self._sampled)
+            counts = FlowCounts(self._pushed, self._sampled)
         refused = None if self._limit is None else self._limit.refused_sample(counts, sample_size)
         return refused is None, refused or _NOTHING_AGAINST
 

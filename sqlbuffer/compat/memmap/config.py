@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.codec import is_storable_text
+from sqlbuffer.codec.encoder import is_storable_text
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.compat.memmap.tracks import INTERNAL, Track, check_fields, parse_tracks
-from sqlbuffer.specs import BUILT_IN, RESERVED, Fields, FieldSpec
+from sqlbuffer.fields.specs import BUILT_IN, RESERVED, Fields, FieldSpec
 
 MAX_DEFAULT_ITEMS = 1_024
 FILE = "replay.sqlite"

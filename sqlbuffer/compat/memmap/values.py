@@ -9,13 +9,13 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from sqlbuffer.codec import Encoder
+from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.compat.memmap.config import core_names, own_columns
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.compat.memmap.tracks import INTERNAL, Track
-from sqlbuffer.packing import Layout
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.records import encode_real
 from sqlbuffer.storage.rows.pieces import Columns
-from sqlbuffer.storage.rows.records import encode_real
 
 # What needs no look at whether it fits; an integer that does not is an error of numpy's.
 _NATIVE = {"int": int, "uint8": int, "bool": bool, "float": float}

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from sqlbuffer.compat.memmap.config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder
+from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.ids import uuid7
+from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.database.process_end import at_process_end
-from sqlbuffer.storage.episodes.episodes import Ending
 from sqlbuffer.storage.extensions.slots import (
     Opening,
     SlotEnding,
@@ -28,7 +29,6 @@ from sqlbuffer.storage.extensions.slots import (
     SlotsFullError,
 )
 from sqlbuffer.storage.rows.pieces import Columns
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.store import BufferStore, Written
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
@@ -199,7 +199,7 @@ class Writer:
         records = [_record(open_, t, row) for t, row in enumerate(values)]
         for t, record in enumerate(records):
             _count(open_, t, record.reward_t)
-        ending = Ending(
+        ending = EpisodeEnd(
             key, key, "complete", open_.length, open_.return_, f"{key}/0",
             f"{key}/{open_.length - 1}", None,
         )  # fmt: skip
@@ -273,7 +273,7 @@ class Writer:
     def _write(
         self,
         records: Sequence[Record],
-        endings: Sequence[Ending],
+        endings: Sequence[EpisodeEnd],
         metas: Mapping[EpisodeKey, str],
     ) -> Written:
         keys = dict.fromkeys(record.episode_key for record in records if record.episode_key)

@@ -10,10 +10,10 @@ from sqlbuffer.compat.minestudio.errors import (
     FragmentError,
     FragmentTypeError,
 )
+from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import FieldError
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.extensions.fragments.pool import Rules
-from sqlbuffer.storage.rows.records import encode_key
 
 
 def number(value: Any, name: str) -> int:

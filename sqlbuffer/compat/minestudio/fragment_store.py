@@ -14,12 +14,12 @@ from sqlbuffer.compat.minestudio.errors import (
 )
 from sqlbuffer.compat.minestudio.opening import NAME, plain_store
 from sqlbuffer.compat.minestudio.values import decoded, encoded, wanted_of
+from sqlbuffer.encoding.records import Decoder, Record
 from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.extensions.fragments import pool
-from sqlbuffer.storage.extensions.fragments.fragment_reading import Reader, delete
+from sqlbuffer.storage.extensions.fragments.fragment_reading import FragmentReader, delete
 from sqlbuffer.storage.extensions.fragments.versions import clear
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
-from sqlbuffer.storage.rows.records import Decoder, Record
 from sqlbuffer.storage.store import BufferStore
 
 
@@ -49,7 +49,7 @@ class FragmentStore:
         self._attach(plain_store(location(path, url), name))
 
     def _attach(self, store: BufferStore) -> None:
-        self._store, self._reader = store, Reader(store)
+        self._store, self._reader = store, FragmentReader(store)
         self._decoder = Decoder(layout=store.layout)
 
     @classmethod

@@ -15,6 +15,7 @@ from sqlbuffer.compat.minestudio.fragment_store import FragmentStore
 from sqlbuffer.compat.minestudio.metrics import metrics
 from sqlbuffer.compat.minestudio.opening import NAME, database_config, existing, made
 from sqlbuffer.compat.minestudio.values import encoded, n_bytes
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.extensions.fragments import fetching, fragment_reading, versions
 from sqlbuffer.storage.extensions.fragments.adding import (
     Added,
@@ -25,7 +26,6 @@ from sqlbuffer.storage.extensions.fragments.adding import (
 )
 from sqlbuffer.storage.extensions.fragments.deleting import delete_left
 from sqlbuffer.storage.extensions.fragments.pool import Pool
-from sqlbuffer.storage.rows.records import Record
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -97,7 +97,7 @@ class ReplayBufferInterface:
             store, self._rules = made(parsed, url, name)
         self.store = FragmentStore.of(store)
         self._core = store
-        self._reader = fragment_reading.Reader(store)
+        self._reader = fragment_reading.FragmentReader(store)
         self.database_config = database_config(store, parsed)
 
     @property

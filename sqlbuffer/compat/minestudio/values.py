@@ -18,10 +18,10 @@ from sqlbuffer.compat.minestudio.datatypes import (
     imported_torch,
 )
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
+from sqlbuffer.encoding.records import Record, encode_row
 from sqlbuffer.errors import FieldError
-from sqlbuffer.partial import Wanted
-from sqlbuffer.rows import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.rows.records import Record, encode_row
+from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 
 AGENT = "default"
 _IN_EXTRA = ("next_done", "reward", "first", "in_state", "next_obs")
@@ -86,7 +86,7 @@ def decoded(row: DataRow, wanted: Sequence[str] | None = None) -> SampleFragment
     )
 
 
-def wanted_of(names: Any) -> Wanted:
+def wanted_of(names: Any) -> SelectedFields:
     """Return what is read of a row for fields of a fragment.
 
     Raises:
@@ -101,7 +101,7 @@ def wanted_of(names: Any) -> Wanted:
     for name in names:
         found += _core_names(name)
     try:
-        return Wanted.parse(found)
+        return SelectedFields.parse(found)
     except FieldError as error:
         raise FragmentError(_own_names(str(error))) from None
 

@@ -4,7 +4,7 @@ import logging
 import time
 
 from sqlbuffer.compat.minestudio.errors import FetchTimeoutError
-from sqlbuffer.storage.extensions.fragments.fragment_reading import Reader
+from sqlbuffer.storage.extensions.fragments.fragment_reading import FragmentReader
 from sqlbuffer.storage.extensions.fragments.leaving import oldest_allowed
 from sqlbuffer.storage.extensions.fragments.pool import Pool
 
@@ -25,7 +25,7 @@ class Wait:
         timeout_s: How long to wait at most; None: without end.
     """
 
-    def __init__(self, reader: Reader, k: int, timeout_s: float | None) -> None:
+    def __init__(self, reader: FragmentReader, k: int, timeout_s: float | None) -> None:
         self._reader, self._k, self._timeout_s = reader, k, timeout_s
         self._began = time.monotonic()
         self._pause_s = FIRST_PAUSE_S

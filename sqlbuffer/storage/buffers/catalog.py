@@ -12,8 +12,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageError
-from sqlbuffer.flow import Policy, policy_from_json, policy_to_json
-from sqlbuffer.specs import NO_FIELDS, Fields, check_same
+from sqlbuffer.fields.specs import NO_FIELDS, Fields, check_same
+from sqlbuffer.rate_limits import Policy, policy_from_json, policy_to_json
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, text
 
-from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList
 from sqlbuffer.storage.schema.models import episodes, sessions

@@ -9,12 +9,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, Engine, Select
 from sqlalchemy.engine import URL
 
+from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
     BufferNotFoundError,
 )
-from sqlbuffer.packing import Layout
-from sqlbuffer.partial import Wanted
-from sqlbuffer.query import Node
+from sqlbuffer.query.builder import Node
+from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.database.engine import (
     begin_epoch,
@@ -28,13 +28,13 @@ from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.base import Dialect
 from sqlbuffer.storage.flow.pacing import WAIT_S
-from sqlbuffer.storage.labels.late_values import seen
-from sqlbuffer.storage.priorities.priority_population import Priorities
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.priorities.priority_candidates import Priorities
 from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads
-from sqlbuffer.storage.rows.reading import Reading
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions, SampledWindow
 from sqlbuffer.storage.writing.applied_writes import WriteOnce
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
+class OpenerOptions:
     """What an opener of a buffer chose for itself.
 
     Attributes:
@@ -61,11 +61,11 @@ class Options:
     wait_s: float = WAIT_S
 
 
-DEFAULT_OPTIONS = Options()
+DEFAULT_OPTIONS = OpenerOptions()
 
 
 @dataclass(frozen=True)
-class Window:
+class BufferWindow:
     """Which rows a buffer is: those with low < seq <= high."""
 
     max_capacity: int | None
@@ -81,7 +81,7 @@ class Window:
 Method = Callable[Concatenate[Any, P], T]
 
 
-def survives(method: Method[P, T]) -> Method[P, T]:
+def retry_on_disconnect(method: Method[P, T]) -> Method[P, T]:
     """Repeat a method after a deadlock, which undid what it did, or a lost connection."""
 
     @wraps(method)
@@ -92,7 +92,7 @@ def survives(method: Method[P, T]) -> Method[P, T]:
     return repeating
 
 
-class Opened:
+class OpenBuffer:
     """What all that is asked of a buffer goes by.
 
     Attributes:
@@ -105,7 +105,7 @@ class Opened:
 
     url: URL
     info: BufferInfo
-    options: Options
+    options: OpenerOptions
     restrictions: Restrictions
     layout: Layout
     _engine: Engine | None
@@ -159,17 +159,17 @@ class Opened:
             self.forget_connections,
         )
 
-    @survives
-    def window(self) -> Window:
+    @retry_on_disconnect
+    def window(self) -> BufferWindow:
         """Return the window now."""
         with translated(self.url), self.engine.connect() as connection:
             return self._window(connection)
 
-    def _window(self, connection: Connection) -> Window:
+    def _window(self, connection: Connection) -> BufferWindow:
         row = connection.execute(statements.window(self.info.id)).one_or_none()
         if row is None:
             raise self._dropped()
-        return Window(
+        return BufferWindow(
             row.max_capacity,
             row.max_episodes,
             row.evict_unit,
@@ -190,13 +190,13 @@ class Opened:
         )
 
     @contextmanager
-    def population(
+    def candidates(
         self,
         node: Node,
-        columns: Reading | Sequence[Any] | None = None,
+        columns: RowSelection | Sequence[Any] | None = None,
         *,
         sampled: bool = False,
-    ) -> Iterator[Population]:
+    ) -> Iterator[Candidates]:
         """What a sampler chooses from, while the connection lives.
 
         Args:
@@ -214,21 +214,21 @@ class Opened:
             if not found:
                 raise self._dropped()
             now = SampledWindow(*found[0])
-            node = seen(node, bool(now.has_labels))
+            node = resolve_labels(node, bool(now.has_labels))
             if not (sampled and self.restrictions.are_any(now)):
-                population = Population(connection, self.info.id, now.low, now.high, node, columns)
+                candidates = Candidates(connection, self.info.id, now.low, now.high, node, columns)
             else:
-                population = self.restrictions.population(
+                candidates = self.restrictions.candidates(
                     connection, now, server_epoch(self.engine), node, columns
                 )
-            population.has_labels = bool(now.has_labels)
+            candidates.has_labels = bool(now.has_labels)
             if self.info.priorities:
-                population.priorities = self.priorities_of(population)
-            yield population
+                candidates.priorities = self.priorities_of(candidates)
+            yield candidates
 
-    def priorities_of(self, population: Population) -> Priorities:
-        """Return the priorities of the rows of a population."""
-        return Priorities(population, self.info, self.options.alpha, self._upkeep)
+    def priorities_of(self, candidates: Candidates) -> Priorities:
+        """Return the priorities of the candidates."""
+        return Priorities(candidates, self.info, self.options.alpha, self._upkeep)
 
     @cached_property
     def whole_rows(self) -> Payloads:
@@ -236,7 +236,7 @@ class Opened:
         return self.payloads()
 
     def payloads(
-        self, wanted: Wanted | None = None, only: frozenset[str] | None = None
+        self, wanted: SelectedFields | None = None, only: frozenset[str] | None = None
     ) -> Payloads:
         """Return what reads rows, whole or in part."""
         return Payloads(self._dialect, self.info.id, self.layout, wanted, only)
@@ -253,7 +253,7 @@ class Opened:
             raise self._dropped()
         return SampledWindow(*found)
 
-    @survives
+    @retry_on_disconnect
     def settled(self) -> int:
         """Return a seq up to which no row can appear any more."""
         with translated(self.url):

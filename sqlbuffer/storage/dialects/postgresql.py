@@ -13,16 +13,16 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.database.vacuum import cleaner_for
-from sqlbuffer.storage.dialects.drawn import Drawn, WriteId
 from sqlbuffer.storage.dialects.standby import StandbyWatermark
-from sqlbuffer.storage.labels.labels import Labelled
+from sqlbuffer.storage.labels.label import Labelled
 from sqlbuffer.storage.priorities.blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.rows.pieces import Columns, Piece
-from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
 
 _NULL = b"\xff\xff\xff\xff"
 
@@ -311,14 +311,14 @@ class PostgreSQL:
                 connection.begin()
             yield connection
 
-    def draw(
+    def reserve_seqs(
         self,
         connection: Connection,
         buffer_id: int,
         ids: Sequence[str],
         priorities: Sequence[float | None] | None = None,
         note: WriteId | None = None,
-    ) -> Drawn:
+    ) -> ReservedSeqs:
         """Return which ids the buffer holds, and numbers for the others; note the priorities that
         these are given. Store the id of the write, if there is one to store.
         """
@@ -331,7 +331,7 @@ class PostgreSQL:
         ((held, seqs, priority),) = _driver(connection).execute(
             statement, (buffer_id, _text_array(ids), reals, write_id, keep_s)
         )
-        return Drawn(set(held), sorted(seqs or ()), priority)
+        return ReservedSeqs(set(held), sorted(seqs or ()), priority)
 
     def free_episode(
         self, connection: Connection, buffer_id: int, key: str, task_id: str

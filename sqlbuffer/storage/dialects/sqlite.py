@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.engine import URL
 
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import StorageFullError
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S, is_memory
@@ -23,12 +24,11 @@ from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, checkpoint_rarely, spare_writer, wal_path
 from sqlbuffer.storage.database.writer_lock import writer_lock
-from sqlbuffer.storage.dialects.drawn import Drawn, WriteId
-from sqlbuffer.storage.labels.labels import Labelled
+from sqlbuffer.storage.labels.label import Labelled
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.rows.pieces import Columns, Piece
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
 
 _COLUMNS = (
     "buffer_id",
@@ -315,14 +315,14 @@ class SQLite:
                 connection.begin()
             yield connection
 
-    def draw(
+    def reserve_seqs(
         self,
         connection: Connection,
         buffer_id: int,
         ids: Sequence[str],
         priorities: Sequence[float | None] | None = None,
         note: WriteId | None = None,
-    ) -> Drawn:
+    ) -> ReservedSeqs:
         """Return which ids the buffer holds, and numbers for the others; note the priorities that
         these are given.
         """
@@ -348,7 +348,7 @@ class SQLite:
         end, priority = connection.exec_driver_sql(
             _DRAW, {"n": n, "given": max(given, default=None), "id": buffer_id}
         ).one()
-        return Drawn(held, list(range(end - n, end)), priority=priority)
+        return ReservedSeqs(held, list(range(end - n, end)), priority=priority)
 
     def free_episode(
         self, connection: Connection, buffer_id: int, key: str, task_id: str

@@ -26,24 +26,22 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer import priority_race as race
-from sqlbuffer.flow import Counts as FlowCounts
-from sqlbuffer.flow import RatioWindow
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.extensions.ring_buffer import (
     COLUMNS,
     NONE_LEFT,
     Contents,
-    Counts,
     ItemRing,
     Left,
+    RingCounts,
 )
 from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.records import Record
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
@@ -57,6 +55,7 @@ from sqlbuffer.storage.schema.models import (
 )
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Row
+from sqlbuffer.weighted_sampling import race as race
 
 # Added to the priorities that are set, so that none is 0.
 EPS = 1e-5
@@ -87,7 +86,7 @@ Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Ledger:
+class CreditLedger:
     """What a ring keeps beside its counters.
 
     Attributes:
@@ -105,11 +104,11 @@ class Ledger:
     decayed_at: float = 0.0
 
     @classmethod
-    def of(cls, counts: Counts) -> "Ledger":
+    def of(cls, counts: RingCounts) -> "CreditLedger":
         """Return what the counters of a ring have along."""
         return cls() if counts.state is None else cls(**counts.state)
 
-    def decayed(self, limit: RatioWindow, now: float) -> "Ledger":
+    def decayed(self, limit: RatioWindow, now: float) -> "CreditLedger":
         """Return it with what is left of its two counts at a moment."""
         left, at = limit.decayed_by_second(self.flow, self.decayed_at, now)
         return replace(self, pushed=left.inserted, sampled=left.sampled, decayed_at=at)
@@ -140,7 +139,7 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedItems:
     """What a draw asks for.
 
     Attributes:
@@ -200,7 +199,7 @@ class Sampled:
     """
 
     rows: Sequence[Row] = ()
-    counts: Counts = field(default_factory=Counts)
+    counts: RingCounts = field(default_factory=RingCounts)
     priorities: Sequence[float] = ()
     weights: Sequence[Any] = ()
     uses: Sequence[int] = ()
@@ -212,7 +211,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldItems:
     """All that a ring holds.
 
     Attributes:
@@ -254,13 +253,13 @@ class PriorityRing(ItemRing):
         self._cleaned_to = 0
         self._surely: tuple[tuple[int, int], int, int] = ((-1, -1), 0, 0)
 
-    def set_ledger(self, connection: Connection, counts: Counts, ledger: Ledger) -> None:
+    def set_ledger(self, connection: Connection, counts: RingCounts, ledger: CreditLedger) -> None:
         """Set all that it counts and keeps."""
         kept = orjson.dumps(asdict(ledger)).decode()
         values = {**self._key, "n": counts.push_count, "place": counts.tail, "kept": kept}
         connection.execute(_SET, values)
 
-    def place_of(self, number: int, counts: Counts) -> int:
+    def place_of(self, number: int, counts: RingCounts) -> int:
         """Return the place in the ring of an item that is held, by its number."""
         return (number - counts.push_count + counts.tail) % self.size
 
@@ -286,21 +285,21 @@ class PriorityRing(ItemRing):
             left = self._leaving(connection, len(records), track=track)
             numbers = range(now.push_count - len(records), now.push_count)
             places = [self.place_of(number, now) for number in numbers]
-            default = Ledger.of(now).max_priority
+            default = CreditLedger.of(now).max_priority
             found = Pushed(numbers, places, default, left)
             return _numbered(prepared, numbers, name, default)
 
         self.store.insert_made(records, made)
         return found
 
-    def _count_limited(self, connection: Connection, n: int) -> tuple[Counts, str | None]:
+    def _count_limited(self, connection: Connection, n: int) -> tuple[RingCounts, str | None]:
         """Count items that are pushed, unless the limit refuses them; return what is counted, and
         why they are refused.
         """
         if self._limit is None:
             return self.count_pushed(connection, n), None
         counts = self.counts_of(connection, locked=True)
-        ledger = Ledger.of(counts).decayed(self._limit, time.time())
+        ledger = CreditLedger.of(counts).decayed(self._limit, time.time())
         refused = self._limit.refused_insert(ledger.flow, n)
         if refused is None:
             tail = (counts.tail + n) % self.size
@@ -308,7 +307,7 @@ class PriorityRing(ItemRing):
             self.set_ledger(connection, counts, replace(ledger, pushed=ledger.pushed + n))
         return counts, refused
 
-    def sample(self, wanted: Wanted) -> Sampled:
+    def sample(self, wanted: WantedItems) -> Sampled:
         """Draw items by priority, one from each of equal parts of all weights. Count their uses,
         and remove those that are too old or used up.
         """
@@ -328,9 +327,9 @@ class PriorityRing(ItemRing):
             self._forget()
             raise
 
-    def _sample(self, connection: Connection, wanted: Wanted) -> Sampled:
+    def _sample(self, connection: Connection, wanted: WantedItems) -> Sampled:
         counts = self.counts_of(connection, locked=True)
-        ledger = Ledger.of(counts)
+        ledger = CreditLedger.of(counts)
         window = self.store.sampled_window(connection)
         stale, left = self._remove_stale(connection, window, wanted)
         if stale:
@@ -343,40 +342,40 @@ class PriorityRing(ItemRing):
             ledger = ledger.decayed(self._limit, time.time())
             if (refused := self._limit.refused_sample(ledger.flow, wanted.size)) is not None:
                 return replace(done, refused=refused)
-        population = self.population(connection, window)
-        seqs = self._chosen(connection, population, window, wanted)
+        candidates = self.candidates(connection, window)
+        seqs = self._chosen(connection, candidates, window, wanted)
         if seqs is None:
             reason = f"it has none of {self._count(connection, window)} items"
             return replace(done, refused=reason, is_empty_range=True)
         if len(seqs) < wanted.size:
             return replace(done, refused="no item can be drawn: all are used up")
-        return self._drawn(connection, population, seqs, wanted, ledger, done)
+        return self._drawn(connection, candidates, seqs, wanted, ledger, done)
 
     def _drawn(
         self,
         connection: Connection,
-        population: Population,
+        candidates: Candidates,
         seqs: Sequence[int],
-        wanted: Wanted,
-        ledger: Ledger,
+        wanted: WantedItems,
+        ledger: CreditLedger,
         done: Sampled,
     ) -> Sampled:
-        rows = population.rows(seqs)
-        own, info = population.priorities.of(seqs), self.store.info
+        rows = candidates.rows(seqs)
+        own, info = candidates.priorities.of(seqs), self.store.info
         beta = wanted.beta if ledger.beta is None else ledger.beta
-        least = population.priorities.least()
+        least = candidates.priorities.least()
         weights = race.importance_weights(own, info.alpha, beta, least)
         counted = Counter(seqs)
         total = self.store.dialect.add_uses(connection, info.id, counted)
         used_up = []
         if wanted.max_use is not None:
             used_up = sorted(seq for seq in counted if total[seq] >= wanted.max_use)
-        left = self._use_up(connection, population, used_up, wanted)
+        left = self._use_up(connection, candidates, used_up, wanted)
         ledger = replace(ledger, beta=min(1.0, beta + wanted.beta_step))
         if self._limit is not None:
             ledger = replace(ledger, sampled=ledger.sampled + wanted.size)
         self.set_ledger(connection, done.counts, ledger)
-        self._clean_uses(connection, population.window_low)
+        self._clean_uses(connection, candidates.window_low)
         return replace(
             done,
             rows=rows,
@@ -391,25 +390,25 @@ class PriorityRing(ItemRing):
     def _chosen(
         self,
         connection: Connection,
-        population: Population,
+        candidates: Candidates,
         window: SampledWindow,
-        wanted: Wanted,
+        wanted: WantedItems,
     ) -> list[int] | None:
         """Return the numbers that are drawn; None where the range has no items."""
         key = race.key_of(np.random.default_rng(wanted.seed))
         if wanted.which is None:
-            return self._by_weight(key, population, wanted.size)
+            return self._by_weight(key, candidates, wanted.size)
         n_held = self._count(connection, window)
         places = range(n_held)[wanted.which]
         if not places:
             return None
         if wanted.which.step in (None, 1):
-            part = self.population(connection, window)
+            part = self.candidates(connection, window)
             part.low = self._of_age(connection, window, n_held, places[0]) - 1
             part.high = self._of_age(connection, window, n_held, places[-1])
             return self._by_weight(key, part, wanted.size)
-        numbers = np.sort(population.keys()[wanted.which])
-        return self._of_all(key, numbers, population.priorities.of(numbers), wanted.size)
+        numbers = np.sort(candidates.keys()[wanted.which])
+        return self._of_all(key, numbers, candidates.priorities.of(numbers), wanted.size)
 
     def _of_age(
         self, connection: Connection, window: SampledWindow, n_held: int, place: int
@@ -433,20 +432,20 @@ class PriorityRing(ItemRing):
             place -= n
             block += 1
 
-    def _by_weight(self, key: int, population: Population, n: int) -> list[int]:
-        found = race.draw_stratified(key, population.priorities.weights, n)
+    def _by_weight(self, key: int, candidates: Candidates, n: int) -> list[int]:
+        found = race.draw_stratified(key, candidates.priorities.weights, n)
         if found.is_complete:
             return _listed(found.seqs)
         # Sums that are no sums: one has changed what another program keeps.
-        numbers, priorities = population.priorities.all(population)
-        is_part = numbers <= population.high
+        numbers, priorities = candidates.priorities.all(candidates)
+        is_part = numbers <= candidates.high
         return self._of_all(key, numbers[is_part], priorities[is_part], n)
 
     def _of_all(self, key: int, numbers: Integers, priorities: Reals, n: int) -> list[int]:
         weights = race.weights_of(priorities, self.store.info.alpha)
         return _listed(race.strata_of_all(key, numbers, weights, n))
 
-    def _held(self, connection: Connection, window: SampledWindow, wanted: Wanted) -> int:
+    def _held(self, connection: Connection, window: SampledWindow, wanted: WantedItems) -> int:
         """Return how many items there are; or that there are enough, where nothing was deleted
         since they were counted: of each number that is given, one leaves at most.
         """
@@ -471,7 +470,7 @@ class PriorityRing(ItemRing):
         return self._counted[1]
 
     def _remove_stale(
-        self, connection: Connection, window: SampledWindow, wanted: Wanted
+        self, connection: Connection, window: SampledWindow, wanted: WantedItems
     ) -> tuple[list[int], list[Row]]:
         """Remove the items that are too old; return their numbers, and where they are tracked
         their rows.
@@ -490,7 +489,7 @@ class PriorityRing(ItemRing):
         return sorted(connection.execute(_THERE, parameters).scalars())
 
     def _use_up(
-        self, connection: Connection, population: Population, seqs: list[int], wanted: Wanted
+        self, connection: Connection, candidates: Candidates, seqs: list[int], wanted: WantedItems
     ) -> list[Row]:
         if not seqs:
             return []
@@ -504,7 +503,7 @@ class PriorityRing(ItemRing):
     ) -> list[Row]:
         if not seqs:
             return []
-        left = self.rows(self.population(connection), seqs) if tracks else []
+        left = self.rows(self.candidates(connection), seqs) if tracks else []
         before = self._deletions(connection)
         # Without their weight their blocks' sums hold, and need not be added up anew: each sample
         # would read as many blocks again as items leave.
@@ -564,7 +563,7 @@ class PriorityRing(ItemRing):
             n_set = self._set_priorities(
                 connection, seqs, [found[seq].priority + EPS for seq in seqs]
             )
-            ledger = Ledger.of(counts)
+            ledger = CreditLedger.of(counts)
             largest = max(new.largest for new in found.values())
             if largest > ledger.max_priority:
                 self.set_ledger(connection, counts, replace(ledger, max_priority=largest))
@@ -575,7 +574,7 @@ class PriorityRing(ItemRing):
         return n_set
 
     def _seqs_of(
-        self, connection: Connection, counts: Counts, given: Mapping[str, "NewPriority"]
+        self, connection: Connection, counts: RingCounts, given: Mapping[str, "NewPriority"]
     ) -> dict[int, "NewPriority"]:
         window = self.store.sampled_window(connection)
         found = self.store.dialect.seqs_of_ids(connection, self.store.info.id, list(given))
@@ -593,7 +592,7 @@ class PriorityRing(ItemRing):
 
         def work(connection: Connection) -> None:
             counts = self.counts_of(connection, locked=True)
-            self.set_ledger(connection, counts, replace(Ledger.of(counts), beta=beta))
+            self.set_ledger(connection, counts, replace(CreditLedger.of(counts), beta=beta))
 
         self.store.write(work)
 
@@ -609,23 +608,23 @@ class PriorityRing(ItemRing):
             counts = self.counts_of(connection, locked=True)
             left = self._all(connection, track=track)
             self.remove(connection)
-            ledger = replace(Ledger.of(counts), max_priority=1.0)
-            self.set_ledger(connection, Counts(counts.push_count, 0), ledger)
+            ledger = replace(CreditLedger.of(counts), max_priority=1.0)
+            self.set_ledger(connection, RingCounts(counts.push_count, 0), ledger)
             return left
 
         return self.store.write(work)
 
-    def held(self) -> Held:
+    def held(self) -> HeldItems:
         """Return all that it holds, of one moment."""
 
-        def work() -> Held:
-            with self.store.population(EVERYTHING, self.payloads.reading) as population:
-                numbers, priorities = population.priorities.all(population)
-                rows = self.rows(population, numbers)
-                counted = self._uses_of(population.connection, numbers.tolist())
-                counts = self.counts_of(population.connection)
+        def work() -> HeldItems:
+            with self.store.candidates(EVERYTHING, self.payloads.reading) as candidates:
+                numbers, priorities = candidates.priorities.all(candidates)
+                rows = self.rows(candidates, numbers)
+                counted = self._uses_of(candidates.connection, numbers.tolist())
+                counts = self.counts_of(candidates.connection)
             n_uses = [counted.get(row[0], 0) for row in rows]
-            return Held(Contents(rows, counts), priorities.tolist(), n_uses)
+            return HeldItems(Contents(rows, counts), priorities.tolist(), n_uses)
 
         return self._surviving(work)
 
@@ -633,8 +632,8 @@ class PriorityRing(ItemRing):
         self,
         records: Sequence[Record],
         n_uses: Sequence[int],
-        counts: Counts,
-        ledger: Ledger,
+        counts: RingCounts,
+        ledger: CreditLedger,
     ) -> None:
         """Hold these items instead of those that there are, in one transaction.
 
@@ -672,9 +671,9 @@ class PriorityRing(ItemRing):
         else:
             self.store.write(lambda connection: made(connection, ()))
 
-    def population(self, connection: Connection, window: SampledWindow | None = None) -> Population:
+    def candidates(self, connection: Connection, window: SampledWindow | None = None) -> Candidates:
         """Return what there is to choose from in a transaction, with its priorities."""
-        found = super().population(connection, window)
+        found = super().candidates(connection, window)
         found.priorities = self.store.priorities_of(found)
         return found
 

@@ -23,12 +23,12 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema.functions import last_number
 from sqlbuffer.storage.schema.models import buffers, episodes, experiences, item_rings
@@ -78,7 +78,7 @@ _MAKE = text(
 
 
 @dataclass(frozen=True)
-class Counts:
+class RingCounts:
     """What a ring has counted.
 
     Attributes:
@@ -97,7 +97,7 @@ class Contents:
     """The rows of a ring, the oldest first, and its counters at that moment."""
 
     rows: list[Row]
-    counts: Counts
+    counts: RingCounts
 
 
 class Left(NamedTuple):
@@ -130,16 +130,16 @@ class ItemRing:
         self.payloads = store.payloads(only=COLUMNS)
         self._notes = store.payloads(only=frozenset({"extra"}))
 
-    def counts(self) -> Counts:
+    def counts(self) -> RingCounts:
         """Return what it has counted."""
 
-        def work() -> Counts:
+        def work() -> RingCounts:
             with translated(self.store.url), self.store.engine.connect() as connection:
                 return self.counts_of(connection)
 
         return self._surviving(work)
 
-    def counts_of(self, connection: Connection, *, locked: bool = False) -> Counts:
+    def counts_of(self, connection: Connection, *, locked: bool = False) -> RingCounts:
         """Return what it has counted; locked, nobody else changes it until the transaction ends.
 
         Raises:
@@ -150,7 +150,9 @@ class ItemRing:
             raise self.store.dropped()
         _, push_count, tail, state = found
         # Another size may have been set since.
-        return Counts(push_count, tail % self.size, None if state is None else orjson.loads(state))
+        return RingCounts(
+            push_count, tail % self.size, None if state is None else orjson.loads(state)
+        )
 
     def lock(self, connection: Connection) -> None:
         """Wait for whoever else changes it, until they have ended."""
@@ -160,7 +162,7 @@ class ItemRing:
         """Set its counters."""
         connection.execute(_SET, {**self._key, "n": push_count, "place": tail})
 
-    def count_pushed(self, connection: Connection, n: int) -> Counts:
+    def count_pushed(self, connection: Connection, n: int) -> RingCounts:
         """Count items that are pushed, and return what it has counted then; nobody else changes it
         until the transaction ends.
 
@@ -172,7 +174,7 @@ class ItemRing:
         if found is None:
             raise self.store.dropped()
         push_count, tail, state = found
-        return Counts(push_count, tail, None if state is None else orjson.loads(state))
+        return RingCounts(push_count, tail, None if state is None else orjson.loads(state))
 
     def push(self, records: Sequence[Record], n_pushed: int, *, track: bool = False) -> Left:
         """Put items at the end, all or none; the oldest leave.
@@ -203,9 +205,9 @@ class ItemRing:
         n = self._count_between(connection, window.low, end)
         if not track or not n:
             return Left(n)
-        population = self.population(connection, window)
-        keys: Any = population.keys()
-        return Left(n, self.rows(population, [seq for seq in keys if seq <= end]))
+        candidates = self.candidates(connection, window)
+        keys: Any = candidates.keys()
+        return Left(n, self.rows(candidates, [seq for seq in keys if seq <= end]))
 
     def _all(self, connection: Connection, *, track: bool) -> Left:
         """Return all items."""
@@ -213,8 +215,8 @@ class ItemRing:
         n = self._count_between(connection, window.low, window.high)
         if not track:
             return Left(n)
-        population = self.population(connection, window)
-        return Left(n, self.rows(population, population.keys()))
+        candidates = self.candidates(connection, window)
+        return Left(n, self.rows(candidates, candidates.keys()))
 
     def _count_between(self, connection: Connection, low: int, high: int) -> int:
         """Return how many rows have low < seq <= high."""
@@ -223,12 +225,12 @@ class ItemRing:
         parameters = {**self._key, "low": low, "high": high}
         return int(connection.execute(_N_BETWEEN, parameters).scalar_one())
 
-    def population(self, connection: Connection, window: SampledWindow | None = None) -> Population:
+    def candidates(self, connection: Connection, window: SampledWindow | None = None) -> Candidates:
         """Return what there is to choose from in a transaction; of a window that is known, or that
         is looked up.
         """
         window = window or self.store.sampled_window(connection)
-        return Population(
+        return Candidates(
             connection,
             self.store.info.id,
             window.low,
@@ -238,19 +240,19 @@ class ItemRing:
         )
 
     @staticmethod
-    def rows(population: Population, seqs: Any) -> list[Row]:
+    def rows(candidates: Candidates, seqs: Any) -> list[Row]:
         """Return the rows of numbers, some at a time."""
         numbers = [int(seq) for seq in seqs]
         found: list[Row] = []
         for start in range(0, len(numbers), ROWS_AT_ONCE):
-            found += population.rows(numbers[start : start + ROWS_AT_ONCE])
+            found += candidates.rows(numbers[start : start + ROWS_AT_ONCE])
         return found
 
-    def draw(self, choose: Callable[[Population], Any]) -> list[Row]:
+    def draw(self, choose: Callable[[Candidates], Any]) -> list[Row]:
         """Return the rows that are chosen, in that order."""
         return self.store.draw(
             EVERYTHING,
-            lambda population: self.rows(population, choose(population)),
+            lambda candidates: self.rows(candidates, choose(candidates)),
             self.payloads.reading,
         )
 
@@ -258,9 +260,9 @@ class ItemRing:
         """Return all rows and the counters, of one moment."""
 
         def work() -> Contents:
-            with self.store.population(EVERYTHING, self.payloads.reading) as population:
-                rows = self.rows(population, population.keys())
-                return Contents(rows, self.counts_of(population.connection))
+            with self.store.candidates(EVERYTHING, self.payloads.reading) as candidates:
+                rows = self.rows(candidates, candidates.keys())
+                return Contents(rows, self.counts_of(candidates.connection))
 
         return self._surviving(work)
 
@@ -268,8 +270,8 @@ class ItemRing:
         """Return the JSON beside each item (`extra`), the oldest first."""
 
         def work() -> list[str | None]:
-            with self.store.population(EVERYTHING, self._notes.reading) as population:
-                return [row[EXTRA] for row in self.rows(population, population.keys())]
+            with self.store.candidates(EVERYTHING, self._notes.reading) as candidates:
+                return [row[EXTRA] for row in self.rows(candidates, candidates.keys())]
 
         return self._surviving(work)
 
@@ -289,7 +291,7 @@ class ItemRing:
 
         return self.store.write(work)
 
-    def replace(self, records: Sequence[Record], counts: Counts) -> None:
+    def replace(self, records: Sequence[Record], counts: RingCounts) -> None:
         """Hold these items instead of those that there are, in one transaction."""
 
         def first(connection: Connection) -> None:

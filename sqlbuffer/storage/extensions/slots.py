@@ -29,9 +29,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
+from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.storage.buffers.catalog import json_literal
 from sqlbuffer.storage.database.holders import is_alive, is_here
-from sqlbuffer.storage.episodes.episodes import Ending
 from sqlbuffer.storage.extensions.emptied_slots import (
     clear_slots,
     empty_slots,
@@ -167,7 +167,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class SlotEnding(Ending):
+class SlotEnding(EpisodeEnd):
     """How an episode in a slot ends.
 
     Attributes:

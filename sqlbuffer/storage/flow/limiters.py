@@ -22,9 +22,9 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.flow import (
+from sqlbuffer.rate_limits import (
     NO_LIMIT,
-    Counts,
+    FlowCounts,
     FlowState,
     Policy,
     RatioWindow,
@@ -96,7 +96,7 @@ _DECAYED = select(flow.c.pushed, flow.c.sampled, age_s(flow.c.decayed_at)).where
 
 
 @dataclass(frozen=True)
-class Reading:
+class FlowReading:
     """The counts of a buffer at one moment.
 
     Attributes:
@@ -110,7 +110,7 @@ class Reading:
     policy: Policy | None
     inserted: int
     sampled: int
-    counts: Counts
+    counts: FlowCounts
     on_standby: bool = False
 
     def allowed(self, role: Role, n: int, *, partly: bool = False) -> int:
@@ -124,7 +124,7 @@ class Reading:
         return min(n, self.policy.room(self.counts)) if partly else 0
 
 
-def read(connection: Connection, buffer_id: int) -> Reading:
+def read(connection: Connection, buffer_id: int) -> FlowReading:
     """Return the policy of a buffer and the counts.
 
     Raises:
@@ -135,13 +135,13 @@ def read(connection: Connection, buffer_id: int) -> Reading:
     policy = policy_from_json(stored)
     given, n_limited, n_sampled = map(int, row[1:4])
     if policy is None or stored is None:
-        return Reading(None, given, n_sampled, Counts(given, n_sampled))
+        return FlowReading(None, given, n_sampled, FlowCounts(given, n_sampled))
     inserted = given - int(stored["inserted_before"])
     sampled = n_limited - int(stored["sampled_before"])
-    counts = Counts(inserted, sampled)
+    counts = FlowCounts(inserted, sampled)
     if isinstance(policy, RatioWindow):
         counts = _decayed_counts(connection, buffer_id, policy)
-    return Reading(policy, inserted, sampled, counts, bool(row[4]))
+    return FlowReading(policy, inserted, sampled, counts, bool(row[4]))
 
 
 def _counted(connection: Connection, buffer_id: int) -> Any:
@@ -153,12 +153,12 @@ def _counted(connection: Connection, buffer_id: int) -> Any:
     return row
 
 
-def _decayed_counts(connection: Connection, buffer_id: int, policy: RatioWindow) -> Counts:
+def _decayed_counts(connection: Connection, buffer_id: int, policy: RatioWindow) -> FlowCounts:
     pushed = sampled = 0.0
     for its_pushed, its_sampled, age in connection.execute(_DECAYED, {"id": buffer_id}):
         pushed += policy.decayed(its_pushed, age)
         sampled += policy.decayed(its_sampled, age)
-    return Counts(pushed, sampled)
+    return FlowCounts(pushed, sampled)
 
 
 def state(connection: Connection, buffer_id: int) -> FlowState:

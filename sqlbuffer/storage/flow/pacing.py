@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, TypeVar
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import FlowControlError, SQLBufferError, StorageReadOnlyError
-from sqlbuffer.flow import FlowState, Policy, RatioWindow, Role
+from sqlbuffer.rate_limits import FlowState, Policy, RatioWindow, Role
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.flow import limiters
-from sqlbuffer.storage.flow.limiters import Reading
-from sqlbuffer.storage.inspect.stats import stats
+from sqlbuffer.storage.flow.limiters import FlowReading
+from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.writing.applied_writes import WriteOnce
 from sqlbuffer.waits import pause
 
@@ -69,7 +69,7 @@ class Pacer:
         """Be a process that has counted nothing: a new one, or a forked child."""
         self._pid = os.getpid()
         self._holder = new_name()
-        self._rows = self._batches = self._owed = 0
+        self._rows = self._batches = self._correction = 0
         self._may_tell = True
         now = time.monotonic()
         self._told_at, self._tidied_at = now, now - TIDY_S
@@ -238,38 +238,38 @@ class Pacer:
         finally:
             mark.clear()
 
-    def _try(self, role: Role, n: int, partly: bool, *, is_first: bool) -> tuple[int, Reading]:
+    def _try(self, role: Role, n: int, partly: bool, *, is_first: bool) -> tuple[int, FlowReading]:
         """Return how many of n rows may pass, counted where they must be; and the counts."""
         counted = role == "sample" or isinstance(self._policy, RatioWindow)
         if not (counted and is_first):  # most of the time: a look without a lock
             allowed, reading = self._retried(lambda: self._look(role, n, partly))
             if not (counted and allowed):
                 return allowed, reading
-        once: WriteOnce[tuple[int, Reading]] = self._store.once()
+        once: WriteOnce[tuple[int, FlowReading]] = self._store.once()
         with self._owing() as owed:
             return self._retried(lambda: self._take(once, role, n, partly, owed))
 
-    def _look(self, role: Role, n: int, partly: bool) -> tuple[int, Reading]:
+    def _look(self, role: Role, n: int, partly: bool) -> tuple[int, FlowReading]:
         reading = self._read()
         self._check_countable(reading)
         return reading.allowed(role, n, partly=partly), reading
 
-    def _read(self) -> Reading:
+    def _read(self) -> FlowReading:
         store = self._store
         with translated(store.url), store.engine.connect() as connection:
             return limiters.read(connection, store.info.id)
 
     def _take(
         self,
-        once: WriteOnce[tuple[int, Reading]],
+        once: WriteOnce[tuple[int, FlowReading]],
         role: Role,
         n: int,
         partly: bool,
         owed: int,
-    ) -> tuple[int, Reading]:
+    ) -> tuple[int, FlowReading]:
         store = self._store
 
-        def work(connection: Connection) -> tuple[int, Reading]:
+        def work(connection: Connection) -> tuple[int, FlowReading]:
             reading = limiters.read(connection, store.info.id)
             allowed = reading.allowed(role, n, partly=partly)
             if reading.policy is not None:
@@ -297,23 +297,23 @@ class Pacer:
     def _owing(self) -> Iterator[int]:
         """Take what is owed to the counts; it is owed again where the block fails."""
         with self._mutex:
-            owed, self._owed = self._owed, 0
+            owed, self._correction = self._correction, 0
         try:
             yield owed
         except BaseException:
             with self._mutex:
-                self._owed += owed
+                self._correction += owed
             raise
 
     def _correct(self, n: int) -> None:
         """Count so many rows more, or fewer where n is negative, than were let through."""
         with self._mutex:
-            self._owed += n
+            self._correction += n
         # Where this fails, the next batch counts it.
         with suppress(SQLBufferError), self._owing() as owed:
             self._take(self._store.once(), "insert", 0, partly=False, owed=owed)
 
-    def _check_countable(self, reading: Reading) -> None:
+    def _check_countable(self, reading: FlowReading) -> None:
         if reading.policy is not None and reading.on_standby:
             raise StorageReadOnlyError(
                 f"buffer {self._store.info.name!r} has a rate limiter ({reading.policy}), and the "
@@ -321,13 +321,13 @@ class Pacer:
                 f"primary, or remove the limiter there (set_rate_limiter(None))"
             )
 
-    def _check_possible(self, reading: Reading, role: Role, n: int) -> None:
+    def _check_possible(self, reading: FlowReading, role: Role, n: int) -> None:
         assert reading.policy is not None
         refusal = reading.policy.refusal(reading.counts, role, n)
         if refusal is not None:
             raise FlowControlError(f"buffer {self._store.info.name!r}: {refusal}")
 
-    def _complaint(self, reading: Reading, role: Role, n: int, wait_s: float) -> str:
+    def _complaint(self, reading: FlowReading, role: Role, n: int, wait_s: float) -> str:
         behind, remedy = (
             ("collectors are", "add collectors")
             if role == "sample"

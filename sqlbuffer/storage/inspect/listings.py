@@ -10,7 +10,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.readonly import Answer, Stream, query, stream
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.dialects.base import dialect_for
-from sqlbuffer.storage.inspect import stats
+from sqlbuffer.storage.inspect import buffer_stats
 
 # Counting so many rows and their tasks takes 0.2 s.
 MOST_COUNTED = 100_000
@@ -131,7 +131,7 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
     def look() -> list[Stats]:
         engine = engine_for(resolved)
         with translated(resolved), dialect_for(engine).snapshot(engine) as connection:
-            return stats.look(connection, held, window_s)
+            return buffer_stats.look(connection, held, window_s)
 
     return retried(look, RETRY_S, lambda: close_idle(resolved))
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.codec import Encoder
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.encoding.priority_values import as_array
+from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
-from sqlbuffer.storage.labels.labels import Label
-from sqlbuffer.storage.rows.priority_values import as_array
-from sqlbuffer.storage.rows.records import encode_step
+from sqlbuffer.storage.labels.label import Label
 
 _REALS = ("reward_t", "adv_t", "v_t")
 

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, Text, bindparam, case, cast, func, literal, select, update
 
-from sqlbuffer.codec import INT64_MAX
+from sqlbuffer.codec.encoder import INT64_MAX
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query import Node
-from sqlbuffer.storage.buffers.open_buffer import Opened, Window
-from sqlbuffer.storage.labels.labels import Label, Labelled, in_force, joined, labelled_extra
-from sqlbuffer.storage.labels.late_values import seen
+from sqlbuffer.query.builder import Node
+from sqlbuffer.storage.buffers.open_buffer import BufferWindow, OpenBuffer
+from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
+from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
@@ -77,7 +77,7 @@ class Annotation:
         return dict(zip(self.target, self.labels, strict=True))
 
 
-class Labelling(Opened):
+class Labelling(OpenBuffer):
     """Annotates the rows of a buffer."""
 
     def annotate(self, annotation: Annotation) -> int:
@@ -109,11 +109,11 @@ class Labelling(Opened):
         return n_written
 
     def _held(
-        self, connection: Connection, target: Node | Sequence[int], window: Window
+        self, connection: Connection, target: Node | Sequence[int], window: BufferWindow
     ) -> list[int]:
         """Return the numbers of the rows that there are, in ascending order."""
         if not isinstance(target, Sequence):
-            node = seen(target, window.has_labels)
+            node = resolve_labels(target, window.has_labels)
             found = statements.seqs(statements.in_window(self.info.id, window.low, node))
             ordered = found.order_by(statements.seq_for(node))
             return list(connection.execute(ordered).scalars())
@@ -124,7 +124,7 @@ class Labelling(Opened):
             held += connection.execute(statements.seqs(has_key & above)).scalars()
         return sorted(held)
 
-    def _begin_labels(self, connection: Connection, window: Window) -> None:
+    def _begin_labels(self, connection: Connection, window: BufferWindow) -> None:
         own = buffers.c.id == self.info.id
         if not window.has_labels:
             connection.execute(update(buffers).where(own).values(has_labels=True))

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Text, cast, column, func, select
 from sqlalchemy.sql.elements import ColumnElement, Null
 
-from sqlbuffer.query import Group, Node
+from sqlbuffer.query.builder import Group, Node
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.models import experiences, labels
 
@@ -19,14 +19,14 @@ _late = fn.late_labels(_own.buffer_id, _own.seq).table_valued(
 )
 
 
-def seen(node: Node, has_labels: bool) -> Node:
+def resolve_labels(node: Node, has_labels: bool) -> Node:
     """Return a condition that looks at the values that hold now, where rows may have some that were
     given late.
     """
     if not has_labels:
         return node
     if isinstance(node, Group):
-        return replace(node, parts=tuple(seen(part, has_labels) for part in node.parts))
+        return replace(node, parts=tuple(resolve_labels(part, has_labels) for part in node.parts))
     if node.field.column not in LATE:
         return node
     return replace(node, field=replace(node.field, is_labelled=True))

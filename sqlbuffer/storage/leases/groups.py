@@ -27,16 +27,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query import EVERYTHING
-from sqlbuffer.storage.leases.rows import lowest
-from sqlbuffer.storage.leases.wanted import (
+from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.storage.leases.claim_request import (
     COUNT,
     GROUPS,
     LOW,
     ORDERS,
     SEQS,
+    ClaimRequest,
     Scope,
-    Wanted,
     allowed,
     held,
     held_by_key,
@@ -46,7 +45,8 @@ from sqlbuffer.storage.leases.wanted import (
     matches,
     remembered,
 )
-from sqlbuffer.storage.sampling.limits import Limits, is_in_quarantine
+from sqlbuffer.storage.leases.row_choice import lowest
+from sqlbuffer.storage.sampling.eligibility import Eligibility, is_in_quarantine
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList, SeqList
 from sqlbuffer.storage.schema.models import episodes
@@ -66,7 +66,7 @@ PROBES, PROBE_ROUNDS = 512, 6
 _states = table("episode_states", column("id", BigInteger()), column("status", Text()))
 
 
-class Group(NamedTuple):
+class LeaseGroup(NamedTuple):
     """What there is of a group in the queue."""
 
     key: Any
@@ -85,9 +85,9 @@ class Group(NamedTuple):
 
 
 @remembered
-def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
-    """Select the groups of a buffer in the columns of `Group`, of all tasks or episodes or of those
-    that are named.
+def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
+    """Select the groups of a buffer in the columns of `LeaseGroup`: of all tasks or episodes, or
+    of the named ones.
     """
     own = _summed(limits, wanted, named=named).subquery("groups").c
     is_whole: Any = (own.n_open == 0) & (own.n_clipped == 0)
@@ -107,7 +107,7 @@ def groups(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     )  # fmt: skip
 
 
-def _summed(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
+def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select what there is of each group."""
     parts = _parts(limits, wanted, named=named).subquery("parts")
     own = parts.c
@@ -135,7 +135,7 @@ def _summed(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     return found.group_by(own.key, own.group_seq)
 
 
-def _parts(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
+def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select what groups hold of each episode, and of rows without one."""
     key = _key(wanted)
     match: Any = literal(1, BigInteger())
@@ -157,11 +157,11 @@ def _parts(limits: Limits, wanted: Wanted, *, named: bool) -> Select[Any]:
     return found.group_by(key, items.c.group_seq, items.c.episode_id)
 
 
-def _key(wanted: Wanted) -> ColumnElement[Any]:
+def _key(wanted: ClaimRequest) -> ColumnElement[Any]:
     return GROUPS[wanted.group_by or "task_id"]
 
 
-def _is_named(wanted: Wanted) -> ColumnElement[bool]:
+def _is_named(wanted: ClaimRequest) -> ColumnElement[bool]:
     if wanted.group_by == "task_id":
         return fn.is_one_of(_key(wanted), bindparam(KEYS, type_=KeyList()))
     return fn.is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
@@ -171,7 +171,7 @@ _FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
 
 
 @remembered
-def _rows_of(wanted: Wanted) -> Select[Any]:
+def _rows_of(wanted: ClaimRequest) -> Select[Any]:
     """Select the rows of groups that are named, locked in the order of their numbers."""
     found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
         held_by_key, _is_named(wanted)
@@ -180,7 +180,7 @@ def _rows_of(wanted: Wanted) -> Select[Any]:
 
 
 @remembered
-def _first_groups(limits: Limits, wanted: Wanted) -> Select[Any]:
+def _first_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
     """Select the groups of the first rows in an order, and how many of them each has."""
     key, order = _key(wanted), ORDERS[wanted.order]
     place = func.row_number().over(order_by=order).label("place")
@@ -193,7 +193,7 @@ def _first_groups(limits: Limits, wanted: Wanted) -> Select[Any]:
 
 
 @remembered
-def _first_rows_among(limits: Limits, wanted: Wanted) -> Select[Any]:
+def _first_rows_among(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
     """Select those of some rows that are the first of their group."""
     earlier: Any = items.alias("earlier")
     key = _key(wanted)
@@ -228,9 +228,9 @@ class GroupChoice:
         late: Groups that it met which are to be dropped.
     """
 
-    def __init__(self, connection: Connection, scope: Scope, wanted: Wanted) -> None:
+    def __init__(self, connection: Connection, scope: Scope, wanted: ClaimRequest) -> None:
         self._connection, self._scope, self._wanted = connection, scope, wanted
-        self.late: list[Group] = []
+        self.late: list[LeaseGroup] = []
 
     def choose(self) -> list[list[int]]:
         """Return the rows of up to n groups, locked, in the order asked for."""
@@ -248,7 +248,7 @@ class GroupChoice:
                 break
         return list(taken.values())
 
-    def lock(self, chosen: Sequence[Group], *, late: bool = False) -> dict[Key, list[int]]:
+    def lock(self, chosen: Sequence[LeaseGroup], *, late: bool = False) -> dict[Key, list[int]]:
         """Return the rows of those of the groups that could be locked whole, in their order.
 
         Whoever has the first row of a group goes on: two that each lock a part of it would both
@@ -276,13 +276,13 @@ class GroupChoice:
             and ((group.is_late and not group.n_held) if late else group.is_claimable)
         }
 
-    def _read(self, keys: Sequence[Any] | None = None) -> list[Group]:
+    def _read(self, keys: Sequence[Any] | None = None) -> list[LeaseGroup]:
         named = {} if keys is None else {KEYS: keys}
         statement = groups(self._scope.limits, self._wanted, named=keys is not None)
         found = self._connection.execute(statement, self._scope.parameters(**named))
         return [_group(row) for row in found]
 
-    def _candidates(self) -> Iterator[list[Group]]:
+    def _candidates(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the order asked for, until there are no more."""
         if self._wanted.order != "random":
             yield from self._in_order()
@@ -295,7 +295,7 @@ class GroupChoice:
             random.shuffle(every)
             yield every
 
-    def _in_order(self) -> Iterator[list[Group]]:
+    def _in_order(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the order of their first rows, of more and more rows."""
         seen: set[Key] = set()
         limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._wanted)
@@ -311,7 +311,7 @@ class GroupChoice:
                 return
             limit *= GROWTH
 
-    def _probed(self) -> list[Group] | None:
+    def _probed(self) -> list[LeaseGroup] | None:
         """Return n groups that may be claimed, uniform over them: a number that is drawn counts
         where it is the first row of its group. None where too few are found.
         """
@@ -323,7 +323,7 @@ class GroupChoice:
             return None
         rng = np.random.default_rng()
         drawn: set[int] = set()
-        found: list[Group] = []
+        found: list[LeaseGroup] = []
         for _ in range(PROBE_ROUNDS):
             numbers = (low + 1 + (rng.random(PROBES) * span).astype(np.int64)).tolist()
             new = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
@@ -348,10 +348,10 @@ class GroupChoice:
             yield seq, (own, group_seq)
 
 
-def _group(row: Any) -> Group:
+def _group(row: Any) -> LeaseGroup:
     *numbers, claimable, late = row
     key, group_seq, first_seq, n_rows, size, n_held = numbers
-    return Group(
+    return LeaseGroup(
         key, group_seq, int(first_seq), int(n_rows), int(size), int(n_held), claimable == 1,
         late == 1,
     )  # fmt: skip

@@ -26,29 +26,29 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import LeaseLostError
-from sqlbuffer.ids import uuid7
-from sqlbuffer.query import EVERYTHING
+from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer
-from sqlbuffer.storage.leases.groups import Group, GroupChoice
-from sqlbuffer.storage.leases.rows import choose_rows
-from sqlbuffer.storage.leases.use_counts import Note, forget, note_rows
-from sqlbuffer.storage.leases.wanted import (
+from sqlbuffer.storage.leases.claim_request import (
     BUFFER,
     COUNT,
     SEQS,
+    ClaimRequest,
     Scope,
-    Wanted,
     in_buffer,
     in_seqs,
     is_free,
 )
+from sqlbuffer.storage.leases.groups import GroupChoice, LeaseGroup
+from sqlbuffer.storage.leases.row_choice import choose_rows
+from sqlbuffer.storage.leases.use_counts import Note, forget, note_rows
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
-from sqlbuffer.storage.rows.reading import Reading
-from sqlbuffer.storage.rows.row_reading import task_order
+from sqlbuffer.storage.rows.row_queries import task_order
+from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.statements import ROW_COLUMNS, windows
-from sqlbuffer.storage.sampling.limits import is_in_quarantine
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.eligibility import is_in_quarantine
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList
@@ -72,7 +72,7 @@ FEWEST_DONE, MOST_DONE = 32, 1_000
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
 
 # One for all: it keeps its statement.
-_WHOLE_ROWS = Reading(ROW_COLUMNS)
+_WHOLE_ROWS = RowSelection(ROW_COLUMNS)
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
 _LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
 _RUNS = ~fn.is_past(leases.c.leased_until)
@@ -144,7 +144,7 @@ _BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Int
 
 
 @dataclass
-class Held:
+class HeldRows:
     """A batch that is out.
 
     Attributes:
@@ -176,12 +176,12 @@ class Claim:
         scope: The queue at the last attempt.
     """
 
-    def __init__(self, store: "BufferStore", wanted: Wanted) -> None:
+    def __init__(self, store: "BufferStore", wanted: ClaimRequest) -> None:
         self._store, self._wanted, self._lease_id = store, wanted, uuid7()
         self._chosen: list[list[int]] = []
         self.scope: Scope | None = None
 
-    def attempt(self) -> Held | None:
+    def attempt(self) -> HeldRows | None:
         """Return the batch, or None where there is too little.
 
         Raises:
@@ -193,7 +193,7 @@ class Claim:
             drop(self._store, self._wanted, late)
         return held
 
-    def _attempt(self) -> tuple[Held | None, list[Group]]:
+    def _attempt(self) -> tuple[HeldRows | None, list[LeaseGroup]]:
         store = self._store
         deadline = time.monotonic() + self._wanted.lease_s
         try:
@@ -225,11 +225,13 @@ class Claim:
         values = {BUFFER: self._store.info.id, LEASE: self._lease_id}
         return connection.execute(_IS_CLAIMED, values).first() is not None
 
-    def _choose(self, connection: Connection, now: SampledWindow, first: int | None) -> list[Group]:
+    def _choose(
+        self, connection: Connection, now: SampledWindow, first: int | None
+    ) -> list[LeaseGroup]:
         store, wanted = self._store, self._wanted
         limits = store.restrictions.for_leases(connection, now, store.epoch)
         self.scope = scope = Scope(store.info.id, now.low, now.high, limits, first)
-        late: list[Group] = []
+        late: list[LeaseGroup] = []
         if wanted.group_by is None:
             chosen = [[seq] for seq in choose_rows(connection, scope, wanted)]
         else:
@@ -253,17 +255,17 @@ class Claim:
         connection.execute(_ADD_LEASE, values)
         _clean(connection, self._store)
 
-    def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> Held:
+    def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> HeldRows:
         seqs = [seq for group in self._chosen for seq in group]
-        population = Population(
+        candidates = Candidates(
             connection, self._store.info.id, 0, now.high, EVERYTHING, _WHOLE_ROWS
         )
-        population.has_labels = bool(now.has_labels)
-        found = {row[0]: row for row in population.rows(seqs)}
+        candidates.has_labels = bool(now.has_labels)
+        found = {row[0]: row for row in candidates.rows(seqs)}
         groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
-        return Held(self._lease_id, groups, deadline)
+        return HeldRows(self._lease_id, groups, deadline)
 
 
 def _clean(connection: Connection, store: "BufferStore") -> None:
@@ -292,7 +294,7 @@ def _end_future_leases(connection: Connection, store: "BufferStore") -> None:
         connection.execute(_RELEASE_OF_LEASES, {**values, LEASES: ended})
 
 
-def complete(store: "BufferStore", held: Held) -> None:
+def complete(store: "BufferStore", held: HeldRows) -> None:
     """Read what the rows of a batch have in parts.
 
     Behind the claim, in which others wait on SQLite; rows that were deleted since are left out.
@@ -307,7 +309,7 @@ def complete(store: "BufferStore", held: Held) -> None:
     held.groups = store.survive(read)
 
 
-def renew(store: "BufferStore", held: Held, lease_s: float) -> None:
+def renew(store: "BufferStore", held: HeldRows, lease_s: float) -> None:
     """Have a lease run out so many seconds from now.
 
     Raises:
@@ -326,7 +328,7 @@ def renew(store: "BufferStore", held: Held, lease_s: float) -> None:
     held.deadline = deadline
 
 
-def acknowledge(store: "BufferStore", held: Held) -> None:
+def acknowledge(store: "BufferStore", held: HeldRows) -> None:
     """Count a use of each row of a batch, and retire those that were used as often as they may be.
 
     Rows that were deleted meanwhile are not counted.
@@ -356,7 +358,7 @@ def acknowledge(store: "BufferStore", held: Held) -> None:
         retire(store)
 
 
-def give_back(store: "BufferStore", held: Held) -> None:
+def give_back(store: "BufferStore", held: HeldRows) -> None:
     """Have others claim the rows of a batch at once; what is lost already stays as it is."""
 
     def work(connection: Connection) -> None:
@@ -372,11 +374,11 @@ def give_back(store: "BufferStore", held: Held) -> None:
         forget(store, held.number)
 
 
-def _values(store: "BufferStore", held: Held) -> dict[str, Any]:
+def _values(store: "BufferStore", held: HeldRows) -> dict[str, Any]:
     return {BUFFER: store.info.id, LEASE: held.lease_id, SEQS: held.seqs}
 
 
-def _lost(store: "BufferStore", held: Held, what: str) -> LeaseLostError:
+def _lost(store: "BufferStore", held: HeldRows, what: str) -> LeaseLostError:
     return LeaseLostError(
         f"buffer {store.info.name!r}: lease {held.lease_id} ran out before it was {what}: its "
         f"{len(held.seqs)} rows are others' to claim, and this use is not counted; lease for "
@@ -431,7 +433,7 @@ def _retire(connection: Connection, store: "BufferStore") -> int:
     return store.remove_counted(connection, list(found), "n_used_up")
 
 
-def drop(store: "BufferStore", wanted: Wanted, late: Sequence[Group]) -> None:
+def drop(store: "BufferStore", wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
     """Delete groups that have not become whole in time."""
 
     def work(connection: Connection) -> None:

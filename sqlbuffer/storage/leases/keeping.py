@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.buffers.open_buffer import Opened, text_of
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, text_of
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.rows import statements
@@ -32,7 +32,7 @@ class Ledger:
     clock_checked_at: float = -math.inf
 
 
-class LeaseKeeping(Opened):
+class LeaseKeeping(OpenBuffer):
     """The part of a buffer's store that leases use."""
 
     ledger: Ledger
@@ -93,7 +93,7 @@ class LeaseKeeping(Opened):
             )
 
 
-def unheld(buffer_id: int) -> Any:
+def not_leased(buffer_id: int) -> Any:
     """Return the expression for a row of `experiences` that nobody holds."""
     own = queue_items.c
     held = select(1).where(

@@ -53,7 +53,7 @@ class Found(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class ClaimKind(Generic[T]):
     """How things of a kind are taken apart.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Kept(Generic[T]):
     units: list[Unit]
     probabilities: list[float] | None
 
-    def add(self, found: Found[T], index: Sequence[int], kind: Kind[T]) -> None:
+    def add(self, found: Found[T], index: Sequence[int], kind: ClaimKind[T]) -> None:
         self.parts.append(kind.take(found.content, index))
         self.units += [found.units[i] for i in index]
         if found.probabilities is None or self.probabilities is None:
@@ -105,7 +105,7 @@ def claimed(
     store: "BufferStore",
     draw: Callable[[int, bool], Found[T]],
     n: int,
-    kind: Kind[T],
+    kind: ClaimKind[T],
     note: Note,
     *,
     least: int = 0,
@@ -152,7 +152,7 @@ def _fewer(
     found: Found[T],
     index: Sequence[int],
     kept: _Kept[T],
-    kind: Kind[T],
+    kind: ClaimKind[T],
     note: Note,
     least: int,
 ) -> tuple[T, int | None]:
@@ -174,7 +174,7 @@ def _claim(
     found: Found[T],
     index: Sequence[int],
     kept: _Kept[T],
-    kind: Kind[T],
+    kind: ClaimKind[T],
     note: Note,
 ) -> tuple[int, int | None]:
     """Count the uses of things and keep those that may be used; note the batch if it is whole.
@@ -208,7 +208,7 @@ def _both(one: _Kept[T], other: _Kept[T]) -> _Kept[T]:
     return _Kept([*one.parts, *other.parts], [*one.units, *other.units], probabilities)
 
 
-def _joined(kept: _Kept[T], kind: Kind[T]) -> T:
+def _joined(kept: _Kept[T], kind: ClaimKind[T]) -> T:
     return kept.parts[0] if len(kept.parts) == 1 else kind.join(kept.parts)
 
 

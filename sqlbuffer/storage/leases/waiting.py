@@ -10,12 +10,19 @@ from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, li
 
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.leases.claim_request import (
+    COUNT,
+    ClaimRequest,
+    Scope,
+    claimable,
+    is_free,
+    remembered,
+)
+from sqlbuffer.storage.leases.claim_request import held as held_by_buffer
 from sqlbuffer.storage.leases.groups import groups
-from sqlbuffer.storage.leases.held import Claim, Held
-from sqlbuffer.storage.leases.wanted import COUNT, Scope, Wanted, claimable, is_free, remembered
-from sqlbuffer.storage.leases.wanted import held as held_by_buffer
+from sqlbuffer.storage.leases.held import Claim, HeldRows
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.sampling.limits import NO_LIMITS, Limits
+from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema.models import episodes
 from sqlbuffer.storage.schema.models import queue_items as items
@@ -33,8 +40,8 @@ CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
 
 
 def claimed(
-    store: "BufferStore", wanted: Wanted, timeout_s: float, cancelled: threading.Event
-) -> Held:
+    store: "BufferStore", wanted: ClaimRequest, timeout_s: float, cancelled: threading.Event
+) -> HeldRows:
     """Return a batch, after a wait where there is too little.
 
     Args:
@@ -65,8 +72,8 @@ def claimed(
 
 
 def _attempt(
-    store: "BufferStore", claim: Claim, wanted: Wanted, wait_s: float
-) -> tuple[Held | None, str]:
+    store: "BufferStore", claim: Claim, wanted: ClaimRequest, wait_s: float
+) -> tuple[HeldRows | None, str]:
     """Try once; return the batch, or None and why there is none where it is known."""
     try:
         with store.pacer.sampling(wanted.n, wait_s) as drawn:
@@ -96,9 +103,9 @@ class Look:
         said_enough: It did when it looked last.
     """
 
-    def __init__(self, store: "BufferStore", wanted: Wanted) -> None:
+    def __init__(self, store: "BufferStore", wanted: ClaimRequest) -> None:
         self._store, self._wanted = store, wanted
-        self._limits: Limits | None = None
+        self._limits: Eligibility | None = None
         self._low = 0
         self._next = time.monotonic() + PAUSE_S
         self.said_enough = False
@@ -145,7 +152,9 @@ class Look:
 
 
 @remembered
-def _look(buffer_id: int, evict_by: str, limits: Limits | None, wanted: Wanted) -> Select[Any]:
+def _look(
+    buffer_id: int, evict_by: str, limits: Eligibility | None, wanted: ClaimRequest
+) -> Select[Any]:
     """Select whether there may be enough under these limits, and the window; where no limits are
     given, the window alone.
     """
@@ -154,7 +163,7 @@ def _look(buffer_id: int, evict_by: str, limits: Limits | None, wanted: Wanted) 
     return select(enough, *window)
 
 
-def _is_enough(limits: Limits, wanted: Wanted) -> Any:
+def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
     if wanted.group_by is None:
         count = bindparam(COUNT, type_=BigInteger())
         some = select(literal(1)).select_from(items).where(claimable(limits, wanted.node))
@@ -167,7 +176,7 @@ def _is_enough(limits: Limits, wanted: Wanted) -> Any:
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 
 
-def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
+def missing(store: "BufferStore", wanted: ClaimRequest, timeout_s: float) -> str:
     """Return what there was too little of, for people."""
     with translated(store.url), store.engine.connect() as connection:
         window = statements.sampled_window(store.info.id, store.info.evict_by)
@@ -196,7 +205,9 @@ def missing(store: "BufferStore", wanted: Wanted, timeout_s: float) -> str:
     )
 
 
-def _of_groups(found: list[Any], wanted: Wanted, names: Mapping[Any, str], limits: Limits) -> str:
+def _of_groups(
+    found: list[Any], wanted: ClaimRequest, names: Mapping[Any, str], limits: Eligibility
+) -> str:
     ready = sum(row.claimable for row in found)
     leased = sum(row.n_held > 0 for row in found)
     partial = _partial(found)
@@ -217,7 +228,7 @@ def _partial(found: list[Any]) -> list[Any]:
     return [row for row in found if not row.claimable and not row.n_held]
 
 
-def _names(connection: Connection, found: list[Any], wanted: Wanted) -> Mapping[Any, str]:
+def _names(connection: Connection, found: list[Any], wanted: ClaimRequest) -> Mapping[Any, str]:
     """Return what users call the episodes that are shown."""
     if wanted.group_by != "episode_id":
         return {}
@@ -226,7 +237,7 @@ def _names(connection: Connection, found: list[Any], wanted: Wanted) -> Mapping[
     return {row.id: row.key for row in known}
 
 
-def _bars(limits: Limits) -> str:
+def _bars(limits: Eligibility) -> str:
     """Return what bars rows now; empty where nothing does."""
     kinds = []
     if limits.oldest_version is not None:

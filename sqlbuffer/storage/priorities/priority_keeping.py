@@ -7,8 +7,8 @@ from sqlbuffer.errors import (
     StorageFullError,
     StorageReadOnlyError,
 )
-from sqlbuffer.query import EVERYTHING
-from sqlbuffer.storage.buffers.open_buffer import Opened, survives
+from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.priorities.blocks import Blocks
 
@@ -16,7 +16,7 @@ from sqlbuffer.storage.priorities.blocks import Blocks
 UPDATES_A_CLEANING = 64
 
 
-class PriorityKeeping(Opened):
+class PriorityKeeping(OpenBuffer):
     """Sets the priorities of rows, and adds them up."""
 
     _updates: Iterator[int]
@@ -37,7 +37,7 @@ class PriorityKeeping(Opened):
         if next(self._updates) % UPDATES_A_CLEANING == 0:
             self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
 
-    @survives
+    @retry_on_disconnect
     def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
         with (
             translated(self.url),
@@ -75,17 +75,17 @@ class PriorityKeeping(Opened):
             self._note_unsealed()
         self._upkeep.run(self.seal)
 
-    @survives
+    @retry_on_disconnect
     def _note_unsealed(self) -> None:
-        with self.population(EVERYTHING) as population:
-            population.priorities.note_unsealed()
+        with self.candidates(EVERYTHING) as candidates:
+            candidates.priorities.note_unsealed()
 
     @property
     def alpha(self) -> float:
         """The exponent that rows are drawn by."""
         return self.info.alpha if self.options.alpha is None else self.options.alpha
 
-    @survives
+    @retry_on_disconnect
     def _seal(self, blocks: Sequence[int], settled: int) -> int:
         with (
             translated(self.url),

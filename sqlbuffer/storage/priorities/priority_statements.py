@@ -22,7 +22,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.rows.reading import BUFFER_ID, LOW, SEQS
+from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
 from sqlbuffer.storage.rows.statements import fetch
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList

@@ -22,9 +22,9 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.leases.held import retire
-from sqlbuffer.storage.leases.keeping import unheld
+from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.sampling.limits import Limits, is_in_quarantine, is_used_up
+from sqlbuffer.storage.sampling.eligibility import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList
@@ -181,7 +181,7 @@ class Expiry:
         if now.has_quarantine:
             may_leave.append(~is_in_quarantine(own.buffer_id, own.seq))
         if info.leases:
-            may_leave.append(unheld(info.id))
+            may_leave.append(not_leased(info.id))
         statement = (
             select(own.seq, own.episode_id, own.t, own.task_id, cause)
             .where(own.buffer_id == info.id, own.seq > start, own.seq <= end)
@@ -192,7 +192,7 @@ class Expiry:
         return self._that_leave(connection, now.low, limits, found)
 
     def _that_leave(
-        self, connection: Connection, low: int, limits: Limits, rows: Sequence[_Row]
+        self, connection: Connection, low: int, limits: Eligibility, rows: Sequence[_Row]
     ) -> list[_Row]:
         """Return those of the rows that leave alone, or with all that they belong to."""
         unit = self._store.info.evict_by
@@ -208,7 +208,7 @@ class Expiry:
         return [row for row in rows if episode_of(row) in barred]
 
     def _barred_tasks(
-        self, connection: Connection, low: int, limits: Limits, ids: set[str]
+        self, connection: Connection, low: int, limits: Eligibility, ids: set[str]
     ) -> set[str]:
         """Return those of the tasks that have no row that may be sampled."""
         number = self._store.info.id
@@ -218,7 +218,7 @@ class Expiry:
         return set(connection.execute(select(tasks.c.task_id).where(named, has_none)).scalars())
 
     def _barred_episodes(
-        self, connection: Connection, low: int, limits: Limits, ids: set[int]
+        self, connection: Connection, low: int, limits: Eligibility, ids: set[int]
     ) -> set[int | None]:
         """Return those of the episodes that have ended and have no row that may be sampled."""
         if not ids:
@@ -272,7 +272,7 @@ class Expiry:
         connection.execute(later.values(low_seq=low))
 
 
-def _cause(limits: Limits) -> ColumnElement[Any]:
+def _cause(limits: Eligibility) -> ColumnElement[Any]:
     """Return the expression for why a row may not be sampled; null where it may."""
     own, causes = experiences.c, []
     if limits.oldest_version is not None:

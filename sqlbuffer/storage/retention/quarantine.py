@@ -16,10 +16,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query import Group, Leaf, Node
-from sqlbuffer.storage.labels.late_values import seen
+from sqlbuffer.query.builder import Group, Leaf, Node
+from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.sampling.limits import is_in_quarantine
+from sqlbuffer.storage.sampling.eligibility import is_in_quarantine
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.models import buffers, experiences, quarantine
@@ -65,7 +65,7 @@ def release(connection: Connection, buffer_id: int, low: int, rows: Rows) -> int
 def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
     """Return the expression for rows of a buffer above `low`."""
     if isinstance(rows, (Leaf, Group)):
-        return statements.in_window(buffer_id, low, seen(rows, True))
+        return statements.in_window(buffer_id, low, resolve_labels(rows, True))
     wanted = bindparam(None, rows, SeqList(), unique=True)
     # PostgreSQL would read all rows above an indexed bound, and look for each in the list.
     return fn.has_key(literal(buffer_id, Integer()), wanted) & (

@@ -22,10 +22,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.codec import Encoder, dumps, escape_key, hex_text, is_storable_text
+from sqlbuffer.codec.encoder import Encoder, dumps, escape_key, hex_text, is_storable_text
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.fields import Field
-from sqlbuffer.query import Group, Leaf, Node, integer_bound, is_number, real_bound
+from sqlbuffer.query.builder import Group, Leaf, Node, integer_bound, is_number, real_bound
+from sqlbuffer.query.paths import Field
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real

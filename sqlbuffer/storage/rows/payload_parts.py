@@ -14,18 +14,25 @@ import numpy as np
 from orjson import loads
 from sqlalchemy import Connection, null
 
-from sqlbuffer.codec import ALIGNMENT, dumps
-from sqlbuffer.compression import shown_row
+from sqlbuffer.codec.encoder import ALIGNMENT, dumps
+from sqlbuffer.encoding.compression import shown_row
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError
-from sqlbuffer.packing import Layout
-from sqlbuffer.partial import MISSING, PAYLOADS, PLAIN, Wanted, pruned, references
+from sqlbuffer.query.selected_fields import (
+    MISSING,
+    PAYLOADS,
+    PLAIN,
+    SelectedFields,
+    pruned,
+    references,
+)
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.dialects.base import Dialect
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.pieces import Piece
-from sqlbuffer.storage.rows.reading import Reading
-from sqlbuffer.storage.rows.records import Record
+from sqlbuffer.storage.rows.row_selection import RowSelection
 
 PART_BYTES = 2**20
 # From so many places is read at once; the bytes come one piece after the other.
@@ -41,7 +48,7 @@ _ARRAYS, _SIZE = _PLACES["arrays"], _PLACES["payload_bytes"]
 _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
 
 
-class Run(NamedTuple):
+class PieceRun(NamedTuple):
     """Bytes of a row's content, and where they come to lie."""
 
     start: int
@@ -50,7 +57,7 @@ class Run(NamedTuple):
 
 
 @dataclass
-class Plan:
+class ReadPlan:
     """A row on its way to be whole, or to have what is wanted of it.
 
     Attributes:
@@ -60,7 +67,7 @@ class Plan:
     """
 
     row: Row
-    runs: list[Run] = field(default_factory=list)
+    runs: list[PieceRun] = field(default_factory=list)
     size: int = 0
 
 
@@ -173,13 +180,13 @@ class Payloads:
         dialect: Dialect,
         buffer_id: int,
         layout: Layout,
-        wanted: Wanted | None = None,
+        wanted: SelectedFields | None = None,
         only: frozenset[str] | None = None,
     ) -> None:
         self._dialect, self._buffer_id, self._layout = dialect, buffer_id, layout
         self._wanted, self._only = wanted, only
         self.columns = tuple(map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS))
-        self.reading = Reading(self.columns, complete=self.complete)
+        self.reading = RowSelection(self.columns, complete=self.complete)
 
     def _column(self, name: str, column: Any) -> Any:
         if self._only is not None and name != "seq" and name not in self._only:
@@ -233,8 +240,8 @@ class Payloads:
         plans = self._plans(rows, None)
         return [row for row in self._filled(connection, plans) if row is not None]
 
-    def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[Plan]:
-        plans: list[Plan] = []
+    def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[ReadPlan]:
+        plans: list[ReadPlan] = []
         total = 0
         for row in rows:
             plan = _whole(row) if self._wanted is None else _part(row, self._wanted)
@@ -244,7 +251,7 @@ class Payloads:
             plans.append(plan)
         return plans
 
-    def _filled(self, connection: Connection, plans: Sequence[Plan]) -> list[Row | None]:
+    def _filled(self, connection: Connection, plans: Sequence[ReadPlan]) -> list[Row | None]:
         if not any(plan.size for plan in plans):
             return [plan.row for plan in plans]
         contents = [np.empty(plan.size, np.uint8) for plan in plans]
@@ -280,7 +287,7 @@ class Payloads:
             n += len(chunk)
         return n
 
-    def _targets(self, i: int, plan: Plan, content: memoryview) -> Iterator["_Target"]:
+    def _targets(self, i: int, plan: ReadPlan, content: memoryview) -> Iterator["_Target"]:
         """Yield the pieces of a row, and where in its content each belongs."""
         seq, in_parts = plan.row[0], plan.row[_SIZE] is not None
         is_packed = self._layout.compression is not None
@@ -307,12 +314,12 @@ def _groups(targets: Iterable[_Target]) -> Iterator[list[_Target]]:
             yield group
 
 
-def _whole(row: Row) -> Plan:
+def _whole(row: Row) -> ReadPlan:
     size = row[_SIZE]
-    return Plan(row) if size is None else Plan(row, [Run(0, size, 0)], size)
+    return ReadPlan(row) if size is None else ReadPlan(row, [PieceRun(0, size, 0)], size)
 
 
-def _part(row: Row, wanted: Wanted) -> Plan:
+def _part(row: Row, wanted: SelectedFields) -> ReadPlan:
     """Return the plan of a row with what is wanted of its JSON, which refers to what is read."""
     trees: dict[str, Any] = {}
     for name in PAYLOADS:
@@ -329,10 +336,10 @@ def _part(row: Row, wanted: Wanted) -> Plan:
     texts = {
         _PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()
     }
-    return Plan(_with(row, texts if size else {**texts, _SIZE: None}), runs, size)
+    return ReadPlan(_with(row, texts if size else {**texts, _SIZE: None}), runs, size)
 
 
-def _wanted_extra(tree: dict[str, Any], wanted: Wanted) -> Any:
+def _wanted_extra(tree: dict[str, Any], wanted: SelectedFields) -> Any:
     kept = {"execute_time", *wanted.fields}
     reals = {name: real for name, real in tree.pop("$reals", {}).items() if name in kept}
     is_none = tree.pop("$none", False)
@@ -343,18 +350,18 @@ def _wanted_extra(tree: dict[str, Any], wanted: Wanted) -> Any:
     return {**rest, "$reals": reals}
 
 
-def _laid_out(references: Sequence[list[Any]]) -> tuple[list[Run], int]:
+def _laid_out(references: Sequence[list[Any]]) -> tuple[list[PieceRun], int]:
     """Return what is read for arrays, and the bytes that it takes; have them refer to that.
 
     Where an array begins is what it was, up to multiples of the alignment.
     """
-    runs: list[Run] = []
+    runs: list[PieceRun] = []
     size = 0
     for reference in sorted(references, key=lambda each: int(each[-2])):
         start, n = reference[-2:]
         if not runs or start > runs[-1].end + NEAR_BYTES:
             size += (start - size) % ALIGNMENT
-            runs.append(Run(start, start, size))
+            runs.append(PieceRun(start, start, size))
         last = runs[-1]
         runs[-1] = last._replace(end=max(last.end, start + n))
         size = max(size, last.place + start + n - last.start)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlbuffer.codec import Blob
+from sqlbuffer.codec.encoder import Blob
 
 
 class Columns(NamedTuple):

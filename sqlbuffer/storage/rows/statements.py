@@ -17,11 +17,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query import Group, Node
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.query.builder import Group, Node
 from sqlbuffer.storage.buffers.keys import one_of
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.models import episodes, experiences, sessions
 

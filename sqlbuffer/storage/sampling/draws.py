@@ -1,17 +1,17 @@
 """How a sampler draws from a buffer: a batch of things, rows as they are, or whole tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches import Batch
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query import Node
+from sqlbuffer.query.builder import Node
+from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.leases.use_counts import (
+    ClaimKind,
     Found,
-    Kind,
     Note,
     claimed,
     forget,
@@ -19,15 +19,13 @@ from sqlbuffer.storage.leases.use_counts import (
     needs_writes,
     noted,
 )
-from sqlbuffer.storage.rows.parts import one_of, part_of, stacked
+from sqlbuffer.storage.rows.batch_parts import one_of, part_of, stacked
 from sqlbuffer.storage.rows.payload_parts import Payloads
-from sqlbuffer.storage.sampling.population import Population
-from sqlbuffer.storage.sampling.readers.base import Reader
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.readers.base import BatchReader
+from sqlbuffer.storage.sampling.strategy import RowStrategy, TaskStrategy
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Row
-
-if TYPE_CHECKING:
-    from sqlbuffer.samplers import Sampler, TaskSampler
 
 BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"
@@ -46,8 +44,8 @@ class SampledRows(NamedTuple):
 def sample_batch(
     store: BufferStore,
     node: Node,
-    reader: Reader,
-    sampler: "Sampler",
+    reader: BatchReader,
+    sampler: RowStrategy,
     n: int,
     begin: Callable[[], None] | None = None,
 ) -> Batch:
@@ -63,12 +61,12 @@ def sample_batch(
         begin: Called before each attempt: a lost connection has it drawn again.
     """
 
-    def draw(population: Population, n: int, is_first: bool = True) -> Batch:
+    def draw(candidates: Candidates, n: int, is_first: bool = True) -> Batch:
         if n == 0:
-            return _with_columns(reader.read(population, []), sampler, population)
+            return _with_columns(reader.read(candidates, []), sampler, candidates)
         if begin is not None and is_first:
             begin()
-        return _with_columns(reader.draw(population, sampler, n), sampler, population)
+        return _with_columns(reader.draw(candidates, sampler, n), sampler, candidates)
 
     def found(n: int, is_first: bool) -> Found[Batch]:
         return store.draw(
@@ -80,7 +78,7 @@ def sample_batch(
         store.seal_due()
     with store.pacer.sampling(n) as drawn:
         if n == 0 or not needs_writes(store):
-            batch = store.draw(node, lambda population: draw(population, n), reader.columns)
+            batch = store.draw(node, lambda candidates: draw(candidates, n), reader.columns)
         else:
             batch, number = claimed(
                 store, found, n, BATCHES, _note_of(sampler), least=n, adds_up=_adds_up(sampler)
@@ -92,8 +90,8 @@ def sample_batch(
     return batch
 
 
-def _with_columns(batch: Batch, sampler: "Sampler", population: Population) -> Batch:
-    columns = sampler.columns(population, batch.info["seq"].tolist())
+def _with_columns(batch: Batch, sampler: RowStrategy, candidates: Candidates) -> Batch:
+    columns = sampler.columns(candidates, batch.info["seq"].tolist())
     for name in columns:
         if name in batch:
             raise FieldError(
@@ -103,7 +101,7 @@ def _with_columns(batch: Batch, sampler: "Sampler", population: Population) -> B
     return Batch({**batch, **columns}, batch.info) if columns else batch
 
 
-def _finished(batch: Batch, sampler: "Sampler", store: BufferStore) -> Batch:
+def _finished(batch: Batch, sampler: RowStrategy, store: BufferStore) -> Batch:
     columns = sampler.finished(batch, store.alpha)
     return Batch({**batch, **columns}, batch.info) if columns else batch
 
@@ -111,7 +109,7 @@ def _finished(batch: Batch, sampler: "Sampler", store: BufferStore) -> Batch:
 def sample_rows(
     store: BufferStore,
     node: Node,
-    sampler: "Sampler",
+    sampler: RowStrategy,
     n: int,
     least: int = 0,
     payloads: Payloads | None = None,
@@ -120,13 +118,13 @@ def sample_rows(
 
     reading = (payloads or store.whole_rows).reading
 
-    def draw(population: Population, n: int) -> SampledRows:
-        rows = population.rows(sampler.choose(population, n)) if n else []
-        return SampledRows(rows, sampler.columns(population, [row[0] for row in rows]))
+    def draw(candidates: Candidates, n: int) -> SampledRows:
+        rows = candidates.rows(sampler.choose(candidates, n)) if n else []
+        return SampledRows(rows, sampler.columns(candidates, [row[0] for row in rows]))
 
     def found(n: int, _is_first: bool) -> Found[SampledRows]:
         return store.draw(
-            node, lambda population: _found_rows(population, draw(population, n)), reading
+            node, lambda candidates: _found_rows(candidates, draw(candidates, n)), reading
         )
 
     store.check_sampled()
@@ -134,7 +132,7 @@ def sample_rows(
         store.seal_due()
     with store.pacer.sampling(n) as drawn:
         if n == 0 or not needs_writes(store):
-            rows = store.draw(node, lambda population: draw(population, n), reading)
+            rows = store.draw(node, lambda candidates: draw(candidates, n), reading)
         else:
             note, adds_up = _note_of(sampler), _adds_up(sampler)
             rows, number = claimed(store, found, n, ROWS, note, least=least, adds_up=adds_up)
@@ -148,7 +146,7 @@ def sample_rows(
 def sample_tasks(
     store: BufferStore,
     node: Node,
-    sampler: "TaskSampler",
+    sampler: TaskStrategy,
     n: int,
     least: int = 0,
     payloads: Payloads | None = None,
@@ -157,8 +155,8 @@ def sample_tasks(
     are noted under; fewer than `least` are not counted as used.
     """
 
-    def choose(population: Population) -> Sequence[str]:
-        return sampler.choose_tasks(population, n)
+    def choose(candidates: Candidates) -> Sequence[str]:
+        return sampler.choose_tasks(candidates, n)
 
     def found(_n: int, _is_first: bool) -> Found[list[list[Row]]]:
         drawn = store.draw_tasks(node, choose, payloads)
@@ -199,24 +197,24 @@ def return_batch(store: BufferStore, batch: Batch) -> None:
         forget(store, int(batch.info[BATCH_ID][0]))
 
 
-def _found(population: Population, batch: Batch) -> Found[Batch]:
+def _found(candidates: Candidates, batch: Batch) -> Found[Batch]:
     probabilities = batch.get(PROBABILITIES)
     return Found(
         batch,
         _units(batch),
-        population.clock,
-        population.window_low,
+        candidates.clock,
+        candidates.window_low,
         None if probabilities is None else probabilities.tolist(),
     )
 
 
-def _found_rows(population: Population, drawn: SampledRows) -> Found[SampledRows]:
+def _found_rows(candidates: Candidates, drawn: SampledRows) -> Found[SampledRows]:
     probabilities = drawn.columns.get(PROBABILITIES)
     return Found(
         drawn,
         [(row[0],) for row in drawn.rows],
-        population.clock,
-        population.window_low,
+        candidates.clock,
+        candidates.window_low,
         None if probabilities is None else probabilities.tolist(),
     )
 
@@ -231,11 +229,11 @@ def _numbered(batch: Batch, number: int | None) -> Batch:
     return Batch(batch, {**batch.info, BATCH_ID: np.full(batch.n_rows, number, np.int64)})
 
 
-def _adds_up(sampler: "Sampler") -> bool:
+def _adds_up(sampler: RowStrategy) -> bool:
     return bool(getattr(sampler, "replace", False))
 
 
-def _note_of(sampler: "Sampler | TaskSampler") -> Note:
+def _note_of(sampler: RowStrategy | TaskStrategy) -> Note:
     seeds = (getattr(value, "seed", None) for value in (sampler, *vars(sampler).values()))
     seed = next((seed for seed in seeds if isinstance(seed, (int, np.integer))), None)
     return Note(type(sampler).__name__, None if seed is None else str(int(seed)))
@@ -254,9 +252,9 @@ def _join_rows(parts: Sequence[SampledRows]) -> SampledRows:
     return SampledRows([row for part in parts for row in part.rows], columns)
 
 
-BATCHES = Kind(part_of, one_of)
-ROWS = Kind(_take_rows, _join_rows)
-TASKS: Kind[list[list[Row]]] = Kind(
+BATCHES = ClaimKind(part_of, one_of)
+ROWS = ClaimKind(_take_rows, _join_rows)
+TASKS: ClaimKind[list[list[Row]]] = ClaimKind(
     lambda tasks, index: [tasks[i] for i in index],
     lambda parts: [t for part in parts for t in part],
 )

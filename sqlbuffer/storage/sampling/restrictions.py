@@ -7,13 +7,13 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.query import EVERYTHING, Node
+from sqlbuffer.query.builder import EVERYTHING, Node
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.reading import Reading
-from sqlbuffer.storage.sampling.floor import Floor
-from sqlbuffer.storage.sampling.limits import Limits, oldest_version
-from sqlbuffer.storage.sampling.population import FEW_HOLES, Population
+from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates
+from sqlbuffer.storage.sampling.eligibility import Eligibility, oldest_version
+from sqlbuffer.storage.sampling.eligible_low import EligibleLow
 from sqlbuffer.storage.schema.models import experiences
 
 
@@ -57,7 +57,7 @@ class Restrictions:
 
     def __init__(self, info: BufferInfo) -> None:
         self._info = info
-        self.floor = Floor()
+        self.floor = EligibleLow()
         self.has_quarantine = False
         self._large_enough: tuple[int, int] | None = None
         self._are_any = (
@@ -73,14 +73,14 @@ class Restrictions:
         self.has_quarantine = bool(now.has_quarantine)
         return self._are_any or self.has_quarantine
 
-    def population(
+    def candidates(
         self,
         connection: Connection,
         now: SampledWindow,
         epoch: int,
         node: Node,
-        columns: Reading | Sequence[Any],
-    ) -> Population:
+        columns: RowSelection | Sequence[Any],
+    ) -> Candidates:
         """Return what a sampler sees.
 
         Raises:
@@ -89,7 +89,7 @@ class Restrictions:
         self._check_size(connection, now, epoch)
         limits = self.limits(now)
         floor = self.floor.of(limits, epoch)
-        found = Population(
+        found = Candidates(
             connection, self._info.id, now.low, now.high, node, columns, limits, floor
         )
         found.clock = now.clock
@@ -109,16 +109,16 @@ class Restrictions:
         end = now.high if settled is None else min(settled, now.high)
         self.floor.look(connection, self._info.id, now.low, end, self.limits(now), epoch)
 
-    def limits(self, now: SampledWindow) -> Limits:
+    def limits(self, now: SampledWindow) -> Eligibility:
         """Return what holds at a moment."""
-        return Limits(
+        return Eligibility(
             self._info.max_use,
             oldest_version(now.clock, self._info.max_staleness),
             now.session if self._info.current_session_only else None,
             bool(now.has_quarantine),
         )
 
-    def for_leases(self, connection: Connection, now: SampledWindow, epoch: int) -> Limits:
+    def for_leases(self, connection: Connection, now: SampledWindow, epoch: int) -> Eligibility:
         """Return what bars rows from being leased: uses are counted by the queue itself.
 
         Raises:
@@ -127,7 +127,7 @@ class Restrictions:
         self._check_size(connection, now, epoch)
         return self.limits_of_leases(now)
 
-    def limits_of_leases(self, now: SampledWindow) -> Limits:
+    def limits_of_leases(self, now: SampledWindow) -> Eligibility:
         """Return the same without a look at how many rows there are."""
         return replace(self.limits(now), max_use=None)
 

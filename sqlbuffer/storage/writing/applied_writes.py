@@ -12,12 +12,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageUnreachableError
-from sqlbuffer.ids import uuid7
+from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.base import Dialect
-from sqlbuffer.storage.dialects.drawn import WriteId
+from sqlbuffer.storage.writing.reservation import WriteId
 
 # An id is kept for the time in which a call is repeated, and for this much longer: a commit may
 # take long, and the loss of a connection is noticed late.

@@ -6,14 +6,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers import keys
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.dialects.base import Dialect
-from sqlbuffer.storage.episodes import episodes as episode_rows
+from sqlbuffer.storage.episodes import lifecycle as episode_rows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.storage.schema.models import experiences
 from sqlbuffer.storage.writing.applied_writes import WriteOnce
 
@@ -122,7 +122,9 @@ class Insertion:
         ids = [record.id for record in self._records]
         given = [record.initial_priority for record in self._records]
         priorities = given if given.count(None) < len(given) else None
-        drawn = self._dialect.draw(connection, self._buffer_id, ids, priorities, self._once.note)
+        drawn = self._dialect.reserve_seqs(
+            connection, self._buffer_id, ids, priorities, self._once.note
+        )
         held = drawn.held
         # Read before the insert, which may evict them.
         outcome.stored = self._rows_of_ids(connection, held)

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.database.process_end import at_process_end
-from sqlbuffer.storage.episodes.episodes import Ending
 from sqlbuffer.storage.flow.pacing import let_in_at_end
-from sqlbuffer.storage.rows.records import Record
 from sqlbuffer.waits import held
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FLUSH_ROWS, FLUSH_BYTES = 1_000, 8 * 2**20
 MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
 
 # Stores records and endings in one transaction.
-Write = Callable[[Sequence[Record], Sequence[Ending], Mapping[EpisodeKey, str]], "Written"]
+Write = Callable[[Sequence[Record], Sequence[EpisodeEnd], Mapping[EpisodeKey, str]], "Written"]
 # Waits until some of so many rows may be stored; returns how many.
 Admit = Callable[[int], int]
 
@@ -64,7 +64,7 @@ class WriteQueue:
         self._mutex = threading.Condition()
         self._writing = threading.Lock()
         self._records: list[Record] = []
-        self._endings: list[Ending] = []
+        self._endings: list[EpisodeEnd] = []
         self._metas: dict[EpisodeKey, str] = {}
         # The first and the last step of each open episode that are stored.
         self._spans: dict[EpisodeKey, dict[str, int]] = {}
@@ -98,13 +98,13 @@ class WriteQueue:
             self._raise_error()
             self._take(record, meta)
             n_rows, size_bytes = len(self._records), self._size_bytes
-            self._see_to()
+            self._ensure_thread()
             if n_rows == FLUSH_ROWS or size_bytes > FLUSH_BYTES:
                 self._mutex.notify()
         if n_rows >= MAX_ROWS or size_bytes >= MAX_BYTES:
             self.flush()
 
-    def end(self, ending: Ending, last: Record | None = None, meta: str | None = None) -> None:
+    def end(self, ending: EpisodeEnd, last: Record | None = None, meta: str | None = None) -> None:
         """Take the end of an episode, with its last step unless that was added; nothing of the
         database keeps it from being taken.
         """
@@ -112,7 +112,7 @@ class WriteQueue:
             if last is not None:
                 self._take(last, meta)
             self._endings.append(ending)
-            self._see_to()
+            self._ensure_thread()
 
     def _take(self, record: Record, meta: str | None) -> None:
         self._records.append(record)
@@ -151,7 +151,7 @@ class WriteQueue:
                 with self._mutex:
                     self._records[:0], self._endings[:0] = records, endings
                     self._size_bytes += size_bytes
-                    self._see_to()
+                    self._ensure_thread()
                 raise
             if conflicts:
                 raise EpisodeExistsError(
@@ -162,7 +162,7 @@ class WriteQueue:
     def _store(
         self,
         records: Sequence[Record],
-        endings: Sequence[Ending],
+        endings: Sequence[EpisodeEnd],
         metas: Mapping[EpisodeKey, str],
     ) -> Sequence[str]:
         """Store a batch; return the ids of steps that are not stored, and never will be."""
@@ -180,13 +180,13 @@ class WriteQueue:
             self._mutex.notify()  # the thread waited for what is stored now
         return written.conflicts
 
-    def _resolved(self, ending: Ending) -> Ending:
+    def _resolved(self, ending: EpisodeEnd) -> EpisodeEnd:
         """Fill in the numbers of steps that were stored in earlier batches."""
         known = self._spans.get((ending.key, ending.task_id), {})
         first, last = (known.get(str(step), step) for step in (ending.first, ending.last))
         return replace(ending, first=first, last=last)
 
-    def _see_to(self) -> None:
+    def _ensure_thread(self) -> None:
         """Have a thread store what waits in time. (The caller holds the mutex.)"""
         if self._due == float("inf"):
             self._due = time.monotonic() + self._flush_s

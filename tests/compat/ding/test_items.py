@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.codec import ExactEncoder, decode, dumps, equal
+from sqlbuffer.codec.encoder import ExactEncoder, decode, dumps, equal
 from sqlbuffer.compat.ding import ItemError, create_buffer
 from sqlbuffer.compat.ding.items import decoded_item, encoded_item
 from tests.compat.ding.conftest import held

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import StoreResult
-from sqlbuffer.rows import DataRow
+from sqlbuffer.steps.data_rows import DataRow
 
 
 class Storage(ABC):

@@ -9,11 +9,11 @@ from sqlbuffer.buffer import ReplayBuffer, StoreResult
 from sqlbuffer.compat.aworld.common import ActionType, StateType
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.rows import DataRow
 from sqlbuffer.samplers import RandomTaskSample, TaskSampler
+from sqlbuffer.steps.data_rows import DataRow
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.population import Population
+    from sqlbuffer.storage.sampling.candidates import Candidates
 
 DEFAULT_CAPACITY = 10_000
 
@@ -122,8 +122,8 @@ class _IdsOnly(TaskSampler):
     def __init__(self) -> None:
         self.chosen: Sequence[str] = ()
 
-    def choose_tasks(self, population: "Population", batch_size: int) -> Sequence[str]:
-        self.chosen = RandomTaskSample().choose_tasks(population, batch_size)
+    def choose_tasks(self, candidates: "Candidates", batch_size: int) -> Sequence[str]:
+        self.chosen = RandomTaskSample().choose_tasks(candidates, batch_size)
         return ()
 
 

@@ -8,7 +8,7 @@ from orjson import dumps, loads
 from sqlalchemy import Connection, Text, bindparam, cast, insert, select, text
 
 from sqlbuffer.storage.extensions.fragments.leaving import evict, oldest_allowed
-from sqlbuffer.storage.extensions.fragments.pool import ID, Counts, Pool, Rules, read
+from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, PoolCounts, Rules, read
 from sqlbuffer.storage.schema.models import chunks, fragment_workers
 from sqlbuffer.storage.store import BufferStore
 
@@ -70,7 +70,7 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingFragments:
     """A fragment that waits for its neighbours."""
 
     seq: int
@@ -95,7 +95,7 @@ class Worker:
     last_fid: int
     last_seq: int
     session: str
-    waiting: list[Waiting]
+    waiting: list[WaitingFragments]
 
 
 def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
@@ -115,7 +115,7 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
         raise NotInOrderError(worker.last_fid)
     n_missing = 0 if worker is None else new.fid - worker.last_fid - 1
     before = [] if worker is None else worker.waiting
-    own = Waiting(new.seq, new.version, new.n_bytes)
+    own = WaitingFragments(new.seq, new.version, new.n_bytes)
     kept = _kept([] if n_missing else before, own, new.session, pool)
     dropped = [each for each in (*before, own) if each not in kept]
     pool.counts.fragments += 1
@@ -134,7 +134,7 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
     return Added(n_missing, len(dropped), is_reported, pool)
 
 
-def _report(counts: Counts, rules: Rules) -> bool:
+def _report(counts: PoolCounts, rules: Rules) -> bool:
     """Note how fast fragments come, every so many; return whether it is time."""
     if rules.fragments_per_report is None or counts.fragments % rules.fragments_per_report:
         return False
@@ -145,7 +145,9 @@ def _report(counts: Counts, rules: Rules) -> bool:
     return True
 
 
-def _kept(before: list[Waiting], own: Waiting, session: str, pool: Pool) -> list[Waiting]:
+def _kept(
+    before: list[WaitingFragments], own: WaitingFragments, session: str, pool: Pool
+) -> list[WaitingFragments]:
     """Return the fragments behind the last one that may not be part of a chunk."""
     if session != pool.session:
         return []
@@ -157,7 +159,7 @@ def _kept(before: list[Waiting], own: Waiting, session: str, pool: Pool) -> list
     return kept
 
 
-def _origin(new: Fragment, worker: Worker | None, before: list[Waiting]) -> Origin:
+def _origin(new: Fragment, worker: Worker | None, before: list[WaitingFragments]) -> Origin:
     """Return where the first of those that waited, or else the new one, is from."""
     if worker is None or not before:
         return Origin(new.worker, new.session, new.fid)
@@ -165,7 +167,11 @@ def _origin(new: Fragment, worker: Worker | None, before: list[Waiting]) -> Orig
 
 
 def drop(
-    connection: Connection, buffer_id: int, pool: Pool, origin: Origin, dropped: list[Waiting]
+    connection: Connection,
+    buffer_id: int,
+    pool: Pool,
+    origin: Origin,
+    dropped: list[WaitingFragments],
 ) -> None:
     """Take fragments that are part of no chunk for one that has left: it is deleted as those are,
     while nobody waits.
@@ -177,7 +183,11 @@ def drop(
 
 
 def _make_chunk(
-    connection: Connection, buffer_id: int, pool: Pool, last: Fragment, fragments: list[Waiting]
+    connection: Connection,
+    buffer_id: int,
+    pool: Pool,
+    last: Fragment,
+    fragments: list[WaitingFragments],
 ) -> None:
     origin = Origin(last.worker, last.session, last.fid - len(fragments) + 1)
     _insert_chunk(connection, buffer_id, pool, pool.n_chunks, origin, fragments)
@@ -192,7 +202,7 @@ def _insert_chunk(
     pool: Pool,
     place: int | None,
     origin: Origin,
-    fragments: list[Waiting],
+    fragments: list[WaitingFragments],
 ) -> None:
     values = {
         "buffer_id": buffer_id,
@@ -215,7 +225,7 @@ def _worker(connection: Connection, buffer_id: int, worker: str) -> Worker | Non
     found: Any = connection.execute(_WORKER, given).one_or_none()
     if found is None:
         return None
-    return replace(Worker(*found), waiting=[Waiting(*each) for each in loads(found[-1])])
+    return replace(Worker(*found), waiting=[WaitingFragments(*each) for each in loads(found[-1])])
 
 
 _NOTE = text(
@@ -228,7 +238,9 @@ _NOTE = text(
 )
 
 
-def _note(connection: Connection, buffer_id: int, new: Fragment, waiting: list[Waiting]) -> None:
+def _note(
+    connection: Connection, buffer_id: int, new: Fragment, waiting: list[WaitingFragments]
+) -> None:
     """Note what is known of a worker now."""
     given: dict[str, Any] = {
         "of": buffer_id,
@@ -242,6 +254,6 @@ def _note(connection: Connection, buffer_id: int, new: Fragment, waiting: list[W
     connection.execute(_NOTE, given)
 
 
-def as_text(waiting: list[Waiting]) -> str:
+def as_text(waiting: list[WaitingFragments]) -> str:
     """Return the JSON of fragments that wait."""
     return dumps([[each.seq, each.version, each.n_bytes] for each in waiting]).decode()

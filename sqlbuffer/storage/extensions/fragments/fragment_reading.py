@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Text, bindparam, cast, func, select
 
-from sqlbuffer.storage.buffers.open_buffer import survives
+from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.extensions.fragments.deleting import remove
 from sqlbuffer.storage.extensions.fragments.fetching import Prepared, prepared
@@ -30,7 +30,7 @@ _SIZE = select(
 ).where(experiences.c.buffer_id == ID)
 
 
-class Reader:
+class FragmentReader:
     """Reads the fragments of a buffer.
 
     Args:
@@ -42,7 +42,7 @@ class Reader:
         self.options = store.options
         self.forget_connections = store.forget_connections
 
-    @survives
+    @retry_on_disconnect
     def row(self, id_: str, payloads: Payloads) -> Row | None:
         """Return the row of a fragment; None: there is none."""
         store = self._store
@@ -53,7 +53,7 @@ class Reader:
             rows = payloads.complete(connection, found)
             return rows[0] if rows else None
 
-    @survives
+    @retry_on_disconnect
     def prepared(self, consumer: str) -> list[Prepared]:
         """Return what was prepared for a consumer last."""
         store = self._store
@@ -63,14 +63,14 @@ class Reader:
                 read(connection, store)  # raises where the buffer was dropped
             return found
 
-    @survives
+    @retry_on_disconnect
     def pool(self) -> Pool:
         """Return the state of the chunks."""
         store = self._store
         with translated(store.url), store.dialect.at_once(store.engine) as connection:
             return read(connection, store)
 
-    @survives
+    @retry_on_disconnect
     def size_bytes(self) -> int:
         """Return the bytes of all payloads."""
         store = self._store

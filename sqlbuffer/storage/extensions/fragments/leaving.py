@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from orjson import loads
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, update
 
-from sqlbuffer.codec import INT64_MIN
+from sqlbuffer.codec.encoder import INT64_MIN
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList

@@ -94,7 +94,7 @@ class Rules:
 
 
 @dataclass
-class Counts:
+class PoolCounts:
     """What was added to a buffer and what left it, since it was made.
 
     Attributes:
@@ -163,7 +163,7 @@ class Pool:
     n_bytes: int = 0
     next_chunk: int = 1
     low_chunk: int = 0
-    counts: Counts = field(default_factory=Counts)
+    counts: PoolCounts = field(default_factory=PoolCounts)
 
     def save(self, connection: Connection, buffer_id: int) -> None:
         """Write it, but for the rules."""
@@ -188,7 +188,7 @@ def read(connection: Connection, store: BufferStore, *, locked: bool = False) ->
     if found is None:
         raise store.dropped()
     pool = Pool(*found)
-    pool.rules, pool.counts = Rules(**loads(found[0])), Counts(**loads(found[-1]))
+    pool.rules, pool.counts = Rules(**loads(found[0])), PoolCounts(**loads(found[-1]))
     return pool
 
 
@@ -210,7 +210,7 @@ def make(store: BufferStore, rules: Rules) -> None:
                 "buffer_id": store.info.id,
                 "config": json_literal(asdict(rules)),
                 "session": "",
-                "counts": json_literal(asdict(Counts())),
+                "counts": json_literal(asdict(PoolCounts())),
             }
             connection.execute(insert(fragment_pools).values(values))
 

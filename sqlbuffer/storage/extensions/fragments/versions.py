@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Connection, Text, bindparam, cast, delete, se
 
 from sqlbuffer.storage.buffers import sessions
 from sqlbuffer.storage.buffers.keys import INSERT_SESSION
-from sqlbuffer.storage.extensions.fragments.adding import Origin, Waiting, as_text, drop
+from sqlbuffer.storage.extensions.fragments.adding import Origin, WaitingFragments, as_text, drop
 from sqlbuffer.storage.extensions.fragments.deleting import delete_left
 from sqlbuffer.storage.extensions.fragments.fetching import hold_no_more
 from sqlbuffer.storage.extensions.fragments.leaving import every, leave, leave_stale, oldest_allowed
@@ -98,11 +98,11 @@ def _drop_stale(connection: Connection, store: BufferStore, pool: Pool) -> None:
 
 def _waiting(
     connection: Connection, statement: Any, **given: int
-) -> list[tuple[Origin, list[Waiting]]]:
+) -> list[tuple[Origin, list[WaitingFragments]]]:
     """Return what waits for its neighbours, by where it is from."""
     found = []
     for worker, session, last_fid, text in connection.execute(statement, given).all():
-        waiting = [Waiting(*each) for each in loads(text)]
+        waiting = [WaitingFragments(*each) for each in loads(text)]
         found.append((Origin(worker, session, last_fid - len(waiting) + 1), waiting))
     return found
 
@@ -112,7 +112,7 @@ def _keep(
     buffer_id: int,
     pool: Pool,
     origin: Origin,
-    waiting: list[Waiting],
+    waiting: list[WaitingFragments],
     n_dropped: int,
 ) -> None:
     """Drop the first fragments of a worker that wait."""

@@ -1,19 +1,17 @@
 """What a reader is."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches import Batch
-from sqlbuffer.storage.sampling.population import Population
-
-if TYPE_CHECKING:
-    from sqlbuffer.samplers import Sampler
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.strategy import RowStrategy
 
 
-class Reader(Protocol):
+class BatchReader(Protocol):
     """Makes batches of one kind of thing: steps, transitions, windows or episodes.
 
     Each is known by a key: the seq of its first step; for windows, of the step that they are laid
@@ -22,17 +20,17 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> Any:
-        """What a population fetches for a key; `BufferStore.draw` takes it."""
+        """What is fetched for each key; `BufferStore.draw` takes it."""
 
-    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
+    def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n of them, drawn by a sampler; fewer where too few can be made."""
 
-    def read(self, population: Population, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
+    def read(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
         """Return those of the keys that are things of this kind, can be made and match, in the
         order of the keys; one statement.
         """
 
-    def keys(self, population: Population) -> NDArray[np.int64] | None:
+    def keys(self, candidates: Candidates) -> NDArray[np.int64] | None:
         """Return every key at this moment in ascending order, or None: any number of the window
         may be one. Reads keys only.
         """

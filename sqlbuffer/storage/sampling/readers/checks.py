@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sqlbuffer.errors import FieldError
-from sqlbuffer.specs import BUILT_IN, Fields
+from sqlbuffer.fields.specs import BUILT_IN, Fields
 
 MOST_STEPS = 1_000_000
 

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches import Batch
-from sqlbuffer.storage.sampling.population import Population
-
-if TYPE_CHECKING:
-    from sqlbuffer.samplers import Sampler
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.strategy import RowStrategy
 
 MAX_ROUNDS = 50
 MOST_AT_ONCE = 65_536
@@ -22,7 +20,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class DrawPlan:
     """What is made of rows.
 
     Attributes:
@@ -34,12 +32,12 @@ class Plan:
     accepted: NDArray[np.bool_]
 
 
-P = TypeVar("P", bound=Plan)
+P = TypeVar("P", bound=DrawPlan)
 
 
 def draw_plan(
-    population: Population,
-    sampler: "Sampler",
+    candidates: Candidates,
+    sampler: RowStrategy,
     n: int,
     plan: Callable[[Sequence[Row]], P],
 ) -> P:
@@ -56,15 +54,15 @@ def draw_plan(
     found = plan([])
     size, n_asked, n_accepted = min(n, most), 0, 0
     for n_round in range(MAX_ROUNDS if n > 0 else 0):
-        n_probed = population.n_probed
-        chosen = population.numbers(sampler.choose(population, size))
-        found = plan(population.rows(chosen))
+        n_probed = candidates.n_probed
+        chosen = candidates.numbers(sampler.choose(candidates, size))
+        found = plan(candidates.rows(chosen))
         accepted = [found.rows[i] for i in np.flatnonzero(found.accepted).tolist()]
         if not n_round and len(accepted) >= n:
             return _first(found, n)
         kept = [*kept, *accepted] if adds_up else accepted
         n_asked, n_accepted = n_asked + len(chosen), n_accepted + len(accepted)
-        learnt_nothing = not n_accepted and population.n_probed == n_probed
+        learnt_nothing = not n_accepted and candidates.n_probed == n_probed
         if len(kept) >= n or not chosen or learnt_nothing:
             break
         wanted = _size(n - len(kept) if adds_up else n, n_asked, n_accepted)
@@ -78,25 +76,25 @@ def draw_plan(
 class PlanReader(Generic[P]):
     """What readers share whose keys are steps, and tell by reading what can be made of them."""
 
-    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
+    def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n things made of steps that a sampler draws; fewer where too few can be made.
 
         Raises:
             FieldError: A row cannot be read as the reader wants.
         """
         return self._batch(
-            draw_plan(population, sampler, n, lambda rows: self._plan(population, rows))
+            draw_plan(candidates, sampler, n, lambda rows: self._plan(candidates, rows))
         )
 
-    def read(self, population: Population, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
+    def read(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
         """Return what can be made of the keys, in their order."""
-        rows = population.rows(np.asarray(keys, np.int64).tolist())
-        return self._batch(self._plan(population, rows))
+        rows = candidates.rows(np.asarray(keys, np.int64).tolist())
+        return self._batch(self._plan(candidates, rows))
 
-    def keys(self, population: Population) -> None:
+    def keys(self, candidates: Candidates) -> None:
         """Return None: any number of the window may be a key."""
 
-    def _plan(self, population: Population, rows: Sequence[Row]) -> P:
+    def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> P:
         raise NotImplementedError
 
     def _batch(self, plan: P) -> Batch:

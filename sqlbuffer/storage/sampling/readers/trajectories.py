@@ -3,39 +3,43 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import true
 
-from sqlbuffer.batches import Batch
+from sqlbuffer.encoding.columns import decode_columns
+from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.packing import Layout
-from sqlbuffer.specs import Fields
-from sqlbuffer.step_table import StepTable
-from sqlbuffer.storage.episodes.episode_population import EpisodePopulation
+from sqlbuffer.fields.specs import Fields
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.episode_steps import EpisodeSteps
+from sqlbuffer.storage.episodes.episode_candidates import EpisodePopulation
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.columns import decode_columns
-from sqlbuffer.storage.rows.reading import (
+from sqlbuffer.storage.rows.row_selection import (
     FINAL,
     KEY,
     RETURN,
     STATUS,
-    Near,
-    Reading,
+    Neighbours,
+    RowSelection,
     ends,
     place_columns,
 )
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
-from sqlbuffer.storage.sampling.readers.drawing import Plan, Row, draw_plan
-from sqlbuffer.storage.sampling.readers.steps import N_OWN, gather, places_of, step_arrays, steps_of
+from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, Row, draw_plan
+from sqlbuffer.storage.sampling.readers.single_steps import (
+    N_OWN,
+    gather,
+    places_of,
+    step_arrays,
+    steps_of,
+)
+from sqlbuffer.storage.sampling.strategy import RowStrategy
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.models import experiences
-
-if TYPE_CHECKING:
-    from sqlbuffer.samplers import Sampler
 
 FINAL_PREFIX = "final_"
 _ALL_STEPS = 2**30
@@ -45,18 +49,18 @@ Integers = NDArray[np.int64]
 
 
 @lru_cache(2)
-def _reading(include_partial: bool) -> Reading:
+def _reading(include_partial: bool) -> RowSelection:
     columns = (*statements.COLUMNS, *place_columns(true()), ends.c.reward.label("own_reward"))
     # No index serves: it would lure SQLite from the one of the numbers.
     t = fn.unindexed(experiences.c.t)
     is_complete = ends.c.status == "complete"
     is_readable = ends.c.status != "aborted" if include_partial else is_complete
     is_key = t >= 0 if include_partial else t == 0
-    return Reading(columns, True, Near(1, _ALL_STEPS), is_key, is_readable)
+    return RowSelection(columns, True, Neighbours(1, _ALL_STEPS), is_key, is_readable)
 
 
 @dataclass(frozen=True)
-class Trajectories(Plan):
+class Trajectories(DrawPlan):
     """Episodes before their arrays are decoded.
 
     Attributes:
@@ -66,7 +70,7 @@ class Trajectories(Plan):
         reaches_end: The last of them is the last of the episode.
     """
 
-    table: StepTable
+    table: EpisodeSteps
     first: Integers
     lens: Integers
     reaches_end: NDArray[np.bool_]
@@ -111,25 +115,25 @@ class TrajectoryReader:
                 )
         self.columns = _reading(include_partial)
 
-    def draw(self, population: Population, sampler: "Sampler", n: int) -> Batch:
+    def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n episodes that a sampler draws, or fewer where there are too few."""
-        episodes = self._episodes(population)
+        episodes = self._episodes(candidates)
         return self._batch(draw_plan(episodes, sampler, n, lambda rows: self._plan(episodes, rows)))
 
-    def read(self, population: Population, keys: Sequence[int] | Integers) -> Batch:
+    def read(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Batch:
         """Return the episodes of the keys, of those that can be read."""
-        rows = population.rows(np.asarray(keys, np.int64).tolist())
-        return self._batch(self._plan(population, rows))
+        rows = candidates.rows(np.asarray(keys, np.int64).tolist())
+        return self._batch(self._plan(candidates, rows))
 
-    def keys(self, population: Population) -> Integers:
+    def keys(self, candidates: Candidates) -> Integers:
         """Return the key of each episode, some of which may have lost steps."""
-        return self._episodes(population).keys()
+        return self._episodes(candidates).keys()
 
-    def _episodes(self, population: Population) -> EpisodePopulation:
-        return EpisodePopulation(population, self.columns, self._partial)
+    def _episodes(self, candidates: Candidates) -> EpisodePopulation:
+        return EpisodePopulation(candidates, self.columns, self._partial)
 
-    def _plan(self, population: Population, rows: Sequence[Row]) -> Trajectories:
-        table = steps_of(population, rows)
+    def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Trajectories:
+        table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
         first = table.find(places, ts)
         lens = table.run_lengths(first)
@@ -162,7 +166,7 @@ class TrajectoryReader:
         ends_at = reaches_end.tolist()
         blobs = [row[FINAL] if is_end else None for row, is_end in zip(rows, ends_at, strict=True)]
         no = np.zeros(len(rows), bool)
-        table = StepTable(np.arange(len(rows)), no, no, no, no, blobs, no)
+        table = EpisodeSteps(np.arange(len(rows)), no, no, no, no, blobs, no)
         index = table.with_arrays(np.arange(len(rows)))
         found = gather(table, self._observation, index, self._finals)
         return {

@@ -8,26 +8,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches import Batch
+from sqlbuffer.encoding.columns import decode_columns
+from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.n_step import Returns, n_step_returns
-from sqlbuffer.packing import Layout
-from sqlbuffer.specs import Fields
-from sqlbuffer.step_table import StepTable, frame_times
+from sqlbuffer.fields.specs import Fields
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
+from sqlbuffer.steps.n_step import Returns, n_step_returns
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.columns import decode_columns
-from sqlbuffer.storage.rows.reading import (
+from sqlbuffer.storage.rows.row_selection import (
     FINAL,
     KEY,
     TERMINATED,
     TRUNCATED,
-    Near,
-    Reading,
+    Neighbours,
+    RowSelection,
     ends,
     is_near_end,
     place_columns,
 )
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import (
     check_observations,
     checked_names,
@@ -35,8 +35,14 @@ from sqlbuffer.storage.sampling.readers.checks import (
     checked_stack,
     checked_terminal_field,
 )
-from sqlbuffer.storage.sampling.readers.drawing import Plan, PlanReader, Row
-from sqlbuffer.storage.sampling.readers.steps import N_OWN, as_float32, gather, places_of, steps_of
+from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, PlanReader, Row
+from sqlbuffer.storage.sampling.readers.single_steps import (
+    N_OWN,
+    as_float32,
+    gather,
+    places_of,
+    steps_of,
+)
 
 NEXT, SEQUENCE = "next_", "seq_"
 _BUILT_IN = ("reward", "discount", "terminated", "truncated")
@@ -46,7 +52,7 @@ Flags = NDArray[np.bool_]
 
 
 @lru_cache(64)
-def _reading(n_step: int, declared: bool, n_before: int, all_arrays: bool) -> Reading:
+def _reading(n_step: int, declared: bool, n_before: int, all_arrays: bool) -> RowSelection:
     """Return what is read of a first step.
 
     Args:
@@ -67,13 +73,13 @@ def _reading(n_step: int, declared: bool, n_before: int, all_arrays: bool) -> Re
     columns = (*statements.COLUMNS, *place_columns(final))
     first, end = -n_before if n_before else 1, n_step - 1 if declared else n_step
     arrays = None if n_before or all_arrays else last if declared else successor
-    near = Near(first, end, arrays) if first <= end else None
+    near = Neighbours(first, end, arrays) if first <= end else None
     is_readable = ends.c.status.is_distinct_from("aborted")
-    return Reading(columns, True, near, is_readable=is_readable)
+    return RowSelection(columns, True, near, is_readable=is_readable)
 
 
 @dataclass(frozen=True)
-class Transitions(Plan):
+class Transitions(DrawPlan):
     """Transitions before their arrays are decoded.
 
     Attributes:
@@ -89,7 +95,7 @@ class Transitions(Plan):
         next_frames: Index of those before the step after.
     """
 
-    table: StepTable
+    table: EpisodeSteps
     ts: Integers
     places: Integers
     steps: Integers
@@ -160,9 +166,9 @@ class TransitionReader(PlanReader[Transitions]):
         after = [name for name in observations if name in names or NEXT + name in names]
         return [name for name in own if name in names], after, "truncated" in names
 
-    def _plan(self, population: Population, rows: Sequence[Row]) -> Transitions:
+    def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Transitions:
         self._check_ends_are_told(rows)
-        table = steps_of(population, rows)
+        table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
         steps = table.find(places[:, None], ts[:, None] + np.arange(self._n))
         returns = self._returns(table, steps, ts, lengths)
@@ -176,7 +182,7 @@ class TransitionReader(PlanReader[Transitions]):
         if self._n_before:
             accepted &= (frames >= 0).all(axis=1) & (is_zero | (next_frames >= 0).all(axis=1))
         within = np.arange(self._n) < returns.m[:, None]
-        if population.limits:
+        if candidates.limits:
             needed = [np.where(within, steps, -1), after[:, None], frames, next_frames]
             accepted &= table.are_free(np.concatenate(needed, axis=1))
         if self._all_arrays:
@@ -186,7 +192,7 @@ class TransitionReader(PlanReader[Transitions]):
         )
 
     def _returns(
-        self, table: StepTable, steps: Integers, ts: Integers, lengths: Integers
+        self, table: EpisodeSteps, steps: Integers, ts: Integers, lengths: Integers
     ) -> Returns:
         terminated = table.flags(table.terminated, steps)
         if self._terminal is not None:
@@ -198,7 +204,7 @@ class TransitionReader(PlanReader[Transitions]):
 
     def _after(
         self,
-        table: StepTable,
+        table: EpisodeSteps,
         rows: Sequence[Row],
         places: Integers,
         ts: Integers,

@@ -8,21 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches import Batch
-from sqlbuffer.packing import Layout
-from sqlbuffer.specs import Fields
-from sqlbuffer.step_table import StepTable, frame_times
+from sqlbuffer.encoding.columns import decode_columns
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.fields.specs import Fields
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.columns import decode_columns
-from sqlbuffer.storage.rows.reading import KEY, Near, Reading, ends, place_columns
-from sqlbuffer.storage.sampling.population import Population
+from sqlbuffer.storage.rows.row_selection import KEY, Neighbours, RowSelection, ends, place_columns
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import (
     check_window,
     checked_stack,
     checked_step_names,
 )
-from sqlbuffer.storage.sampling.readers.drawing import Plan, PlanReader, Row
-from sqlbuffer.storage.sampling.readers.steps import N_OWN, gather, places_of, step_arrays, steps_of
+from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, PlanReader, Row
+from sqlbuffer.storage.sampling.readers.single_steps import (
+    N_OWN,
+    gather,
+    places_of,
+    step_arrays,
+    steps_of,
+)
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.models import experiences
 
@@ -31,16 +37,16 @@ Flags = NDArray[np.bool_]
 
 
 @lru_cache(64)
-def _reading(length: int, n_before: int, stride: int) -> Reading:
+def _reading(length: int, n_before: int, stride: int) -> RowSelection:
     # No index serves: it would lure SQLite from the one of the numbers.
     is_key = fn.unindexed(experiences.c.t) % stride == 0
-    near = Near(-n_before, length - 1) if n_before or length > 1 else None
+    near = Neighbours(-n_before, length - 1) if n_before or length > 1 else None
     is_readable = ends.c.status != "aborted"
-    return Reading((*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable)
+    return RowSelection((*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable)
 
 
 @dataclass(frozen=True)
-class Windows(Plan):
+class Windows(DrawPlan):
     """Windows before their arrays are decoded.
 
     Attributes:
@@ -50,7 +56,7 @@ class Windows(Plan):
         index: Index of each step, of shape (b, burn_in + length); -1 where there is none.
     """
 
-    table: StepTable
+    table: EpisodeSteps
     places: Integers
     ts: Integers
     index: Integers
@@ -98,8 +104,8 @@ class WindowReader(PlanReader[Windows]):
         n_before = self._burn_in + self._n_frames - 1
         self.columns = _reading(self._length, n_before, int(stride))
 
-    def _plan(self, population: Population, rows: Sequence[Row]) -> Windows:
-        table = steps_of(population, rows)
+    def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Windows:
+        table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
         offsets = np.arange(-self._burn_in, self._length)
         index = table.find(places[:, None], ts[:, None] + offsets)
@@ -117,7 +123,7 @@ class WindowReader(PlanReader[Windows]):
         accepted &= table.are_free(index) & self._frames_are_free(table, places, ts, index)
         return Windows(rows, accepted, table, places, ts, index)
 
-    def _has_frames(self, table: StepTable, places: Integers, ts: Integers) -> Flags:
+    def _has_frames(self, table: EpisodeSteps, places: Integers, ts: Integers) -> Flags:
         if self._n_frames == 1:
             return np.ones(ts.shape, bool)
         frames = table.find(places[:, None, None], frame_times(ts, self._n_frames))
@@ -125,7 +131,7 @@ class WindowReader(PlanReader[Windows]):
         return found
 
     def _frames_are_free(
-        self, table: StepTable, places: Integers, ts: Integers, index: Integers
+        self, table: EpisodeSteps, places: Integers, ts: Integers, index: Integers
     ) -> Flags:
         if self._n_frames == 1:
             return np.ones(len(ts), bool)

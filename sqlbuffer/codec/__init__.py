@@ -1,0 +1,1 @@
+"""Python values as JSON text and bytes, and back."""

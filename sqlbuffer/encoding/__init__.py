@@ -1,0 +1,1 @@
+"""Steps as bytes and back; knows no SQL."""

@@ -1,0 +1,119 @@
+"""Beginnings and endings of episodes, with their values as they are stored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.specs import FieldSpec
+
+
+@dataclass(frozen=True)
+class EpisodeStart:
+    """How an episode begins.
+
+    Attributes:
+        key: The user's id of the episode.
+        task_id: Its task.
+        agent_id: Who acts.
+        model_version: Version of the model that acts.
+        meta: JSON of what the user says of it.
+        session: Key of the session that its steps belong to.
+    """
+
+    key: str
+    task_id: str
+    agent_id: str
+    model_version: int | None = None
+    meta: str | None = None
+    session: str | None = None
+
+
+@dataclass(frozen=True)
+class EpisodeEnd:
+    """How an episode ends.
+
+    Attributes:
+        key: The user's id of the episode.
+        task_id: Its task.
+        status: complete or aborted.
+        length: Its steps.
+        return_: Sum of its rewards; None without rewards.
+        first: The id of its first step, or the number where it is known.
+        last: That of its last step.
+        final_arrays: The observation after its last step, packed.
+        reward: The episode's own reward.
+    """
+
+    key: str
+    task_id: str
+    status: str
+    length: int
+    return_: float | None
+    first: str | int | None
+    last: str | int | None
+    final_arrays: bytes | None
+    reward: float | None = None
+
+
+def encode_meta(
+    meta: Mapping[str, Any], specs: Mapping[str, FieldSpec], casting: str = "same_kind"
+) -> str | None:
+    """Return the JSON of what a user says of an episode.
+
+    Args:
+        meta: Values by name; those that are not declared may be any JSON.
+        specs: The declared fields of an episode.
+        casting: See `FieldSpec.cast`.
+
+    Raises:
+        FieldError: A declared value is missing or does not fit, or another is no JSON.
+    """
+    encoder = Encoder()
+    declared = {name: _meta_value(spec, meta.get(name), casting) for name, spec in specs.items()}
+    whole = {**meta, **declared}
+    text = encoder.json(whole, "meta") if whole else None
+    if encoder.blob:
+        raise FieldError("meta: arrays and bytes are not kept with an episode; give JSON values")
+    return text
+
+
+def _meta_value(spec: FieldSpec, value: Any, casting: str) -> Any:
+    """Return a declared value as JSON has it: a list, where the field is an array."""
+    if value is not None:
+        return spec.cast(value, casting=casting).tolist()
+    if spec.default_value is None:
+        raise FieldError(f"meta field {spec.name!r} is missing: expected {spec}")
+    return spec.default_value.tolist()
+
+
+def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) -> bytes | None:
+    """Return an observation as the bytes that are stored.
+
+    Args:
+        layout: The observation fields.
+        final: A value for each; None without an observation.
+        casting: See `FieldSpec.cast`.
+    """
+    if final is not None and not isinstance(final, Mapping):
+        raise FieldError(
+            f"the final observation is a dict with a value for each observation field "
+            f"({', '.join(layout.specs) or 'none'}), got {type(final).__name__}"
+        )
+    if not final:
+        return None
+    for name in dict.fromkeys([*layout.specs, *final]):
+        if name not in layout.specs or name not in final:
+            raise FieldError(
+                f"the final observation has the fields {', '.join(layout.specs) or 'none'}, and "
+                f"was given with {', '.join(final)}"
+            )
+    values = {name: spec.cast(final[name], casting=casting) for name, spec in layout.specs.items()}
+    columns = {
+        name: [value] if layout.specs[name].is_variable else value[None]
+        for name, value in values.items()
+    }
+    (stored,) = layout.compress(layout.pack(columns, 1))
+    return None if stored is None else bytes(stored)

@@ -1,0 +1,191 @@
+"""The typed fields of a row as one record of bytes, and of many rows back as arrays."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.compression import Bytes, check_compression, compress, expand, shown_row
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.specs import VARIABLE, FieldSpec
+
+_LENGTH = np.dtype("<u4")
+
+
+class Layout:
+    """Where each field lies in the bytes of a row.
+
+    The fields of fixed shape come first, in the order of their declaration, without gaps: a
+    structured dtype of numpy. A field of varying length has its length there; its items follow the
+    record, in the same order.
+
+    Args:
+        specs: The fields by name.
+        compression: How the bytes of whole rows are compressed.
+
+    Raises:
+        MissingExtraError: The package that compresses is not installed.
+
+    Example:
+        >>> layout = Layout({"x": FieldSpec.parse("x", ("float32", (2,)))})
+        >>> layout.unpack(layout.pack({"x": np.ones((3, 2), np.float32)}, 3))["x"].shape
+        (3, 2)
+    """
+
+    def __init__(self, specs: Mapping[str, FieldSpec], compression: str | None = None) -> None:
+        check_compression(compression)
+        self.specs, self.compression = dict(specs), compression
+        self.record: np.dtype[Any] = np.dtype(
+            [
+                (name, _LENGTH) if spec.is_variable else (name, spec.dtype, spec.shape)
+                for name, spec in self.specs.items()
+            ]
+        )
+        self._variable = [spec for spec in self.specs.values() if spec.is_variable]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the record of a row, without what follows it."""
+        return self.record.itemsize
+
+    def pack(self, columns: Mapping[str, Any], n_rows: int) -> list[bytes]:
+        """Return the bytes of each of n rows.
+
+        Args:
+            columns: For a field of fixed shape an array of shape (n_rows, *shape), for one of
+                varying length a sequence of n_rows arrays; cast already.
+            n_rows: How many rows.
+        """
+        records = np.zeros(n_rows, self.record)
+        for name, spec in self.specs.items():
+            if spec.is_variable:
+                axis = spec.shape.index(VARIABLE)
+                records[name] = [value.shape[axis] for value in columns[name]]
+            else:
+                records[name] = columns[name]
+        raw, size = records.tobytes(), self.record.itemsize
+        rows = [raw[i * size : (i + 1) * size] for i in range(n_rows)]
+        if not self._variable:
+            return rows
+        variable = [columns[spec.name] for spec in self._variable]
+        tails = ([values[i].tobytes() for values in variable] for i in range(n_rows))
+        return [b"".join([row, *tail]) for row, tail in zip(rows, tails, strict=True)]
+
+    def compress(self, rows: Sequence[Bytes | None]) -> list[Bytes | None]:
+        """Return whole rows, with what follows their own bytes, as they are stored."""
+        return list(rows) if self.compression is None else compress(rows)
+
+    def expand(
+        self, rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None
+    ) -> Sequence[Bytes | None]:
+        """Return stored rows as `pack` made them and what was put behind."""
+        return rows if self.compression is None else expand(rows, seqs)
+
+    def unpack(
+        self,
+        rows: Sequence[Bytes | None],
+        fields: Sequence[str] | None = None,
+        *,
+        seqs: Sequence[Any] | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Return the fields of stored rows as arrays that own their memory.
+
+        Args:
+            rows: Bytes of each row, as they are stored; what follows a row's own is left alone.
+            fields: Which fields; all by default.
+            seqs: The numbers of the rows, for error messages.
+
+        Returns:
+            `{name: array of shape (n, *shape)}`. One of varying length is padded with zeros to the
+            longest of these rows, its lengths beside it in `<name>_lens`, of shape (n,).
+
+        Raises:
+            FieldError: A row that was not written with these fields, or is damaged.
+        """
+        wanted = self._wanted(fields)
+        size = self.record.itemsize
+        if not wanted:
+            return {}
+        whole: Any = self.expand(rows, seqs)
+        heads = whole
+        if None in whole or set(map(len, whole)) - {size}:
+            _check_sizes(whole, [size] * len(rows), seqs)
+            heads = [row[:size] for row in whole]
+        # Of bytes the array would not be writeable.
+        joined = bytearray(b"").join(heads)
+        records: Any = np.frombuffer(joined, self.record)
+        starts = [size] * len(rows)
+        found: dict[str, NDArray[Any]] = {}
+        for name, spec in self.specs.items():
+            if not spec.is_variable:
+                if name in wanted:
+                    found[name] = np.array(records[name], order="C")  # aligned, of its own memory
+                continue
+            lens = records[name].astype(np.int64)
+            n_bytes = (lens * _item_bytes(spec)).tolist()
+            ends = [start + n for start, n in zip(starts, n_bytes, strict=True)]
+            _check_sizes(whole, ends, seqs)
+            if name in wanted:
+                found[name] = _padded(spec, whole, starts, lens)
+                found[f"{name}_lens"] = lens
+            starts = ends
+        return found
+
+    def length_bytes(self, row: Bytes) -> int:
+        """Return how many bytes of a row are its fields'; what the JSON refers to follows."""
+        if not self._variable or len(row) < self.size_bytes:
+            return self.size_bytes
+        record: Any = np.frombuffer(row, self.record, 1)[0]
+        tail = sum(int(record[spec.name]) * _item_bytes(spec) for spec in self._variable)
+        return self.size_bytes + tail
+
+    def _wanted(self, fields: Sequence[str] | None) -> set[str]:
+        if fields is None:
+            return set(self.specs)
+        if isinstance(fields, str):
+            raise FieldError(f"fields are given as a list of names, got {fields!r}")
+        for name in fields:
+            if name not in self.specs:
+                raise FieldError(
+                    f"unknown field {name!r}; the buffer has {', '.join(self.specs) or 'none'}"
+                )
+        return set(fields)
+
+
+def _check_sizes(
+    rows: Sequence[Bytes | None], sizes: Sequence[int], seqs: Sequence[Any] | None
+) -> None:
+    for i, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+        if row is None or len(row) < size:
+            raise FieldError(
+                f"{shown_row(i, seqs)} holds {'no' if not row else 'too short'} arrays: it was not "
+                f"written with the buffer's fields; delete it, or leave it out with a condition"
+            )
+
+
+def _item_bytes(spec: FieldSpec) -> int:
+    """Return the bytes of one item along the length that varies."""
+    return spec.dtype.itemsize * math.prod(n for n in spec.shape if n != VARIABLE)
+
+
+def _padded(
+    spec: FieldSpec, rows: Sequence[bytes], starts: Sequence[int], lens: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Return the values of a field of varying length, padded with zeros to the longest."""
+    longest = int(lens.max()) if len(lens) else 0
+    axis = spec.shape.index(VARIABLE)
+    out: Any = np.zeros((len(rows), *_with_length(spec, longest)), spec.dtype)
+    for i, (row, start, n) in enumerate(zip(rows, starts, lens.tolist(), strict=True)):
+        own = _with_length(spec, n)
+        value = np.frombuffer(row, spec.dtype, math.prod(own), start).reshape(own)
+        out[(i, *[slice(None)] * axis, slice(n))] = value
+    return out  # type: ignore[no-any-return]
+
+
+def _with_length(spec: FieldSpec, n: int) -> tuple[int, ...]:
+    return tuple(n if size == VARIABLE else size for size in spec.shape)
+
+
+EMPTY_LAYOUT = Layout({})

@@ -1,0 +1,358 @@
+"""A row as the columns of `experiences`, and back."""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from orjson import loads
+
+from sqlbuffer.codec.encoder import (
+    INT64_MAX,
+    INT64_MIN,
+    Blob,
+    Encoder,
+    decode,
+    dumps,
+    equal,
+    is_storable_text,
+    tag_float,
+    untag,
+)
+from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
+from sqlbuffer.encoding.priority_values import checked_priorities
+from sqlbuffer.errors import FieldError
+from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.steps.ids import uuid7
+
+MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
+MAX_NAME_BYTES = 8192
+
+
+class Record(NamedTuple):
+    """One row, encoded; the columns in the order in which they are written and read.
+
+    `episode_key` and `session_key` are the user's keys; the tables hold numbers. `t` is the step
+    within an episode that was stored as one. `fields` repeats those of `arrays` that conditions can
+    use. Where there are `payload_bytes`, `arrays` has so many, which go to `payload_parts` as they
+    are. Where no `initial_priority` is given, the transaction that writes fills in the buffer's.
+    """
+
+    id: str
+    task_id: str
+    task_name: str | None
+    agent_id: str
+    pre_agent: str | None
+    step: int
+    t: int | None
+    execute_time: float | None
+    episode_key: str | None
+    session_key: str | None
+    state: str | None
+    actions: str | None
+    messages: str | None
+    extra: str | None
+    fields: str | None
+    reward_t: float | None
+    adv_t: float | None
+    v_t: float | None
+    terminated: bool | None
+    truncated: bool | None
+    model_version: int | None
+    arrays: bytes | bytearray | None
+    payload_bytes: int | None = None
+    initial_priority: float | None = None
+
+
+def encode_rows(
+    rows: Sequence[DataRow], model_version: int | None = None, priority: Any = None
+) -> list[Record]:
+    """Return the records of rows.
+
+    Args:
+        rows: The rows.
+        model_version: Version for rows that name none.
+        priority: One number for all, or one for each; None: that of the buffer.
+
+    Raises:
+        FieldError: A value cannot be stored; names the row and the path inside it.
+    """
+    records = []
+    for i, row in enumerate(rows):
+        try:
+            records.append(encode_row(row, model_version))
+        except FieldError as error:
+            raise FieldError(f"row {i}: {error}") from None
+    if priority is None:
+        return records
+    priorities = checked_priorities(priority, len(records))
+    return [
+        record._replace(initial_priority=own)
+        for record, own in zip(records, priorities, strict=True)
+    ]
+
+
+def encode_row(row: DataRow, model_version: int | None = None) -> Record:
+    """Return the record of one row."""
+    if not isinstance(row, DataRow):
+        raise FieldError(
+            f"expected a DataRow, got {type(row).__name__}; or use buffer.add(state=..., ...)"
+        )
+    if not isinstance(row.exp_meta, ExpMeta) or not isinstance(row.exp_data, Experience):
+        raise FieldError(
+            f"expected exp_meta and exp_data to be ExpMeta and Experience, got "
+            f"{type(row.exp_meta).__name__} and {type(row.exp_data).__name__}"
+        )
+    meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
+    tags: dict[str, Any] = {}
+    execute_time = encode_real(meta.execute_time, "execute_time", "exp_meta.execute_time", tags)
+    reward_t = encode_real(data.reward_t, "reward_t", "exp_data.reward_t", tags)
+    adv_t = encode_real(data.adv_t, "adv_t", "exp_data.adv_t", tags)
+    v_t = encode_real(data.v_t, "v_t", "exp_data.v_t", tags)
+    episode, session = meta.episode_id, meta.session_id
+    # In the order of the columns: by position costs a third of what it costs by name.
+    return Record(
+        # A row of plain SQL, read and stored elsewhere, may have none.
+        uuid7() if row.id is None else encode_key(row.id, "id"),
+        encode_key(meta.task_id, "exp_meta.task_id"),
+        _name(meta.task_name, "exp_meta.task_name"),
+        encode_key(meta.agent_id, "exp_meta.agent_id"),
+        _name(meta.pre_agent, "exp_meta.pre_agent"),
+        encode_step(meta.step, "exp_meta.step"),
+        None,
+        execute_time,
+        None if episode is None else encode_key(episode, "exp_meta.episode_id"),
+        None if session is None else encode_key(session, "exp_meta.session_id"),
+        encoder.json(data.state, "exp_data.state"),
+        encoder.json(data.actions, "exp_data.actions"),
+        encoder.json(data.messages, "exp_data.messages"),
+        encode_extra(data.extra, tags, encoder),
+        None,
+        reward_t,
+        adv_t,
+        v_t,
+        encode_flag(data.terminated, "exp_data.terminated"),
+        encode_flag(data.truncated, "exp_data.truncated"),
+        _version(meta.model_version, model_version),
+        encoder.blob or None,
+    )
+
+
+def encode_key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
+    if type(value) is str and len(value) <= limit and value.isascii() and "\0" not in value:
+        return value
+    if not isinstance(value, str):
+        raise FieldError(f"{name}: expected text, got {value!r}")
+    if not is_storable_text(value):
+        raise FieldError(
+            f"{name}: {value!r} has U+0000 or a lone surrogate, which text columns cannot hold"
+        )
+    if len(value) > limit or (len(value) * 4 > limit and len(value.encode()) > limit):
+        raise FieldError(f"{name}: longer than {limit} bytes; put long text into exp_data.extra")
+    return value
+
+
+def _name(value: Any, name: str) -> str | None:
+    return None if value is None else encode_key(value, name, MAX_NAME_BYTES)
+
+
+def encode_step(value: Any, name: str) -> int:
+    if type(value) is int and INT64_MIN <= value <= INT64_MAX:
+        return value
+    try:
+        integer = operator.index(value)
+    except TypeError:
+        integer = None
+    if integer is None or not INT64_MIN <= integer <= INT64_MAX:
+        raise FieldError(f"{name}: expected an integer of 64 bits, got {_shown(value)}")
+    return integer
+
+
+def _shown(value: Any) -> str:
+    return "one beyond" if isinstance(value, int) else repr(value)
+
+
+def encode_flag(value: Any, name: str) -> bool | None:
+    """Return what a boolean column holds."""
+    if value is not None and not isinstance(value, (bool, np.bool_)):
+        raise FieldError(f"{name}: expected True, False or None, got {value!r}")
+    return None if value is None else bool(value)
+
+
+def _version(own: int | None, default: int | None) -> int | None:
+    version = default if own is None else own
+    return None if version is None else encode_step(version, "exp_meta.model_version")
+
+
+def encode_real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | None:
+    """Return what the real column holds; NaN and -0.0, which columns may lose, go into the tags."""
+    if value is None:
+        return None
+    if type(value) is float and (value < 0.0 or value > 0.0):
+        return value
+    if not isinstance(value, (float, int, np.floating, np.integer)):
+        raise FieldError(f"{path}: expected a number, got {value!r}")
+    try:
+        real = float(value)
+    except OverflowError:
+        raise FieldError(f"{path}: an integer is too large for a float") from None
+    if real != real:
+        tags[name] = tag_float(real)
+        return None
+    if real == 0.0 and math.copysign(1.0, real) < 0:
+        tags[name] = tag_float(real)
+        return 0.0
+    return real
+
+
+def encode_extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | None:
+    if extra is not None and not isinstance(extra, Mapping):
+        raise FieldError(f"exp_data.extra: expected a dict, got {type(extra).__name__}")
+    if not tags:
+        return encoder.json(extra, "exp_data.extra")
+    tree = {"$none": True} if extra is None else encoder.tree(extra, "exp_data.extra")
+    return dumps({**tree, "$reals": tags})
+
+
+Rebuild = Callable[[Any], Any]
+new: Callable[[Any], Any] = object.__new__  # nothing is validated again
+
+
+class Decoder:
+    """Makes rows of what a select over the columns of `Record` returns; nothing is validated again.
+
+    Args:
+        state: Rebuilds a state from its plain value.
+        action: Rebuilds each action.
+        layout: How `arrays` is stored.
+    """
+
+    def __init__(
+        self,
+        state: Rebuild | None = None,
+        action: Rebuild | None = None,
+        layout: Layout = EMPTY_LAYOUT,
+    ) -> None:
+        self._state, self._action, self._layout = state, action, layout
+        self._expands = layout.compression is not None
+        self._rebuilds = state is not None or action is not None
+
+    def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
+        """Return the rows of tuples (seq, *Record)."""
+        return [self.row(values) for values in found]
+
+    def row(self, values: Sequence[Any]) -> DataRow:
+        """Return the row of a tuple (seq, *Record)."""
+        (
+            seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
+            session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
+            terminated, truncated, model_version, arrays, payload_bytes, _priority,
+        ) = values  # fmt: skip
+        if payload_bytes is not None:
+            arrays = memoryview(arrays)
+        elif self._expands and any(
+            text and '"$' in text for text in (state, actions, messages, extra)
+        ):
+            (arrays,) = self._layout.expand([arrays], [seq])
+        # Written out: at nine in ten rows nothing is tagged, and the calls would cost more than the
+        # work.
+        if extra is not None and '"$' in extra:
+            reals = {"reward_t": reward_t, "adv_t": adv_t, "v_t": v_t, "execute_time": execute_time}
+            extra = decode_extra(extra, arrays, reals)
+            reward_t, adv_t, v_t, execute_time = reals.values()
+        elif extra is not None:
+            extra = loads(extra)
+        state = None if state is None else decode(state, arrays)
+        actions = None if actions is None else decode(actions, arrays)
+        if self._rebuilds:
+            state, actions = self._rebuilt_state(state, id_), self._rebuilt_actions(actions, id_)
+        data, meta = new(Experience), new(ExpMeta)
+        row: DataRow = new(DataRow)
+        data.__dict__ = {
+            "state": state,
+            "actions": actions,
+            "reward_t": reward_t,
+            "adv_t": adv_t,
+            "v_t": v_t,
+            "messages": None if messages is None else decode(messages, arrays),
+            # SQLite has 0 and 1.
+            "terminated": None if terminated is None else terminated == 1,
+            "truncated": None if truncated is None else truncated == 1,
+            "extra": extra,
+        }
+        meta.__dict__ = {
+            "task_id": task_id,
+            "task_name": task_name,
+            "agent_id": agent_id,
+            "step": step,
+            "execute_time": execute_time,
+            "pre_agent": pre_agent,
+            "episode_id": episode_key,
+            "model_version": model_version,
+            "session_id": session_key,
+        }
+        row.__dict__ = {"exp_meta": meta, "exp_data": data, "id": id_, "seq": seq}
+        return row
+
+    def _rebuilt_state(self, state: Any, id_: str) -> Any:
+        return _rebuilt(self._state, state, id_, "exp_data.state")
+
+    def _rebuilt_actions(self, actions: Any, id_: str) -> Any:
+        if self._action is None or not isinstance(actions, (list, tuple)):
+            return _rebuilt(self._action, actions, id_, "exp_data.actions")
+        rebuilt = (
+            _rebuilt(self._action, action, id_, f"exp_data.actions[{i}]")
+            for i, action in enumerate(actions)
+        )
+        return type(actions)(rebuilt)
+
+
+def _rebuilt(rebuild: Rebuild | None, value: Any, id_: str, path: str) -> Any:
+    if rebuild is None or value is None:
+        return value
+    try:
+        return rebuild(value)
+    except ValueError as error:
+        raise FieldError(
+            f"row {id_!r}: {path} is not what the buffer's type takes: {error}"
+        ) from error
+
+
+def decode_extra(text: str | None, arrays: Blob | None, reals: dict[str, Any]) -> Any:
+    """Return the user's `extra` and put tagged numbers into `reals`."""
+    if text is None or '"$reals"' not in text:
+        return decode(text, arrays)
+    tree = loads(text)
+    reals.update(untag(tree.pop("$reals", {}), b""))  # or it is a text of the user
+    return None if tree.pop("$none", False) else untag(tree, arrays or b"")
+
+
+def same_content(
+    new: Record,
+    held: Sequence[Any],
+    *,
+    ignore: frozenset[str] = frozenset(),
+    layout: Layout = EMPTY_LAYOUT,
+) -> bool:
+    """Tell whether a record says the same as a stored one (a tuple of the columns of `Record`), to
+    the bit.
+
+    Args:
+        new: The record.
+        held: What is stored.
+        ignore: Fields that may differ.
+        layout: The typed fields at the beginning of `arrays`.
+    """
+    plain = Decoder(layout=layout)
+    left, right = plain.row((0, *new)), plain.row((0, *held))
+    for part in ("exp_meta", "exp_data"):
+        ours, theirs = vars(getattr(left, part)), vars(getattr(right, part))
+        for name, value in ours.items():
+            if name not in ignore and not equal(value, theirs[name], strict=True):
+                return False
+    if not layout.specs:
+        return True
+    stored = [new.arrays or b"", held[Record._fields.index("arrays")] or b""]
+    mine, other = (row or b"" for row in layout.expand(stored))
+    return mine[: layout.length_bytes(mine)] == other[: layout.length_bytes(other)]

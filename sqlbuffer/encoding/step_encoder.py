@@ -1,0 +1,89 @@
+"""The steps of an episode as records, one at a time."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.encoding.episode_records import EpisodeStart
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.priority_values import check_kept, checked_priority
+from sqlbuffer.encoding.records import Record, encode_extra, encode_flag, encode_real
+from sqlbuffer.encoding.row_packer import RowPacker
+from sqlbuffer.errors import FieldError
+
+_PAYLOADS = ("state", "actions", "messages", "extra")
+_BUILT_IN = ("reward", "terminated", "truncated", *_PAYLOADS, "priority")
+
+
+class StepEncoder:
+    """Makes the records of one episode.
+
+    Args:
+        layout: The typed fields of the buffer.
+        beginning: The episode.
+        casting: See `FieldSpec.cast_rows`.
+        has_priorities: Whether the buffer keeps priorities.
+    """
+
+    def __init__(
+        self, layout: Layout, beginning: EpisodeStart, casting: str, has_priorities: bool = False
+    ) -> None:
+        self._has_priorities = has_priorities
+        self._packer = RowPacker(layout, casting)
+        self._columns = [name for name, spec in layout.specs.items() if spec.column]
+        self._known = {*layout.specs, *_BUILT_IN}
+        self._beginning = beginning
+
+    def record(self, t: int, step: Mapping[str, Any]) -> Record:
+        """Return the record of step t; it holds copies.
+
+        Raises:
+            FieldError: An unknown or missing field, or a value that cannot be stored.
+        """
+        if not self._known.issuperset(step):
+            self._refuse(step)
+        tags: dict[str, Any] = {}
+        reward = step.get("reward")
+        if isinstance(reward, np.ndarray) and reward.shape == ():
+            reward = reward[()]
+        reward = encode_real(reward, "reward_t", "reward", tags)
+        blob: bytes | bytearray = self._packer.pack(step)
+        fields = state = actions = messages = extra = None
+        if self._columns:
+            fields = Encoder().json(self._packer.scalars(self._columns), "fields")
+        if tags or any(name in step for name in _PAYLOADS):
+            encoder = Encoder(blob)
+            state = encoder.json(step.get("state"), "state")
+            actions = encoder.json(step.get("actions"), "actions")
+            messages = encoder.json(step.get("messages"), "messages")
+            extra = encode_extra(step.get("extra"), tags, encoder)
+            blob = encoder.blob
+        of, priority = self._beginning, step.get("priority")
+        if priority is not None:
+            check_kept(self._has_priorities)
+            priority = checked_priority(priority)
+        return Record(
+            f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
+            of.session, state, actions, messages, extra, fields, reward, None, None,
+            _flag(step, "terminated"),
+            _flag(step, "truncated"),
+            of.model_version, blob or None, None, priority,
+        )  # fmt: skip
+
+    def _refuse(self, step: Mapping[str, Any]) -> None:
+        fields = [name for name in self._known if name not in _BUILT_IN]
+        unknown = next(name for name in step if name not in self._known)
+        raise FieldError(
+            f"unknown field {unknown!r}; the buffer has {', '.join(sorted(fields)) or 'none'}, and "
+            f"{', '.join(_BUILT_IN)}"
+        )
+
+
+def _flag(step: Mapping[str, Any], name: str) -> bool | None:
+    """Return a flag; 0 and 1 are taken for one, as in a column of them."""
+    value = step.get(name)
+    is_number = isinstance(value, (int, np.integer)) and value in (0, 1)
+    return bool(value) if is_number else encode_flag(value, name)

@@ -1,0 +1,1 @@
+"""Typed fields of steps."""

@@ -1,0 +1,1 @@
+"""Conditions: how they are built, and what they mean in Python."""

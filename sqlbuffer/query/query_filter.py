@@ -1,0 +1,150 @@
+"""The meaning of a condition in plain Python: the reference that the SQL of both databases is
+tested against.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sqlbuffer.codec.encoder import Encoder, escape_key, hex_text, tag_of, unhex_text, untag_float
+from sqlbuffer.query.builder import Group, Leaf, Node, QueryBuilder, Tree, check, is_number
+from sqlbuffer.query.paths import Field, Segment
+from sqlbuffer.steps.data_rows import DataRow
+
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+
+
+class QueryFilter:
+    """Selects rows in memory by the same rules as the database does.
+
+    Missing equals None; numbers (and booleans) compare with numbers and text with text; a value of
+    another type does not match and never raises. Lists and dicts are equal when their elements are.
+    Inside them 1 equals 1.0, but not True; NaN equals NaN; -0.0 differs from 0, and a float from
+    1e16 on from an integer.
+
+    Example:
+        >>> from sqlbuffer import DataRow, Experience, ExpMeta
+        >>> rows = [DataRow(ExpMeta("t", None, "a", step, 0.0), Experience()) for step in range(3)]
+        >>> late = QueryFilter(QueryBuilder().gt("exp_meta.step", 0).build())
+        >>> [row.exp_meta.step for row in late.filter(rows)]
+        [1, 2]
+    """
+
+    def __init__(self, condition: Tree | QueryBuilder | None) -> None:
+        self._node = check(condition)
+
+    def check_condition(self, row: DataRow) -> bool:
+        """Tell whether the row matches."""
+        return _matches(self._node, row)
+
+    def filter(self, rows: Iterable[DataRow]) -> list[DataRow]:
+        """Return the rows that match, in order."""
+        return [row for row in rows if _matches(self._node, row)]
+
+
+def _matches(node: Node, row: DataRow) -> bool:
+    if isinstance(node, Group):
+        combine = all if node.kind == "all" else any
+        return combine(_matches(part, row) for part in node.parts)
+    return _test(node, _value(node.field, row))
+
+
+def _value(field: Field, row: DataRow) -> Any:
+    """Return the field's value; for JSON fields, the tagged tree that the database holds."""
+    if field.column in ("id", "seq"):
+        return getattr(row, field.column)
+    value = getattr(
+        row.exp_meta if hasattr(row.exp_meta, field.column) else row.exp_data, field.column
+    )
+    if field.kind != "json":
+        return value
+    tree = Encoder().tree(value, field.column)
+    for segment in field.path:
+        tree = _step(tree, segment)
+    return tree
+
+
+def _step(tree: Any, segment: Segment) -> Any:
+    if isinstance(segment, str):
+        return tree.get(escape_key(segment)) if isinstance(tree, dict) else None
+    if isinstance(tree, dict) and set(tree) == {"$tuple"}:
+        tree = tree["$tuple"]
+    if isinstance(tree, list):
+        return tree[segment] if -len(tree) <= segment < len(tree) else None
+    return tree.get(str(segment)) if isinstance(tree, dict) else None
+
+
+def _test(test: Leaf, value: Any) -> bool:
+    if test.op == "is_null":
+        return (value is None) != test.negated
+    if test.op == "like":
+        contains = _contains(value, test.value)
+        return contains is not None and contains != test.negated
+    if test.op == "in":
+        return _is_member(value, test.value) != test.negated
+    return _compare(test.op, value, test.value) != test.negated
+
+
+def _compare(op: str, value: Any, target: Any) -> bool:
+    if isinstance(target, (list, dict)):
+        return op == "eq" and _is_same(value, Encoder().tree(target, ""))
+    number = _number(value)
+    if is_number(target):
+        return number is not None and _ORDER[op](number, target)
+    text = _text(value)
+    # Hex groups order as the characters do, lone surrogates included.
+    return text is not None and _ORDER[op](hex_text(text), hex_text(target))
+
+
+def _is_member(value: Any, target: Any) -> bool:
+    if isinstance(target, str):
+        text = _text(value)
+        return text is not None and text in target
+    return any(value is None if item is None else _compare("eq", value, item) for item in target)
+
+
+def _is_same(value: Any, target: Any) -> bool:
+    """Compare two tagged trees."""
+    if isinstance(target, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == target.keys()
+            and all(_is_same(value[key], target[key]) for key in target)
+        )
+    if isinstance(target, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(target)
+            and all(map(_is_same, value, target))
+        )
+    return isinstance(value, bool) == isinstance(target, bool) and bool(value == target)
+
+
+def _contains(value: Any, target: Any) -> bool | None:
+    """Tell whether text, a list or a dict contains a value; None for what contains nothing."""
+    if isinstance(value, list):
+        return any(_is_member(item, [target]) for item in value)
+    if isinstance(value, dict) and tag_of(value) is None:
+        if isinstance(target, (list, dict)):
+            return None
+        return isinstance(target, str) and escape_key(target) in value
+    text = _text(value)
+    return target in text if text is not None and isinstance(target, str) else None
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, dict) and set(value) == {"$float"}:
+        value = untag_float(value["$float"])
+    return value if is_number(value) else None
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, dict) and set(value) == {"$str"}:
+        return unhex_text(value["$str"])
+    return value if isinstance(value, str) else None

@@ -1,0 +1,159 @@
+"""Which fields of a row are read, and the part of a payload that they are."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlbuffer.codec.encoder import escape_key, tag_of
+from sqlbuffer.errors import ConditionError, FieldError
+from sqlbuffer.query.paths import Segment, parse_path
+
+PAYLOADS = ("state", "actions", "messages", "extra")
+PLAIN = ("reward_t", "adv_t", "v_t", "terminated", "truncated")
+_WITH_BYTES = ("$array", "$scalar", "$bytes")
+_ITEMS = ("$tuple", "$set", "$frozenset")
+# What is wanted of a value: by key or index what is wanted of that; None: all of it.
+Tree = dict[Segment, Any] | None
+
+
+class _Missing:
+    """Stands for what a value does not have."""
+
+
+MISSING = _Missing()
+
+
+@dataclass(frozen=True)
+class SelectedFields:
+    """The fields of a row that are read.
+
+    Attributes:
+        fields: What is wanted of each; the others are not wanted.
+
+    Example:
+        >>> wanted = SelectedFields.parse(["state.image", "reward_t"])
+        >>> "state" in wanted.fields, wanted.is_whole("state"), wanted.is_whole("reward_t")
+        (True, False, True)
+    """
+
+    fields: dict[str, Tree]
+
+    @classmethod
+    def parse(cls, names: Sequence[str]) -> "SelectedFields":
+        """Return the fields of dotted names such as `state.obs.image`.
+
+        Raises:
+            FieldError: No list of names, an unknown field, or a malformed path.
+        """
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise FieldError(
+                f"fields are given as a list of names such as ['state.image', 'reward_t'], got "
+                f"{names!r}"
+            )
+        fields: dict[str, Tree] = {}
+        for name in names:
+            root, path = _parse(name)
+            _add(fields, (root, *path))
+        return cls(fields)
+
+    def is_whole(self, name: str) -> bool:
+        """Tell whether all of a field is wanted."""
+        return name in self.fields and self.fields[name] is None
+
+
+def _parse(name: Any) -> tuple[str, tuple[Segment, ...]]:
+    if not isinstance(name, str):
+        raise FieldError(f"a field is named by text such as 'state.image', got {name!r}")
+    inner = name.removeprefix("exp_data.")
+    root = next((r for r in (*PAYLOADS, *PLAIN, "reward") if _is_under(inner, r)), None)
+    if root is None:
+        raise FieldError(
+            f"unknown field {name[:100]!r}; there are {', '.join((*PAYLOADS, *PLAIN))}, and what "
+            f"is inside the first four, such as 'state.image'; keys come along always"
+        )
+    try:
+        path = parse_path(inner, len(root))
+    except ConditionError as error:
+        raise FieldError(str(error)) from None
+    if path and root not in PAYLOADS:
+        raise FieldError(f"field {name!r}: {root} is a single value, with nothing inside")
+    return "reward_t" if root == "reward" else root, path
+
+
+def _is_under(name: str, root: str) -> bool:
+    return name == root or (name.startswith(root) and name[len(root)] in ".[")
+
+
+def _add(tree: Any, path: Sequence[Segment]) -> None:
+    *parents, last = path
+    for segment in parents:
+        if segment in tree and tree[segment] is None:
+            return  # all of it is wanted already
+        tree = tree.setdefault(segment, {})
+    tree[last] = None
+
+
+def pruned(node: Any, wanted: Tree) -> Any:
+    """Return what is wanted of a tagged tree, or `MISSING`.
+
+    A key wanted of a list is wanted of each of its items. A list keeps its length: items that have
+    nothing of what is wanted are null.
+    """
+    if wanted is None:
+        return node
+    if isinstance(node, list):
+        return _pruned_items(node, wanted)
+    if not isinstance(node, dict):
+        return MISSING
+    tag = tag_of(node)
+    if tag in _ITEMS:
+        items = _pruned_items(node[tag], wanted)
+        # What is left of a set's members may not be distinct.
+        return items if items is MISSING or tag != "$tuple" else {tag: items}
+    if tag == "$dict":
+        return _pruned_pairs(node[tag], wanted)
+    return MISSING if tag is not None else _pruned_dict(node, wanted)
+
+
+def _pruned_dict(node: dict[str, Any], wanted: dict[Segment, Any]) -> Any:
+    named = ((escape_key(str(segment)), inside) for segment, inside in wanted.items())
+    found = {key: pruned(node[key], inside) for key, inside in named if key in node}
+    return {key: value for key, value in found.items() if value is not MISSING} or MISSING
+
+
+def _pruned_pairs(pairs: list[list[Any]], wanted: dict[Segment, Any]) -> Any:
+    found = [
+        [key, pruned(value, wanted[key])]
+        for key, value in pairs
+        if isinstance(key, (str, int)) and not isinstance(key, bool) and key in wanted
+    ]
+    left = [pair for pair in found if pair[1] is not MISSING]
+    return {"$dict": left} if left else MISSING
+
+
+def _pruned_items(items: list[Any], wanted: dict[Segment, Any]) -> Any:
+    of_each: dict[Segment, Any] = {
+        key: inside for key, inside in wanted.items() if isinstance(key, str)
+    }
+    found = []
+    for i, item in enumerate(items):
+        place = next((place for place in (i, i - len(items)) if place in wanted), None)
+        inside = of_each if place is None else wanted[place]
+        found.append(MISSING if inside == {} else pruned(item, inside))
+    if all(item is MISSING for item in found):
+        return MISSING
+    return [None if item is MISSING else item for item in found]
+
+
+def references(node: Any) -> Iterator[list[Any]]:
+    """Yield the lists of a tagged tree that end with an offset and a number of bytes."""
+    if isinstance(node, list):
+        for item in node:
+            yield from references(item)
+    elif isinstance(node, dict):
+        tag = tag_of(node)
+        if tag in _WITH_BYTES:
+            yield node[tag]
+        else:
+            for item in node.values():
+                yield from references(item)

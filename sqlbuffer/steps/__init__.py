@@ -1,0 +1,1 @@
+"""Steps, episodes and batches as users see them."""

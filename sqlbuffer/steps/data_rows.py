@@ -1,0 +1,161 @@
+"""The row classes: one experience is one step of an agent in a task."""
+
+from dataclasses import InitVar, field, fields
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from sqlbuffer.codec.encoder import Encoder, equal, untag
+from sqlbuffer.steps.ids import uuid7
+
+_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+
+def _plain_scalar(value: Any) -> Any:
+    """Turn numpy and torch scalars into Python's."""
+    return value.item() if hasattr(value, "item") and not isinstance(value, (int, float)) else value
+
+
+Key = Annotated[str, Field(coerce_numbers_to_str=True), BeforeValidator(_plain_scalar)]
+Integer = Annotated[int, BeforeValidator(_plain_scalar)]
+Real = Annotated[float, BeforeValidator(_plain_scalar)]
+Flag = Annotated[bool, BeforeValidator(_plain_scalar)]
+
+
+def _equal_by_content(self: Any, other: Any) -> Any:
+    """Compare field by field; arrays by content, NaN equal to NaN."""
+    if type(other) is not type(self):
+        return NotImplemented
+    return all(equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+
+
+@dataclass(config=_CONFIG, eq=False)
+class ExpMeta:
+    """Who made an experience, where and when.
+
+    Attributes:
+        task_id: The task; numbers become text.
+        task_name: A readable name of the task.
+        agent_id: The agent; numbers become text.
+        step: Step within the task.
+        execute_time: Unix time in seconds.
+        pre_agent: The agent that acted before.
+        episode_id: Which rollout of the task, where there are several; numbers become text.
+        model_version: Version of the model that acted.
+        session_id: The training session; numbers become text.
+
+    Example:
+        >>> ExpMeta("task_1", "search", "agent_1", 1, 1700000000.0).step
+        1
+    """
+
+    task_id: Key
+    task_name: Key | None
+    agent_id: Key
+    step: Integer
+    execute_time: Real
+    pre_agent: Key | None = None
+    episode_id: Key | None = field(default=None, kw_only=True)
+    model_version: Integer | None = field(default=None, kw_only=True)
+    session_id: Key | None = field(default=None, kw_only=True)
+
+    __eq__ = _equal_by_content
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict; the optional ones only where set."""
+        return _as_dict(self, optional=("episode_id", "model_version", "session_id"))
+
+
+@dataclass(config=_CONFIG, eq=False)
+class Experience:
+    """What happened in one step.
+
+    Payloads (`state`, `actions`, `messages`, `extra`) may be JSON values, numpy arrays and scalars,
+    bytes, datetimes, dataclasses or pydantic models, nested.
+
+    Attributes:
+        state: The observation.
+        actions: What was done; `action=x` is short for `actions=[x]`.
+        reward_t: Reward of the step.
+        adv_t: Advantage.
+        v_t: Value estimate.
+        messages: The conversation of an LLM agent.
+        terminated: The step ended the episode in a terminal state.
+        truncated: The episode was cut after the step.
+        extra: Anything else.
+
+    Example:
+        >>> Experience(state={"x": 1}, action="left").actions
+        ['left']
+    """
+
+    state: Any = None
+    actions: Any = None
+    reward_t: Real | None = None
+    adv_t: Real | None = None
+    v_t: Real | None = None
+    messages: Any = None
+    terminated: Flag | None = field(default=None, kw_only=True)
+    truncated: Flag | None = field(default=None, kw_only=True)
+    extra: dict[Any, Any] | None = field(default=None, kw_only=True)
+    action: InitVar[Any] = field(default=None, kw_only=True)
+
+    def __post_init__(self, action: Any) -> None:
+        if action is None:
+            return
+        if self.actions is not None:
+            raise ValueError("give actions=[...] or action=..., not both")
+        self.actions = [action]
+
+    __eq__ = _equal_by_content
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict of plain values (models and dataclasses as dicts); the
+        optional ones only where set.
+        """
+        encoder = Encoder()
+        values = _as_dict(self, optional=("terminated", "truncated", "extra"))
+        return {
+            name: untag(encoder.tree(value, f"exp_data.{name}"), bytes(encoder.blob))
+            for name, value in values.items()
+        }
+
+
+@dataclass(config=_CONFIG)
+class DataRow:
+    """One experience with its keys.
+
+    Attributes:
+        exp_meta: Who, where and when.
+        exp_data: What happened.
+        id: Unique within the buffer; a UUIDv7 where not given.
+        seq: Insert order within the buffer; None until read from one, and no part of equality.
+
+    Example:
+        >>> row = DataRow(ExpMeta("t", "search", "a", 1, 0.0), Experience(state=1, actions=[0]))
+        >>> len(row.id)
+        36
+    """
+
+    exp_meta: ExpMeta
+    exp_data: Experience
+    id: Key = field(default_factory=uuid7)
+    seq: int | None = field(default=None, compare=False, kw_only=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `exp_meta`, `exp_data` and `id` as nested dicts."""
+        return {
+            "exp_meta": self.exp_meta.to_dict(),
+            "exp_data": self.exp_data.to_dict(),
+            "id": self.id,
+        }
+
+
+def _as_dict(row: Any, optional: tuple[str, ...]) -> dict[str, Any]:
+    values = {f.name: getattr(row, f.name) for f in fields(row)}
+    return {
+        name: value for name, value in values.items() if value is not None or name not in optional
+    }

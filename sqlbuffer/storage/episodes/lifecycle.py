@@ -1,0 +1,98 @@
+"""Episodes: what is kept of them beside their steps."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, Double, bindparam, case, func, or_, update
+
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.errors import EpisodeExistsError
+from sqlbuffer.storage.buffers.keys import INSERT_EPISODE
+from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.models import episodes
+
+_FIRST = bindparam("first_", type_=BigInteger())
+_RETURN: Any = bindparam("return_", type_=Double())
+# Of an open episode the column holds by how much annotations have changed it so far.
+_WHOLE_RETURN = case(
+    (
+        (episodes.c.status == "open") & episodes.c["return"].is_not(None),
+        func.coalesce(_RETURN, 0.0) + episodes.c["return"],
+    ),
+    else_=_RETURN,
+)
+_END = (
+    update(episodes)
+    .where(
+        episodes.c.buffer_id == bindparam("of_buffer"),
+        episodes.c.key == bindparam("of_key"),
+        episodes.c.task_id == bindparam("of_task"),
+        # Or it was sent again after its steps had left.
+        or_(
+            episodes.c.status == "open",
+            episodes.c.first_seq < _FIRST,
+        ),
+    )
+    .values(
+        {
+            "status": bindparam("status_"),
+            "length": bindparam("length_"),
+            "return": _WHOLE_RETURN,
+            "reward": bindparam("reward_"),
+            "first_seq": _FIRST,
+            "last_seq": bindparam("last_"),
+            "final_arrays": bindparam("final_"),
+            "ended_at": utc_now(),
+        }
+    )
+)
+
+
+def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:
+    """Make the row of an episode; tell whether there was none."""
+    values = {"buffer_id": buffer_id, **vars(beginning)}
+    return bool(connection.execute(INSERT_EPISODE, values).rowcount)
+
+
+def exists(key: str, task_id: str, status: str) -> EpisodeExistsError:
+    """Return the error of an id that is taken."""
+    return EpisodeExistsError(
+        f"episode {key!r} of task {task_id!r} is stored already (it is {status}); take another "
+        f"episode_id, or leave it out to have one made"
+    )
+
+
+def end(
+    connection: Connection, buffer_id: int, endings: Iterable[EpisodeEnd], seqs: Mapping[str, int]
+) -> None:
+    """Note how open episodes ended, in the transaction that stores their last steps.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        endings: They.
+        seqs: The number of each id that was stored.
+    """
+
+    def number(step: str | int | None) -> int | None:
+        return seqs.get(step) if isinstance(step, str) else step
+
+    # In one order: two writers may end several of the same ones.
+    rows = [
+        {
+            "of_buffer": buffer_id,
+            "of_key": ending.key,
+            "of_task": ending.task_id,
+            "status_": ending.status,
+            "length_": ending.length,
+            # SQLite has no NaN, which inf - inf is.
+            "return_": None if ending.return_ != ending.return_ else ending.return_,
+            "first_": number(ending.first),
+            "last_": number(ending.last),
+            "final_": ending.final_arrays,
+            "reward_": ending.reward,
+        }
+        for ending in sorted(endings, key=lambda ending: (ending.key, ending.task_id))
+    ]
+    if rows:
+        connection.execute(_END, rows)

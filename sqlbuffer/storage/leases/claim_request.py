@@ -1,0 +1,150 @@
+"""What a consumer asks for, and which rows of the queue it may have."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from sqlalchemy import BigInteger, Integer, and_, bindparam, cast, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query.builder import EVERYTHING, Group, Leaf, Node
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.schema.models import queue_items as items
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Order = Literal["random", "fifo", "freshest", "stalest"]
+GroupBy = Literal["task_id", "episode_id"]
+
+ORDERS: dict[str, tuple[Any, ...]] = {
+    "fifo": (items.c.seq,),
+    "freshest": (items.c.freshness.desc(), items.c.seq.desc()),
+    "stalest": (items.c.freshness, items.c.seq),
+}
+GROUPS: dict[str, ColumnElement[Any]] = {
+    "task_id": items.c.task_id,
+    "episode_id": items.c.episode_id,
+}
+# Names of parameters: other ones than those of columns, which an update takes for itself.
+BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_count"
+LARGEST = 2**63 - 1
+
+in_buffer: Any = items.c.buffer_id == bindparam(BUFFER, type_=Integer())
+in_seqs: Any = in_buffer & fn.is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
+
+
+def _bounds(seq: Any) -> Any:
+    low, high = (bindparam(name, type_=BigInteger()) for name in (LOW, HIGH))
+    return (seq > low) & (seq <= high)
+
+
+def _held(seq: Any) -> Any:
+    return in_buffer & _bounds(seq) & ~items.c.used_up
+
+
+# Rows of the queue that the buffer holds. Where another index than that of their numbers is to
+# find them, neither planner must be lured by the bounds.
+held = _held(items.c.seq)
+held_unindexed = _held(fn.unindexed(items.c.seq))
+# Likewise by key: in words that lead to the index of freshness no more.
+held_by_key = in_buffer & _bounds(fn.unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
+# What a consumer that died held is free when its lease has run out.
+is_free: Any = or_(items.c.leased_until.is_(None), fn.is_past(items.c.leased_until))
+
+
+@dataclass(frozen=True)
+class ClaimRequest:
+    """A batch that is asked for.
+
+    Attributes:
+        n: How many rows, or groups.
+        lease_s: How long they are held.
+        order: Which first.
+        node: Which rows; of a group, one that matches will do.
+        group_by: What rows of a group have in common; None: each row by itself.
+        min_group_size: How many rollouts a whole group has at least.
+        group_timeout_s: How long after its newest row a group is waited for; None: for ever.
+        drops: Groups that are not whole by then are deleted.
+    """
+
+    n: int
+    lease_s: float
+    order: Order = "random"
+    node: Node = EVERYTHING
+    group_by: GroupBy | None = None
+    min_group_size: int = 1
+    group_timeout_s: float | None = None
+    drops: bool = False
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The queue of a buffer at one moment.
+
+    Attributes:
+        buffer_id: The buffer.
+        low: Rows up to it have left.
+        high: The newest row; None: whatever there is.
+        limits: What bars rows.
+        first: The first row of the queue, where it is known.
+    """
+
+    buffer_id: int
+    low: int
+    high: int | None = None
+    limits: Eligibility = NO_LIMITS
+    first: int | None = None
+
+    def parameters(self, **more: Any) -> Mapping[str, Any]:
+        """Return the values for the parameters of statements, and others."""
+        high = LARGEST if self.high is None else self.high
+        return {BUFFER: self.buffer_id, LOW: self.low, HIGH: high, **more}
+
+
+def remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """Have a function that makes a statement keep it: to make one takes longer than to run it.
+
+    Not where there is a condition: one on 1 would be taken for one on True.
+    """
+    kept: Any = lru_cache(maxsize=64)(make)
+
+    def statement(*args: P.args, **kwargs: P.kwargs) -> T:
+        nodes = [value.node if isinstance(value, ClaimRequest) else value for value in args]
+        has_condition = any(isinstance(n, (Group, Leaf)) and n != EVERYTHING for n in nodes)
+        found: T = (make if has_condition else kept)(*args, **kwargs)
+        return found
+
+    return statement
+
+
+def allowed(limits: Eligibility) -> ColumnElement[bool]:
+    """Return the expression for a row that nobody holds and no limit bars."""
+    return and_(is_free, limits.hold(items)) if limits else is_free
+
+
+def matches(node: Node) -> ColumnElement[bool]:
+    """Return the expression for a row that matches a condition."""
+    row = (experiences.c.buffer_id == items.c.buffer_id) & (experiences.c.seq == items.c.seq)
+    # Whether rows have values given late or not: some may be given while it is waited for.
+    found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True)))
+    # PostgreSQL would make a join of it, over all rows of the buffer.
+    return found.correlate(items).offset(0).exists()
+
+
+def claimable(limits: Eligibility, node: Node, within: Any = held) -> ColumnElement[bool]:
+    """Return the expression for a row that may be claimed by itself.
+
+    Args:
+        limits: What bars rows.
+        node: Which rows are asked for.
+        within: `held` or `held_unindexed`.
+    """
+    found: ColumnElement[bool] = within & allowed(limits)
+    return found if node == EVERYTHING else found & matches(node)

@@ -1,0 +1,220 @@
+"""What is read of a buffer as it is: counts, rows in insert order, tasks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, func, select
+
+from sqlbuffer.codec.encoder import is_storable_text
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.storage.buffers.live_count import LiveCount
+from sqlbuffer.storage.buffers.open_buffer import (
+    BufferWindow,
+    OpenBuffer,
+    retry_on_disconnect,
+    text_of,
+)
+from sqlbuffer.storage.database.engine import (
+    server_epoch,
+)
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.seq_runs import SeqRuns
+from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.schema.functions import explain
+from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.writing.insertion import Row
+
+TASKS_AT_ONCE = 500
+FIRST_PAGE_ROWS = 200
+MAX_PAGE_ROWS = 5_000
+PAGE_BYTES = 8 * 2**20
+# How long a stream waits at its start for writers under way, rather than note what is there of
+# theirs.
+SETTLING_S = 0.05
+
+# Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
+TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
+    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+)
+
+
+class RowQueries(OpenBuffer):
+    """Reads the rows of a buffer as they are."""
+
+    _live_count: LiveCount
+
+    @retry_on_disconnect
+    def count(self, node: Node) -> int:
+        """Return how many rows match; without a condition nothing is scanned."""
+        with translated(self.url):
+            settled = (
+                self._dialect.settled(self.engine, self.info.id) if node == EVERYTHING else None
+            )
+            with self._dialect.snapshot(self.engine) as connection:
+                window = self._window(connection)
+                if node == EVERYTHING:
+                    return self._count_all(connection, window, settled)
+                matching = resolve_labels(node, window.has_labels)
+                where = statements.in_window(self.info.id, window.low, matching)
+                return int(
+                    connection.execute(
+                        select(func.count()).select_from(experiences).where(where)
+                    ).scalar_one()
+                )
+
+    def _count_all(self, connection: Connection, window: BufferWindow, settled: int | None) -> int:
+        if window.evict_by != "row":
+            return window.live_rows
+        end = window.high if settled is None else min(settled, window.high)
+        state = (window.deletions, server_epoch(self.engine))
+        return self._live_count.count(connection, self.info.id, window.low, window.high, end, state)
+
+    def pages(self, node: Node, payloads: Payloads | None = None) -> Iterator[Sequence[Row]]:
+        """Stream all rows that match and are there now, in insert order; no transaction is open
+        between pages.
+        """
+        return self._pages(node, *self._now(), payloads)
+
+    @retry_on_disconnect
+    def _now(self) -> tuple[int, int, SeqRuns]:
+        """Return which rows are there now: all up to a first number, none above a second, and
+        between them those of runs of numbers: rows may still be committed there.
+        """
+        with translated(self.url):
+            settled = self._dialect.settled(self.engine, self.info.id, SETTLING_S)
+            with self._dialect.snapshot(self.engine) as connection:
+                high = self._window(connection).high
+                if settled is None or settled >= high:
+                    return high, high, SeqRuns()
+                low = max(settled, self._window(connection).low)
+                recent = statements.in_window(self.info.id, low, EVERYTHING)
+                return settled, high, SeqRuns(connection.execute(statements.runs(recent)).all())
+
+    def _pages(
+        self,
+        node: Node,
+        settled: int,
+        end: int,
+        recent: SeqRuns,
+        payloads: Payloads | None,
+    ) -> Iterator[Sequence[Row]]:
+        cursor, limit = -1, FIRST_PAGE_ROWS
+        while True:
+            page, is_last = self.after(node, cursor, end, limit, payloads)
+            if shown := [row for row in page if row[0] <= settled or row[0] in recent]:
+                yield shown
+            if is_last:
+                return
+            cursor, limit = page[-1][0], _next_limit(page)
+
+    @retry_on_disconnect
+    def after(
+        self, node: Node, cursor: int, end: int, limit: int, payloads: Payloads | None = None
+    ) -> tuple[list[Row], bool]:
+        """Return the first rows that match with cursor < seq <= end, in insert order: `limit` of
+        them, or fewer where they are large; and whether they are all that there are.
+        """
+        payloads = payloads or self.whole_rows
+        seq = statements.seq_for(node)
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+            window = self._window(connection)
+            matching = resolve_labels(node, window.has_labels)
+            where = statements.in_window(self.info.id, max(cursor, window.low), matching)
+            page = statements.rows(
+                where & (seq <= end), payloads.columns, has_labels=window.has_labels
+            )
+            found = statements.fetch(connection, page.order_by(seq).limit(limit))
+            rows = payloads.complete(connection, found, PAGE_BYTES)
+            return rows, len(rows) == len(found) < limit
+
+    @retry_on_disconnect
+    def page(
+        self, node: Node, offset: int, limit: int, payloads: Payloads | None = None
+    ) -> list[Row]:
+        """Return up to `limit` rows that match, in insert order, after the first `offset`."""
+        with self.candidates(node, (payloads or self.whole_rows).reading) as candidates:
+            return candidates.rows(candidates.page(offset, limit))
+
+    @retry_on_disconnect
+    def tasks(
+        self, task_ids: Sequence[str], payloads: Payloads | None = None
+    ) -> dict[str, list[Row]]:
+        """Return every live row of the tasks, each task's in the order of (episode, step,
+        execute_time).
+        """
+        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+            return self._tasks(connection, task_ids, payloads)
+
+    def _tasks(
+        self,
+        connection: Connection,
+        task_ids: Sequence[str],
+        payloads: Payloads | None = None,
+        limits: Eligibility = NO_LIMITS,
+    ) -> dict[str, list[Row]]:
+        """Return the rows of tasks; none of those with a row that the limits bar."""
+        payloads = payloads or self.whole_rows
+        columns: tuple[Any, ...] = payloads.columns
+        if limits:
+            columns = (*columns, limits.is_barred(experiences).label("barred"))
+        found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
+        wanted = [task_id for task_id in found if is_storable_text(task_id)]
+        window = self._window(connection)
+        for start in range(0, len(wanted), TASKS_AT_ONCE):
+            chosen = wanted[start : start + TASKS_AT_ONCE]
+            where = statements.of_tasks(self.info.id, window.low, chosen)
+            select_rows = statements.rows(where, columns, has_labels=window.has_labels)
+            rows = statements.fetch(connection, select_rows)
+            for row in payloads.complete(connection, _free(rows) if limits else rows):
+                found[row[TASK_ID]].append(row)
+        for of_task in found.values():
+            of_task.sort(key=task_order)
+        return found
+
+    def statement(self, node: Node) -> Select[Any]:
+        """Return the select of all rows that match."""
+        window = self.window()
+        matching = resolve_labels(node, window.has_labels)
+        where = statements.in_window(self.info.id, window.low, matching)
+        return statements.rows(where, has_labels=window.has_labels).order_by(
+            statements.seq_for(node)
+        )
+
+    def sql(self, node: Node) -> str:
+        """Return that select as text, its values written out."""
+        return text_of(self.statement(node), self.engine)
+
+    @retry_on_disconnect
+    def explain(self, node: Node) -> str:
+        """Return the database's plan of that select."""
+        statement = explain(self.statement(node))
+        with translated(self.url), self.engine.connect() as connection:
+            return "\n".join(str(row[-1]) for row in connection.execute(statement))
+
+
+def _free(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of tasks of which the last column says of no row that it is barred."""
+    barred = {row[TASK_ID] for row in rows if row[-1]}
+    return [row[:-1] for row in rows if row[TASK_ID] not in barred]
+
+
+def task_order(row: Row) -> tuple[Any, ...]:
+    """Order by episode, step and time, then by insert; what is missing comes first."""
+    seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
+    return (
+        episode is not None,
+        episode or "",
+        step,
+        float("-inf") if time is None else time,
+        seq,
+    )
+
+
+def _next_limit(page: Sequence[Row]) -> int:
+    sized = (str, bytes, memoryview)
+    size = sum(len(value) for row in page for value in row if isinstance(value, sized)) or 1
+    return max(1, min(MAX_PAGE_ROWS, PAGE_BYTES * len(page) // size))

@@ -1,0 +1,221 @@
+"""What is read of a key: its own row, and in the same statement the steps near it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    case,
+    cast,
+    column,
+    literal,
+    null,
+    select,
+    union_all,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.sampling.eligibility import (
+    NO_KIND,
+    NO_LIMITS,
+    Eligibility,
+    EligibilityKind,
+    bar_step_by_parameters,
+    hold_by_parameters,
+)
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.models import episodes, experiences
+
+BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
+
+# Another name than that which conditions look episodes up by.
+ends = episodes.alias("ends")
+_own = experiences.c
+_has_place = _own.episode_id.is_not(None) & _own.t.is_not(None)
+
+# What is read of a step: `statements.COLUMNS`, and where it is. One of no episode is alone in one
+# of a number that no episode has.
+SEQ, _, _, _, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = range(len(statements.COLUMNS))
+PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
+# The last column: which part of the statement a row is from.
+OWN, NEAR, PICK = range(3)
+# A step that was read along has here whether the limits bar it, or null.
+IS_BARRED = 3
+
+
+def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
+    """Return the columns that say where a step is, and how its episode ends.
+
+    Args:
+        final: When the final observation is read; never by default.
+    """
+    ended = case((ends.c.status != "open", ends.c.length))
+    # While it is open: by how much annotations have changed it.
+    return_ = case((ends.c.status != "open", ends.c["return"]))
+    return (
+        case((_has_place, _own.episode_id), else_=-_own.seq).label("place"),
+        case((_has_place, _own.t), else_=0).label("t"),
+        ends.c.key.label("episode"),
+        ended.label("length"),
+        (null() if final is None else case((final, ends.c.final_arrays))).label("final_arrays"),
+        ends.c.status.label("status"),
+        return_.label("return"),
+    )
+
+
+def is_near_end(n_steps: int) -> ColumnElement[bool]:
+    """Return whether the episode ends within n steps."""
+    return _own.t + n_steps >= ends.c.length
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Steps to read along with a key.
+
+    Attributes:
+        first: From how many steps after it; negative are before.
+        last: To how many.
+        arrays: Whether the arrays of one of them are needed, given a table with its columns and
+            `anchor_t` and `length`, those of the key's; None: always.
+    """
+
+    first: int
+    last: int
+    arrays: Callable[[Any], ColumnElement[bool]] | None = None
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """What is read of each candidate.
+
+    Attributes:
+        columns: The columns of its own row, `seq` first.
+        has_places: These are `statements.COLUMNS` and `place_columns`, and one more follows, which
+            tells the part of the statement that a row is from.
+        near: Steps to read along, where there are places.
+        is_key: What else must hold of a row to be a key.
+        is_readable: What must hold to be read, but is left to reading to find out: of `ends`.
+        complete: Returns the rows that were chosen with what is kept elsewhere of them.
+    """
+
+    columns: Sequence[Any]
+    has_places: bool = False
+    near: Neighbours | None = None
+    is_key: ColumnElement[bool] | None = None
+    is_readable: ColumnElement[bool] | None = None
+    complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
+
+    def statement(
+        self, node: Node, limits: Eligibility = NO_LIMITS, *, has_labels: bool = False
+    ) -> Any:
+        """Return the select of what is read of the parameters `seqs`, of a buffer above `low`; the
+        limits' own parameters are to be given with them.
+        """
+        if node != EVERYTHING:
+            return self._given(node, limits, has_labels)
+        # Made anew it would cost more than the rows of a small batch.
+        made, kind = self._of_everything, (limits.kind, has_labels)
+        if kind not in made:
+            made[kind] = self._given(EVERYTHING, limits, has_labels)
+        return made[kind]
+
+    @cached_property
+    def _of_everything(self) -> dict[Any, Any]:
+        return {}
+
+    def _given(self, node: Node, limits: Eligibility, has_labels: bool) -> Any:
+        parts = self._parts(node, bindparam(SEQS, type_=SeqList()), limits, has_labels)
+        return parts[0] if len(parts) == 1 else union_all(*parts)
+
+    def picked(
+        self, node: Node, picks: Any, limits: Eligibility = NO_LIMITS, *, has_labels: bool = False
+    ) -> Any:
+        """Return the select of what is read of keys that are picked in the same statement.
+
+        Args:
+            node: The condition.
+            limits: What else must hold.
+            picks: Select of (key, rank, n); they come as rows of their own, the rank as the number
+                of the episode and n as the step there.
+            has_labels: With values that were given late.
+        """
+        found = picks.cte("picks")
+        nulls = [null()] * (len(self.columns) - T - 1)
+        rows = select(
+            found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK)
+        )
+        seqs = fn.seqs_of(select(found.c.key).correlate(None).scalar_subquery())
+        return union_all(*self._parts(node, seqs, limits, has_labels), rows)
+
+    def _parts(self, node: Node, seqs: Any, limits: Eligibility, has_labels: bool) -> list[Any]:
+        wanted = compile_condition(node) & fn.has_key(_buffer_id(), seqs)
+        for held in hold_by_parameters(limits.kind, _buffer_id(), seqs):
+            wanted = wanted & held
+        if self.is_key is not None:
+            wanted = wanted & self.is_key
+        columns = late_values.with_late(self.columns) if has_labels else self.columns
+        rows: Any = experiences
+        if self.has_places:
+            columns = (*columns, literal(OWN).label("part"))
+            rows = experiences.outerjoin(ends, ends.c.id == _own.episode_id)
+        if has_labels:
+            rows = late_values.joined(rows)
+        own: Any = select(*columns).select_from(rows).where(wanted)
+        if not self.has_places:
+            return [own]
+        if self.is_readable is not None:
+            own = own.where(self.is_readable)
+        if self.near is None:
+            return [own]
+        kind = limits.kind.of_steps
+        return [own, _near(self.near, wanted, len(self.columns), kind, has_labels)]
+
+
+def _near(
+    near: Neighbours,
+    wanted: ColumnElement[bool],
+    n_columns: int,
+    kind: EligibilityKind,
+    has_labels: bool,
+) -> Any:
+    length: Any = null()
+    if near.arrays is not None:
+        length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
+    anchors = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
+    steps_near = fn.steps_near if kind == NO_KIND else fn.limited_steps_near
+    names = ("anchor_t", "length", *steps_near.COLUMNS)
+    steps: Any = steps_near(
+        _buffer_id(), anchors.correlate(None).scalar_subquery(), near.first, near.last
+    )
+    if has_labels:
+        steps = fn.labelled_steps(_buffer_id(), steps)
+    found = steps.table_valued(*(column(name, _type(name)) for name in names)).c
+    arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
+    barred: Any = null()
+    if kind != NO_KIND:
+        is_barred = bar_step_by_parameters(kind, _buffer_id(), found)
+        barred = case((is_barred, literal(1, BigInteger())))
+    return select(
+        found.seq, null(), null(), barred, found.reward_t, found.terminated, found.truncated,
+        cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
+        literal(NEAR),
+    ).where(fn.unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip
+
+
+def _buffer_id() -> Any:
+    return bindparam(BUFFER_ID, type_=Integer())
+
+
+def _type(name: str) -> Any:
+    return _own[name].type if name in _own else Integer()

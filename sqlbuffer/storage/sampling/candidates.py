@@ -1,0 +1,352 @@
+"""What a sampler sees: the keys of the rows that match, and ways to choose among them that do not
+read payloads.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Integer, Select, bindparam, func, literal, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, NEAR, OWN, SEQS, RowSelection
+from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.weighted_sampling.race import Weights
+
+FEW_HOLES = 8
+MOST_PROBED = 65_536
+
+
+class RowPriorities(Protocol):
+    """The priorities of the candidates; `priority_candidates.Priorities` reads them.
+
+    Attributes:
+        alpha: The weight of a row is its priority ^ alpha.
+        total: Sum of the weights that rows are drawn by; None where it is not known.
+    """
+
+    alpha: float
+    total: float | None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether sums of weights are kept; else all of them are read."""
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of all rows, by blocks."""
+
+    def note_unsealed(self) -> None:
+        """Note which blocks are worth adding up; read no rows."""
+
+    def of(self, seqs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the priorities of rows of the candidates."""
+
+    def all(self, candidates: "Candidates") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return every number that matches, in order, and the priorities."""
+
+    def least(self) -> float:
+        """Return the least positive priority of the whole buffer; infinity if there is none."""
+
+
+class Candidates:
+    """The rows that a sampler may choose from: live, matching, eligible, in one transaction.
+
+    Attributes:
+        low: Candidates have `low < seq`.
+        high: Candidates have `seq <= high`. Some numbers between are no candidates: rows that were
+            deleted, do not match or may not be sampled.
+        window_low: Rows of the buffer have `window_low < seq`. No row up to `low` is eligible.
+        connection: The SQLAlchemy connection of the transaction.
+        buffer_id: Key of the buffer in the tables.
+        selective: True if the condition names ids or tasks, so that an index finds the few rows.
+        steps: Steps that were read together with rows; see `Neighbours`.
+        limits: What makes a row eligible.
+        has_read_keys: True after every key was read.
+        clock: The buffer's clock, where limits or the sample log need it.
+        has_labels: True if rows may have annotated values.
+        picks_first: True if `pick` costs less than `probe`.
+
+    Example:
+        >>> import numpy as np
+        >>> from sqlbuffer import Candidates, ReplayBuffer, Sampler
+        >>> class Newest(Sampler):
+        ...     def choose(self, candidates: Candidates, batch_size: int) -> list[int]:
+        ...         return candidates.newest(batch_size)
+        >>> with ReplayBuffer("sqlite://", fields={"obs": np.float32}) as buffer:
+        ...     _ = buffer.extend({"task_id": "t", "agent_id": "a", "obs": np.arange(5.0)})
+        ...     buffer.sample_arrays(2, sampler=Newest())["obs"].tolist()
+        [4.0, 3.0]
+    """
+
+    picks_first = False
+
+    def __init__(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        high: int,
+        node: Node,
+        columns: RowSelection | Sequence[Any],
+        limits: Eligibility = NO_LIMITS,
+        floor: int = 0,
+    ) -> None:
+        self.low, self.high, self.limits = max(low, min(floor, high)), high, limits
+        self.window_low = low
+        self.has_read_keys = False
+        self.clock: int | None = None
+        self.has_labels = False
+        self.selective = statements.names_few_rows(node)
+        self.connection, self.buffer_id, self.node = connection, buffer_id, node
+        self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
+        self.steps: list[tuple[Any, ...]] = []
+        self._probed: set[int] = set()
+        self._payloads: dict[int, tuple[Any, ...]] = {}
+
+        self._priorities: RowPriorities | None = None
+
+    @property
+    def priorities(self) -> RowPriorities:
+        """The priorities of the rows.
+
+        Raises:
+            BufferConfigError: They have none.
+        """
+        if self._priorities is None:
+            raise BufferConfigError(
+                "the buffer has no priorities; make one with ReplayBuffer(..., priorities=True)"
+            )
+        return self._priorities
+
+    @priorities.setter
+    def priorities(self, priorities: RowPriorities | None) -> None:
+        self._priorities = priorities
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether the user or limits say which rows."""
+        return self.node != EVERYTHING or bool(self.limits)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether rows of the window may not match."""
+        return self.has_condition or self.reading.is_key is not None
+
+    @property
+    def picks_keys(self) -> bool:
+        """Whether `keys` finds few, without looking at all rows."""
+        return self.selective
+
+    @property
+    def matching(self) -> ColumnElement[bool]:
+        """The expression for rows that match, whether in the window or not."""
+        return self._matching
+
+    @property
+    def in_window(self) -> ColumnElement[bool]:
+        """The expression for rows that match."""
+        return self._in_window
+
+    @property
+    def span(self) -> int:
+        """How many numbers the window has."""
+        return max(self.high - self.low, 0)
+
+    def select(self) -> Select[Any]:
+        """Return a SQLAlchemy select of `seq` over the rows that match: order and limit it, and
+        return it from a sampler.
+        """
+        return statements.seqs(self._in_window)
+
+    @cached_property
+    def _seq(self) -> ColumnElement[int]:
+        return statements.seq_for(self.node)
+
+    @cached_property
+    def _matching(self) -> ColumnElement[bool]:
+        matching = statements.matching(self.buffer_id, self.node)
+        if self.limits:
+            matching = matching & self.limits.hold()
+        is_key = self.reading.is_key
+        return matching if is_key is None else matching & is_key
+
+    @property
+    def _in_window(self) -> ColumnElement[bool]:
+        return self._matching & (self._seq > self.low)
+
+    def keys(self) -> NDArray[np.int64]:
+        """Return every matching seq in ascending order; reads all keys."""
+        self.has_read_keys = True
+        found = self.connection.execute(self.select().order_by(self._seq)).scalars()
+        return np.fromiter(found, np.int64)
+
+    def probe(self, seqs: Sequence[int]) -> set[int]:
+        """Return which of the given seq are rows that match; their payloads come along for the
+        batch. Those that were asked for before are not read again.
+        """
+        asked = dict.fromkeys(seqs)
+        if not asked.keys() <= self._probed:
+            unknown = [
+                seq for seq in asked if seq not in self._probed and self.low < seq <= self.high
+            ]
+            if unknown:
+                self._probed.update(unknown)
+                self._read(unknown)
+        return asked.keys() & self._payloads.keys()
+
+    def _read(self, seqs: Sequence[int]) -> None:
+        # Without the lower bound, which SQLite would search by instead; the numbers are of the
+        # window anyway.
+        parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
+        if self.reading.near is not None:
+            parameters[LOW] = self.window_low
+        statement = self.reading.statement(self.node, self.limits, has_labels=self.has_labels)
+        found = statements.fetch(self.connection, statement, parameters)
+        if not self.reading.has_places:
+            self._payloads.update((row[0], row) for row in found)
+        else:
+            self._sort(found)
+
+    def _sort(self, found: Sequence[tuple[Any, ...]]) -> None:
+        for row in found:
+            if row[-1] == OWN:
+                self._payloads[row[0]] = row
+            elif row[-1] == NEAR:
+                self.steps.append(row)
+
+    def random(self, n: int) -> list[int]:
+        """Return up to n matching seq in uniform random order; reads all keys."""
+        self.has_read_keys = True
+        return self._scalars(self.select().order_by(func.random()).limit(n))
+
+    def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
+        """Return n matching seq by a way of its own, uniform over all; None: it has none."""
+        return None
+
+    def newest(self, n: int) -> list[int]:
+        """Return up to n matching seq, newest first."""
+        found = self._of_numbers(range(self.high, max(self.low, self.high - n - FEW_HOLES), -1), n)
+        return self._from_one_end(n, newest=True) if found is None else found
+
+    def oldest(self, n: int) -> list[int]:
+        """Return up to n matching seq, oldest first."""
+        end = min(self.high, self.low + n + FEW_HOLES)
+        found = self._of_numbers(range(self.low + 1, end + 1), n)
+        return self._from_one_end(n) if found is None else found
+
+    def _of_numbers(self, numbers: range, n: int) -> list[int] | None:
+        """Return the first n of the numbers that are rows, if that many are: without a statement
+        for the keys, since all rows are looked for.
+        """
+        if self.node != EVERYTHING or len(numbers) > MOST_PROBED:
+            return None
+        hits = self.probe(numbers)
+        return [seq for seq in numbers if seq in hits][:n] if len(hits) >= n else None
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """Return up to `limit` matching seq, oldest first, after the first `offset`."""
+        return self._from_one_end(limit, offset)
+
+    def _from_one_end(self, n: int, offset: int = 0, *, newest: bool = False) -> list[int]:
+        """Look in a narrow range of numbers at one end, then in wider ones.
+
+        Without statistics PostgreSQL takes the buffer for a few rows, and would sort all of them.
+        """
+        order = self._seq.desc() if newest else self._seq
+        width = self.span if self.selective else 2 * (n + offset) + 64
+        while True:
+            low = max(self.low, self.high - width) if newest else self.low
+            high = self.high if newest else min(self.high, self.low + width)
+            near = self._matching & (self._seq > low) & (self._seq <= high)
+            found = self._scalars(statements.seqs(near).order_by(order).limit(n).offset(offset))
+            if len(found) == n or width >= self.span:
+                return found
+            width *= 8
+
+    def first_of_tasks(self, seqs: Sequence[int]) -> dict[int, str]:
+        """Return {seq: task_id} for those of the given seq that are the first matching row of their
+        task.
+        """
+        among = compile_condition(self.node) & self._among(seqs)
+        if self.limits:
+            among = among & self._is_whole(experiences.c.task_id)
+        statement = statements.first_rows_of_tasks(
+            self.buffer_id, self.window_low, self.node, among
+        )
+        return dict(self.connection.execute(statement).all())
+
+    def tasks(self) -> list[str]:
+        """Return every task with a matching row, in the order of their first matching rows; reads
+        all keys.
+        """
+        if self.limits:
+            return self._whole_tasks()
+        statement = statements.matching_tasks(self._in_window).order_by(func.min(experiences.c.seq))
+        return list(self.connection.execute(statement).scalars())
+
+    def random_tasks(self, n: int) -> list[str]:
+        """Return up to n tasks with a matching row in uniform random order; reads all keys."""
+        if self.limits:
+            return self._whole_tasks(n)
+        statement = statements.matching_tasks(self._in_window).order_by(func.random()).limit(n)
+        return list(self.connection.execute(statement).scalars())
+
+    def _whole_tasks(self, n: int | None = None) -> list[str]:
+        """Return the tasks with a matching row that the limits bar no row of: up to n at random, or
+        all in order.
+        """
+        matching = statements.in_window(self.buffer_id, self.window_low, self.node)
+        first = func.min(experiences.c.seq).label("first_seq")
+        found = statements.matching_tasks(matching).add_columns(first).subquery("found").c
+        order = found.first_seq if n is None else func.random()
+        statement = select(found.task_id).where(self._is_whole(found.task_id))
+        return list(self.connection.execute(statement.order_by(order).limit(n)).scalars())
+
+    def _is_whole(self, task_id: Any) -> ColumnElement[bool]:
+        """Return the expression for no row of a task being barred by the limits."""
+        rows: Any = experiences.alias("of_task")
+        barred = self.limits.is_barred(rows)
+        return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, barred)
+
+    def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
+        """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left
+        out.
+        """
+        chosen = self.numbers(seqs)
+        hits = self.probe(chosen)
+        found = [self._payloads[seq] for seq in chosen if seq in hits]
+        complete = self.reading.complete
+        return found if complete is None else list(complete(self.connection, found))
+
+    def numbers(self, chosen: Sequence[int] | Select[Any]) -> list[int]:
+        """Return what a sampler chose as a list."""
+        if isinstance(chosen, Select):
+            return self._scalars(chosen)
+        return chosen.tolist() if isinstance(chosen, np.ndarray) else [int(seq) for seq in chosen]
+
+    @property
+    def n_hits(self) -> int:
+        """How many of the numbers that were looked up are rows that match."""
+        return len(self._payloads)
+
+    @property
+    def n_probed(self) -> int:
+        """How many numbers have been looked up."""
+        return len(self._probed)
+
+    def _among(self, seqs: Sequence[int]) -> ColumnElement[bool]:
+        wanted = bindparam(None, list(seqs), SeqList(), unique=True)
+        return fn.has_key(literal(self.buffer_id, Integer()), wanted)
+
+    def _scalars(self, statement: Select[Any]) -> list[int]:
+        return list(self.connection.execute(statement).scalars())

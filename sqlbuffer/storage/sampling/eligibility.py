@@ -1,0 +1,195 @@
+"""Which rows may be sampled beside what a condition says: not used too often, not too old, of the
+session now, and not in quarantine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Integer, and_, bindparam, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.models import experiences, quarantine, uses
+
+MAX_USE, OLDEST_VERSION, SESSION = "max_use", "oldest_version", "session"
+LEAST_VERSION = -(2**63)
+
+
+class EligibilityKind(NamedTuple):
+    """Which limits there are: statements are the same for all limits of a kind.
+
+    Attributes:
+        uses: Of how often a row is used: of the first of what is drawn.
+        versions: Of how old every row is.
+        sessions: Of the session of every row.
+        quarantine: None may be in quarantine.
+    """
+
+    uses: bool = False
+    versions: bool = False
+    sessions: bool = False
+    quarantine: bool = False
+
+    @property
+    def of_steps(self) -> "EligibilityKind":
+        """Those that hold for every step of what is drawn, and not only for the first."""
+        return self._replace(uses=False)
+
+
+NO_KIND = EligibilityKind()
+
+
+@dataclass(frozen=True)
+class Eligibility:
+    """What holds for sampling at one moment.
+
+    Attributes:
+        max_use: A row is used so often at most; None: any number of times.
+        oldest_version: The lowest `model_version` that is not stale; None: none is.
+        session: Number of the only session whose rows are sampled, beside those of none; None: any.
+        quarantine: Rows in quarantine are not.
+    """
+
+    max_use: int | None = None
+    oldest_version: int | None = None
+    session: int | None = None
+    quarantine: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether there is any."""
+        return self.kind != NO_KIND
+
+    @property
+    def kind(self) -> EligibilityKind:
+        """Which there are."""
+        return EligibilityKind(
+            self.max_use is not None,
+            self.oldest_version is not None,
+            self.session is not None,
+            self.quarantine,
+        )
+
+    @property
+    def of_steps(self) -> "Eligibility":
+        """Those that hold for every step of what is drawn, and not only for the first."""
+        return replace(self, max_use=None)
+
+    @property
+    def lasting(self) -> "Eligibility":
+        """Those under which a row that is barred stays barred, while the clock does not go back."""
+        return replace(self, quarantine=False)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The values for a statement made with `by_parameters`."""
+        given = {
+            MAX_USE: self.max_use,
+            OLDEST_VERSION: self.oldest_version,
+            SESSION: self.session,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def hold(self, over: Any = experiences) -> ColumnElement[bool]:
+        """Return the expression for a row that may be sampled; not for `NO_LIMITS`."""
+        return _hold(self.kind, over, _values(self))
+
+    def is_barred(self, over: Any) -> ColumnElement[bool]:
+        """Return the expression for a row that may not be sampled."""
+        return ~self.hold(over)
+
+
+NO_LIMITS = Eligibility()
+
+
+def hold_by_parameters(
+    kind: EligibilityKind, buffer_id: Any, seqs: Any
+) -> list[ColumnElement[bool]]:
+    """Return what `Eligibility.hold` does, of rows among numbers and limits whose values are
+    parameters.
+    """
+    held: list[Any] = []
+    if kind.versions:
+        held.append(_hold(EligibilityKind(versions=True), experiences, _PARAMETERS))
+    if kind.sessions:
+        held.append(_hold(EligibilityKind(sessions=True), experiences, _PARAMETERS))
+    if kind.uses:
+        held.append(fn.not_used_up(buffer_id, seqs, _PARAMETERS[MAX_USE]))
+    if kind.quarantine:
+        held.append(fn.not_in_quarantine(buffer_id, seqs))
+    return held
+
+
+def bar_step_by_parameters(kind: EligibilityKind, buffer_id: Any, step: Any) -> ColumnElement[bool]:
+    """Return the expression for a step that bars what it is part of.
+
+    Args:
+        kind: The limits, one of them for steps.
+        buffer_id: The buffer.
+        step: A table with its `seq`, `model_version` and `session_id`.
+    """
+    barred: list[Any] = []
+    if kind.versions:
+        barred.append(step.model_version < _PARAMETERS[OLDEST_VERSION])
+    if kind.sessions:
+        barred.append(step.session_id != _PARAMETERS[SESSION])
+    if kind.quarantine:
+        barred.append(is_in_quarantine(buffer_id, step.seq))
+    return or_(*barred)
+
+
+def oldest_version(clock: int | None, max_staleness: int | None) -> int | None:
+    """Return the lowest version that is not stale; None where none is."""
+    if clock is None or max_staleness is None:
+        return None
+    return max(clock - max_staleness, LEAST_VERSION)
+
+
+def is_used_up(over: Any, max_use: Any) -> ColumnElement[bool]:
+    """Return the expression for a row of `experiences`, or an alias of it, that was used so
+    often.
+    """
+    used_up = select(1).where(
+        uses.c.buffer_id == over.c.buffer_id, uses.c.seq == over.c.seq, uses.c.n_uses >= max_use
+    )
+    # PostgreSQL would make an anti-join of it, over all rows of `uses`.
+    found: ColumnElement[bool] = used_up.correlate(over).offset(0).exists()
+    return found
+
+
+def _hold(kind: EligibilityKind, over: Any, values: Mapping[str, Any]) -> ColumnElement[bool]:
+    held: list[Any] = []
+    if kind.versions:
+        version = over.c.model_version
+        held.append(version.is_(None) | (version >= values[OLDEST_VERSION]))
+    if kind.sessions:
+        session = over.c.session_id
+        held.append(session.is_(None) | (session == values[SESSION]))
+    if kind.uses:
+        held.append(~is_used_up(over, values[MAX_USE]))
+    if kind.quarantine:
+        held.append(~is_in_quarantine(over.c.buffer_id, over.c.seq))
+    return and_(*held)
+
+
+def is_in_quarantine(buffer_id: Any, seq: Any) -> ColumnElement[bool]:
+    """Return the expression for a number of a buffer being in quarantine."""
+    found = select(1).where(quarantine.c.buffer_id == buffer_id, quarantine.c.seq == seq)
+    # As above.
+    barred: ColumnElement[bool] = found.correlate_except(quarantine).offset(0).exists()
+    return barred
+
+
+def _values(limits: Eligibility) -> dict[str, Any]:
+    return {
+        MAX_USE: bindparam(None, limits.max_use, Integer(), unique=True),
+        OLDEST_VERSION: bindparam(None, limits.oldest_version, BigInteger(), unique=True),
+        SESSION: bindparam(None, limits.session, Integer(), unique=True),
+    }
+
+
+_PARAMETERS: dict[str, Any] = {
+    MAX_USE: bindparam(MAX_USE, type_=Integer()),
+    OLDEST_VERSION: bindparam(OLDEST_VERSION, type_=BigInteger()),
+    SESSION: bindparam(SESSION, type_=Integer()),
+}

@@ -1,0 +1,118 @@
+"""Below which number no row may be sampled any more: used up, stale, or of another session."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.schema.models import experiences
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.sampling.candidates import Candidates
+
+# Uses may be given back by another process, or by hand.
+FORGOTTEN_AFTER_S = 60.0
+# A draw that had to look at more numbers for each row is worth a look at the lower end.
+MOST_NUMBERS_A_ROW = 3
+FEW_NUMBERS = 64
+# While that is no use, look after twice as many such draws each time.
+LONGEST_PAUSE = 1_024
+WORTH_IT = 1 / 16
+
+
+class EligibleLow:
+    """Remembers a number that all settled rows up to are barred from being sampled.
+
+    Rows leave the candidates at random places, but old ones sooner: so what is left of it lies at
+    the upper end of the window, and numbers drawn from there on are hits more often. Holds while
+    the clock does not go back and the session is the same. Quarantine ends, and does not count.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = ForkLock()
+        self._seq, self._limits, self._begun_at, self._epoch = 0, NO_LIMITS, 0.0, 0
+        self._pause, self._n_poor = 1, 0
+
+    def of(self, limits: Eligibility, epoch: int) -> int:
+        """Return the number; 0 where nothing is known.
+
+        Args:
+            limits: What bars a row.
+            epoch: That of the server: after a crash it may give numbers anew to other rows.
+        """
+        limits = limits.lasting
+        with self._mutex:
+            if not limits or not self._holds(limits, epoch):
+                return 0
+            return self._seq
+
+    def _holds(self, limits: Eligibility, epoch: int) -> bool:
+        if epoch != self._epoch:
+            return False
+        ours, theirs = self._limits.oldest_version, limits.oldest_version
+        later = ours is None or (theirs is not None and theirs >= ours)
+        same = self._limits.session in (None, limits.session)
+        return later and same and time.monotonic() - self._begun_at < FORGOTTEN_AFTER_S
+
+    def forget(self, older_than_s: float = 0.0) -> bool:
+        """Forget the number where it is known for so long; return whether it was known."""
+        with self._mutex:
+            known = self._seq > 0 and time.monotonic() - self._begun_at >= older_than_s
+            if known:
+                self._seq = 0
+            return known
+
+    def is_due(self, candidates: "Candidates") -> bool:
+        """Tell whether a draw found so few rows that it is time to look."""
+        if not candidates.limits.lasting:
+            return False
+        most = MOST_NUMBERS_A_ROW * candidates.n_hits + FEW_NUMBERS
+        if not candidates.has_read_keys and candidates.n_probed <= most:
+            return False
+        with self._mutex:
+            self._n_poor += 1
+            return self._n_poor >= self._pause
+
+    def look(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        end: int,
+        limits: Eligibility,
+        epoch: int,
+    ) -> None:
+        """Find the first row that may be sampled.
+
+        Args:
+            connection: Where to look.
+            buffer_id: The buffer.
+            low: Lower end of the window.
+            end: No row up to it can appear any more.
+            limits: What bars a row.
+            epoch: That of the server when `end` was known.
+        """
+        limits = limits.lasting
+        if not limits:
+            return
+        known = max(low, self.of(limits, epoch))
+        seq: Any = experiences.c.seq
+        own = (experiences.c.buffer_id == buffer_id) & (seq > known) & (seq <= end)
+        first = statements.seqs(own & limits.hold()).order_by(seq).limit(1)
+        found = connection.execute(first).scalar_one_or_none()
+        floor = end if found is None else found - 1
+        with self._mutex:
+            is_new = not self._holds(limits, epoch)
+            gain = max(floor - known, 0)
+            self._n_poor = 0
+            if gain >= WORTH_IT * max(end - known, 1):
+                self._pause = 1
+            else:
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            if gain or is_new:
+                self._seq = max(floor, known)
+                self._limits, self._epoch = limits, epoch
+                self._begun_at = time.monotonic() if is_new else self._begun_at

@@ -1,0 +1,145 @@
+"""Batches of single steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.columns import decode_columns, reward_array
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.fields.specs import Fields
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.episode_steps import EpisodeSteps
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.row_selection import (
+    ARRAYS,
+    EXTRA,
+    IS_BARRED,
+    LENGTH,
+    PLACE,
+    REWARD,
+    SEQ,
+    TERMINATED,
+    TRUNCATED,
+    RowSelection,
+    T,
+)
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.strategy import RowStrategy
+
+N_OWN = len(statements.COLUMNS)
+_OWN_ROWS = RowSelection(statements.COLUMNS)
+
+Row = tuple[Any, ...]
+
+
+class StepReader:
+    """Makes batches of rows as they are; see `Reader`.
+
+    Args:
+        fields: The typed fields.
+        names: Which of them; all by default.
+        compression: How the bytes of arrays are compressed.
+    """
+
+    columns = _OWN_ROWS
+
+    def __init__(
+        self,
+        fields: Fields,
+        names: Sequence[str] | None = None,
+        compression: str | None = None,
+    ) -> None:
+        self._layout, self._names = Layout(fields.specs, compression), names
+
+    def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
+        """Return n rows, or fewer where the sampler finds fewer."""
+        return self._batch(candidates.rows(sampler.choose(candidates, n)) if n else [])
+
+    def read(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
+        """Return the rows of the keys that match."""
+        return self._batch(candidates.rows(np.asarray(keys, np.int64).tolist()))
+
+    def keys(self, candidates: Candidates) -> None:
+        """Return None: any number of the window may be a row."""
+
+    def _batch(self, rows: Sequence[Row]) -> Batch:
+        return decode_columns(self._layout, rows, self._names)
+
+
+def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
+    """Return the steps of rows and those that were read along with them."""
+    near = candidates.steps
+    if not candidates.limits.of_steps:
+        return table_of([*rows, *near])
+    # A row that is barred itself is not read.
+    barred = [False] * len(rows) + [row[IS_BARRED] is not None for row in near]
+    return table_of([*rows, *near], barred)
+
+
+def table_of(rows: Sequence[Row], barred: Sequence[bool] | None = None) -> EpisodeSteps:
+    """Return the steps of rows that were read with their places."""
+    columns: Any = list(zip(*rows, strict=True)) if rows else [()] * (T + 1)
+    return EpisodeSteps(
+        columns[PLACE],
+        columns[T],
+        reward_array(columns[REWARD], columns[EXTRA]),
+        np.array(columns[TERMINATED], bool),
+        np.array(columns[TRUNCATED], bool),
+        columns[ARRAYS],
+        columns[SEQ],
+        barred,
+    )
+
+
+def places_of(rows: Sequence[Row]) -> tuple[NDArray[np.int64], ...]:
+    """Return of each row the number of its episode, its step there, and the episode's steps: -1
+    while it is open. Rows of no episode have a negative number.
+    """
+    places = np.array([row[PLACE] for row in rows], np.int64)
+    ts = np.array([row[T] for row in rows], np.int64)
+    lengths = np.array([-1 if row[LENGTH] is None else row[LENGTH] for row in rows], np.int64)
+    return places, ts, np.where(places < 0, -1, lengths)
+
+
+def gather(
+    table: EpisodeSteps, layout: Layout, index: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return fields of the steps at the indexes, each decoded once; zeros at -1.
+
+    Returns:
+        Arrays of shape (*index.shape, *shape); with the lengths of those that vary.
+    """
+    wanted, inverse = np.unique(index, return_inverse=True)
+    there = wanted[wanted >= 0]
+    blobs = [table.blobs[i] for i in there.tolist()]
+    found = layout.unpack(blobs, names, seqs=table.seq[there].tolist() if blobs else ())
+    n_missing = len(wanted) - len(blobs)
+    places = inverse.reshape(index.shape)
+    if not n_missing:
+        return {name: array[places] for name, array in found.items()}
+    padded = {
+        name: np.concatenate([np.zeros((1, *array.shape[1:]), array.dtype), array])
+        for name, array in found.items()
+    }
+    return {name: array[places] for name, array in padded.items()}
+
+
+def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return rewards as batches have them; those too large are infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+def step_arrays(
+    table: EpisodeSteps, index: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return `reward`, `terminated` and `truncated` of steps, zeros and False at -1."""
+    found: dict[str, NDArray[Any]] = {}
+    for name in names:
+        if name == "reward":
+            found[name] = as_float32(np.where(index >= 0, table.rewards(index), 0.0))
+        else:
+            found[name] = table.flags(getattr(table, name), index)
+    return found

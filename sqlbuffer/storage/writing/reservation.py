@@ -1,0 +1,31 @@
+"""What a write finds and gets before it inserts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReservedSeqs:
+    """Numbers for a batch.
+
+    Attributes:
+        held: The ids that the buffer holds.
+        seqs: Numbers for the others, in ascending order.
+        priority: What rows have that were given none; None where the buffer has no priorities.
+    """
+
+    held: set[str]
+    seqs: list[int]
+    priority: float | None = None
+
+
+@dataclass(frozen=True)
+class WriteId:
+    """The random id of a write, which its transaction stores.
+
+    Attributes:
+        write_id: The id, a UUID.
+        keep_s: For how many seconds it is kept.
+    """
+
+    write_id: str
+    keep_s: float

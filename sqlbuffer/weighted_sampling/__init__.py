@@ -1,0 +1,1 @@
+"""Draws whose chances follow weights."""
