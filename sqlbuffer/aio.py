@@ -166,8 +166,8 @@ class AsyncLease:
 class AsyncReplayBuffer:
     """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, to be awaited.
 
-    Make one with `await AsyncReplayBuffer.open(...)`, which takes the same arguments, or wrap one that
-    is open. A cancelled call waits no longer for a rate limiter or for rows. It is not undone: its
+    Make one with `await AsyncReplayBuffer.open(...)`, which takes the same arguments, or wrap an
+    open buffer. A cancelled call waits no longer for a rate limiter or for rows. It is not undone: its
     thread ends the statement that it has begun.
 
     Args:

@@ -1,7 +1,7 @@
 import json
 
 from sqlbuffer import ReplayBuffer
-from tests.leases.queue import expire
+from tests.storage.leases.queue import expire
 from tests.support.array_rows import make_array_row
 
 

@@ -8,7 +8,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.inspect import listings
-from tests.plans.watch import Watch
+from tests.storage.plans.watch import Watch
 from tests.support.array_rows import make_array_row
 from tests.support.sql import buffer_id, fill
 from tests.support.sql import run as run_sql

@@ -11,7 +11,7 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
 from sqlbuffer.rate_limits import RateLimiter
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from tests.plans.watch import Watch
+from tests.storage.plans.watch import Watch
 from tests.support.processes import wait_until
 from tests.support.servers import primary_and_standby, server_programs, wait_for_replay
 from tests.support.sql import run, run_outside_transaction, scalar

@@ -10,7 +10,7 @@ from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.inspect import listings
 from tests.nightly.conftest import N_BUFFERS, N_ROWS, ROWS_PER_TASK
-from tests.plans.watch import Watch
+from tests.storage.plans.watch import Watch
 from tests.support.statements import selects
 
 # The first one waits for the rows to be written.

@@ -13,7 +13,7 @@ from sqlbuffer.errors import FieldError, MissingExtraError, StorageError
 from sqlbuffer.storage.writing import write_queue
 from tests.recording.envs import Rooms, Scripted
 from tests.recording.episodes import plain, played, stored
-from tests.storage.test_episode_writer import NEVER_S, refusing_inserts
+from tests.storage.episodes.test_episode_writer import NEVER_S, refusing_inserts
 from tests.support.processes import run_at_once, wait_until
 from tests.support.sql import run, scalar
 

@@ -1,0 +1,157 @@
+"""Batches drawn without end."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sqlbuffer import FifoSampler, QueryBuilder, RandomSampler, ReplayBuffer, Sampler
+from sqlbuffer.errors import ConditionError, FieldError, InsufficientDataError
+from tests.loading.rows import FIELDS, actions, fill, flat
+
+
+def take(loader, n):
+    """Return the next n batches of a new iteration."""
+    batches = iter(loader)
+    return [next(batches) for _ in range(n)]
+
+
+def test_batches_are_full_without_replacement_and_go_on_without_end(buffer):
+    fill(buffer, 20)
+    found = actions(take(buffer.loader("step", 16), 5))
+    assert all(len(set(batch)) == 16 for batch in found)
+    assert len({tuple(batch) for batch in found}) == 5
+
+
+def test_drawing_with_replacement_needs_one_row(buffer):
+    fill(buffer, 1)
+    assert actions(take(buffer.loader("step", 3, replace=True), 1)) == [[0, 0, 0]]
+    with pytest.raises(InsufficientDataError, match="asked for 3, and 1 match"):
+        take(buffer.loader("step", 3), 1)
+
+
+def test_each_row_is_as_likely(buffer):
+    fill(buffer, 40)
+    drawn = flat(take(buffer.loader("step", 10, seed=1), 200))
+    counts = np.bincount(drawn, minlength=40)
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_a_seed_repeats_the_batches_on_both_databases(both_urls):
+    found = []
+    for url in both_urls.values():
+        with ReplayBuffer(url, fields=FIELDS) as buffer:
+            fill(buffer, 30)
+            loader = buffer.loader("step", 8, seed=11)
+            found.append((actions(take(loader, 3)), actions(take(loader, 3))))
+    assert found[0] == found[1]
+    first, second = found[0]
+    assert first != second  # the next iteration goes on with other batches
+
+
+def test_without_a_seed_each_loader_draws_its_own(buffer):
+    fill(buffer, 1000)
+    first, second = (actions(take(buffer.loader("step", 8), 1)) for _ in range(2))
+    assert first != second
+
+
+def test_a_sampler_draws_and_its_seed_counts(buffer):
+    fill(buffer, 30)
+    assert actions(take(buffer.loader("step", 4, sampler=FifoSampler()), 2)) == [[0, 1, 2, 3]] * 2
+    sampler = RandomSampler(seed=5)
+    first, second = (actions(take(buffer.loader("step", 8, sampler=sampler), 2)) for _ in range(2))
+    assert first == second
+    assert first[0] != first[1]
+    # Its own sequence is where it was.
+    fresh = RandomSampler(seed=5)
+    drawn = [buffer.sample_arrays(8, sampler=one).action.tolist() for one in (sampler, fresh)]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_sampler_with_a_memory_keeps_it(buffer):
+    class Following(Sampler):
+        place = 0
+
+        def choose(self, candidates, batch_size):
+            found = candidates.page(self.place, batch_size)
+            self.place += batch_size
+            return found
+
+    fill(buffer, 12)
+    sampler = Following()
+    assert actions(take(buffer.loader("step", 4, sampler=sampler), 3)) == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11],
+    ]  # fmt: skip
+    assert sampler.place == 12
+
+
+def test_a_condition_and_fields_choose_what_is_read(buffer):
+    fill(buffer, 30)
+    few = QueryBuilder().lt("exp_meta.step", 5).build()
+    (batch,) = take(buffer.loader("step", 5, condition=few, fields=["action"]), 1)
+    assert sorted(batch) == ["action"]
+    assert sorted(batch.action) == [0, 1, 2, 3, 4]
+    assert sorted(batch.info["step"]) == [0, 1, 2, 3, 4]
+
+
+def test_a_condition_on_a_field_and_compressed_arrays_are_read(buffer_url):
+    fields = {"obs": ("float32", (2,)), "action": {"dtype": "int64", "column": True}}
+    with ReplayBuffer(buffer_url, name="small", fields=fields, compression="zstd") as buffer:
+        fill(buffer, 30)
+        few = QueryBuilder().lt("action", 5).build()
+        (batch,) = buffer.loader("step", 5, condition=few, epochs=1)
+        assert sorted(batch.action) == [0, 1, 2, 3, 4]
+        assert sorted(take(buffer.loader("step", 5, condition=few), 1)[0].action) == [0, 1, 2, 3, 4]
+
+
+def test_transitions_are_the_default(buffer):
+    buffer.store_episode(
+        {"obs": np.arange(8).reshape(4, 2), "action": range(4), "reward": np.ones(4)},
+        final={"obs": [8, 9]},
+    )
+    (batch,) = take(buffer.loader(batch_size=4, n_step=2, gamma=0.5), 1)
+    last = batch.action == 3
+    assert batch.reward.tolist() == np.where(last, 1.0, 1.5).tolist()
+    assert batch.next_obs.shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mode": "transitions"}, ValueError, "did you mean transition?"),
+        ({"mode": None}, ValueError, "mode is one of step, transition, n_step, window, traj"),
+        ({"mode": "step", "n_step": 3}, ValueError, "mode 'step' takes no n_step, got n_step=3"),
+        ({"mode": "step", "stack": {"obs": 4}}, ValueError, "mode 'step' takes no stack"),
+        ({"length": 4}, ValueError, "mode 'transition' takes no length, .* goes with window"),
+        ({"batch_size": 0}, ValueError, "1 row or more, got batch_size=0"),
+        ({"batch_size": -1}, ValueError, "batch_size=-1"),
+        ({"batch_size": True}, TypeError, "a batch size is an integer"),
+        ({"batch_size": 2.0}, TypeError, "a batch size is an integer"),
+        ({"batch_size": None}, TypeError, "a batch size is an integer"),
+        ({"n_step": 0}, ValueError, "n_step is an integer from 1 on"),
+        ({"gamma": float("nan")}, ValueError, "gamma is a number from 0 to 1"),
+        ({"epochs": 0}, ValueError, "epochs is an integer from 1 on or None, got 0"),
+        ({"epochs": True}, ValueError, "epochs is an integer from 1 on or None, got True"),
+        ({"epochs": 1.5}, ValueError, "epochs is an integer from 1 on or None, got 1.5"),
+        ({"prefetch": -1}, ValueError, "prefetch is an integer from 0 on, got -1"),
+        ({"prefetch": None}, ValueError, "prefetch is an integer from 0 on, got None"),
+        ({"seed": -1}, ValueError, "seed must be a non-negative integer"),
+        ({"seed": "x"}, ValueError, "seed must be a non-negative integer"),
+        ({"shuffle": None}, TypeError, "shuffle is True or False, got None"),
+        ({"drop_last": 1}, TypeError, "drop_last is True or False, got 1"),
+        ({"sampler": 3}, TypeError, "sampler is a Sampler, got int"),
+        ({"sampler": FifoSampler(), "epochs": 1}, ValueError, "epochs visits each row once"),
+        ({"replace": True, "shuffle": False}, ValueError, "leave out replace=True"),
+        ({"sampler": FifoSampler(), "seed": 1}, ValueError, "give seed to it"),
+        ({"sampler": FifoSampler(), "replace": True}, ValueError, "give replace to it"),
+        ({"fields": "obs"}, FieldError, "fields are given as a list of names, got 'obs'"),
+        ({"fields": [None]}, FieldError, "list of names, got .None."),
+        ({"fields": ["höhe"]}, FieldError, "unknown field 'höhe'"),
+        ({"condition": 3}, ConditionError, "a condition is a dict"),
+    ],
+)
+def test_what_cannot_be_asked_for_says_so_at_the_door(options, error, message):
+    with (
+        ReplayBuffer("sqlite://", fields=FIELDS) as buffer,
+        pytest.raises(error, match=message),
+    ):
+        buffer.loader(**options)
