@@ -167,8 +167,8 @@ class AsyncReplayBuffer:
     """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, to be awaited.
 
     Make one with `await AsyncReplayBuffer.open(...)`, which takes the same arguments, or wrap an
-    open buffer. A cancelled call waits no longer for a rate limiter or for rows. It is not undone: its
-    thread ends the statement that it has begun.
+    open buffer. A cancelled call stops waiting for a rate limiter or for rows. It is not undone:
+    its thread ends the statement that it has begun.
 
     Args:
         buffer: The buffer that does the work.
