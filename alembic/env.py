@@ -6,8 +6,8 @@ from alembic import context
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.schema.metadata import metadata
 from sqlbuffer.storage.schema.migrate import VERSION_TABLE
-from sqlbuffer.storage.schema.models import metadata
 
 
 def run(connection: Connection) -> None:

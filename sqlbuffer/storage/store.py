@@ -30,6 +30,7 @@ from sqlbuffer.storage.buffers.open_buffer import (
     OpenerOptions,
     retry_on_disconnect,
 )
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -44,6 +45,7 @@ from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.dialects.base import dialect_for
 from sqlbuffer.storage.episodes import lifecycle
+from sqlbuffer.storage.episodes.tables import episodes as episode_rows
 from sqlbuffer.storage.extensions.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
@@ -60,10 +62,9 @@ from sqlbuffer.storage.rows.payload_parts import Payloads, prepared
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.row_queries import RowQueries
 from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions, SampledWindow
-from sqlbuffer.storage.schema.models import buffers, experiences
-from sqlbuffer.storage.schema.models import episodes as episode_rows
 from sqlbuffer.storage.writing.insertion import Insertion, Outcome, Row
 
 T = TypeVar("T")

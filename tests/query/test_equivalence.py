@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlbuffer import QueryFilter
 from sqlbuffer.query.builder import check
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.rows.tables import experiences
 from tests.query.strategies import rows_and_conditions
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageError
 from sqlbuffer.fields.specs import NO_FIELDS, Fields, check_same
 from sqlbuffer.rate_limits import Policy, policy_from_json, policy_to_json
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -26,8 +27,9 @@ from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.base import dialect_for
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.schema import migrate, models
-from sqlbuffer.storage.schema.models import JSON, buffers
+from sqlbuffer.storage.rows.tables import experiences
+from sqlbuffer.storage.schema import migrate
+from sqlbuffer.storage.schema.metadata import JSON, metadata
 
 # The oldest that the tests ran on.
 OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
@@ -352,8 +354,8 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
             raise _not_found(name, url)
         connection.execute(delete(buffers).where(buffers.c.id == found.id))
         remove_where(connection, dialect, found.id)
-        for table in models.metadata.tables.values():
-            if "buffer_id" in table.c and table is not models.experiences:
+        for table in metadata.tables.values():
+            if "buffer_id" in table.c and table is not experiences:
                 connection.execute(delete(table).where(table.c.buffer_id == found.id))
         dropped.append(found.id)
 

@@ -6,9 +6,10 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, text
 
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList
-from sqlbuffer.storage.schema.models import episodes, sessions
 
 EpisodeKey = tuple[str, str]  # the user's id and the task
 

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, select, update
 
 from sqlbuffer.storage.buffers.keys import INSERT_SESSION
-from sqlbuffer.storage.schema.models import buffers, sessions
+from sqlbuffer.storage.buffers.tables import buffers, sessions
 
 
 def lock(connection: Connection, buffer_id: int) -> bool:

@@ -27,7 +27,7 @@ from sqlbuffer.storage.database.writer_lock import writer_lock
 from sqlbuffer.storage.labels.label import Labelled
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.rows.pieces import Columns, Piece
-from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
 
 _COLUMNS = (

@@ -30,6 +30,7 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.extensions.ring_buffer import (
     COLUMNS,
@@ -39,20 +40,17 @@ from sqlbuffer.storage.extensions.ring_buffer import (
     Left,
     RingCounts,
 )
+from sqlbuffer.storage.extensions.tables import item_rings
+from sqlbuffer.storage.priorities.tables import priority_blocks
 from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
+from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import (
-    JSON,
-    buffers,
-    experiences,
-    item_rings,
-    priority_blocks,
-    uses,
-)
+from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Row
 from sqlbuffer.weighted_sampling import race as race

@@ -33,7 +33,9 @@ from sqlbuffer.rate_limits import (
     policy_from_json,
     policy_to_json,
 )
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import NO_BUFFER
+from sqlbuffer.storage.flow.tables import flow, flow_history, flow_waits
 from sqlbuffer.storage.schema.column_types import IntegerList
 from sqlbuffer.storage.schema.functions import (
     age_s,
@@ -43,7 +45,7 @@ from sqlbuffer.storage.schema.functions import (
     unix_now,
     utc_now,
 )
-from sqlbuffer.storage.schema.models import JSON, buffers, flow, flow_history, flow_waits
+from sqlbuffer.storage.schema.metadata import JSON
 
 # One that was not heard of for so long is dead: v_flow and v_waiting say the same.
 ALIVE_S = 5.0

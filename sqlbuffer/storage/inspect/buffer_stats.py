@@ -12,21 +12,19 @@ from sqlalchemy import BigInteger, Connection, bindparam, cast, column, func, or
 from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
+from sqlbuffer.storage.flow.tables import flow as flow_rows
+from sqlbuffer.storage.flow.tables import flow_history
+from sqlbuffer.storage.leases.tables import queue_items
+from sqlbuffer.storage.priorities.tables import priorities
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.tables import experiences
+from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList, SeqList
-from sqlbuffer.storage.schema.models import (
-    buffers,
-    episodes,
-    experiences,
-    flow_history,
-    priorities,
-    queue_items,
-    uses,
-)
-from sqlbuffer.storage.schema.models import flow as flow_rows
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.store import BufferStore

@@ -12,12 +12,15 @@ from sqlbuffer.codec.encoder import INT64_MAX
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.builder import Node
 from sqlbuffer.storage.buffers.open_buffer import BufferWindow, OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
 from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import buffers, episodes, experiences, label_history
 
 ROWS_AT_ONCE = 5_000
 

@@ -8,8 +8,9 @@ from sqlalchemy import Text, cast, column, func, select
 from sqlalchemy.sql.elements import ColumnElement, Null
 
 from sqlbuffer.query.builder import Group, Node
+from sqlbuffer.storage.labels.tables import labels
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import experiences, labels
 
 LATE = ("reward_t", "adv_t", "v_t", "extra")
 

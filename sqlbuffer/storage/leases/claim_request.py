@@ -10,12 +10,12 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.builder import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import experiences
-from sqlbuffer.storage.schema.models import queue_items as items
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (
     COUNT,
     GROUPS,
@@ -46,11 +47,10 @@ from sqlbuffer.storage.leases.claim_request import (
     remembered,
 )
 from sqlbuffer.storage.leases.row_choice import lowest
+from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.sampling.eligibility import Eligibility, is_in_quarantine
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList, SeqList
-from sqlbuffer.storage.schema.models import episodes
-from sqlbuffer.storage.schema.models import queue_items as items
 
 KEYS = "p_keys"
 Key = tuple[Any, int | None]  # a task or an episode, and the group's number

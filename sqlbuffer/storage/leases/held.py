@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlbuffer.errors import LeaseLostError
 from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.leases.claim_request import (
@@ -42,6 +43,8 @@ from sqlbuffer.storage.leases.claim_request import (
 )
 from sqlbuffer.storage.leases.groups import GroupChoice, LeaseGroup
 from sqlbuffer.storage.leases.row_choice import choose_rows
+from sqlbuffer.storage.leases.tables import leases
+from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.leases.use_counts import Note, forget, note_rows
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.row_queries import task_order
@@ -52,8 +55,7 @@ from sqlbuffer.storage.sampling.eligibility import is_in_quarantine
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList
-from sqlbuffer.storage.schema.models import KEY, buffers, leases
-from sqlbuffer.storage.schema.models import queue_items as items
+from sqlbuffer.storage.schema.metadata import KEY
 from sqlbuffer.storage.writing.insertion import Row
 
 if TYPE_CHECKING:

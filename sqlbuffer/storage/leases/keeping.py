@@ -13,10 +13,11 @@ from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, text_of
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import experiences, queue_items
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from sqlbuffer.storage.leases.claim_request import (
     in_seqs,
     remembered,
 )
+from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.sampling.eligibility import Eligibility
-from sqlbuffer.storage.schema.models import queue_items as items
 
 # Of a window this narrow all rows are put into a random order: about a millisecond.
 SMALL_SPAN = 1_024

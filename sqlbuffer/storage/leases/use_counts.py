@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from sqlalchemy import Connection, delete, func, insert, select
 
 from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.storage.sampling.tables import samples, uses
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import samples, uses
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.store import BufferStore

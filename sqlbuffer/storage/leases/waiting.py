@@ -10,6 +10,7 @@ from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, li
 
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (
     COUNT,
     ClaimRequest,
@@ -21,11 +22,10 @@ from sqlbuffer.storage.leases.claim_request import (
 from sqlbuffer.storage.leases.claim_request import held as held_by_buffer
 from sqlbuffer.storage.leases.groups import groups
 from sqlbuffer.storage.leases.held import Claim, HeldRows
+from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
-from sqlbuffer.storage.schema.models import episodes
-from sqlbuffer.storage.schema.models import queue_items as items
 from sqlbuffer.waits import begin_wait
 
 if TYPE_CHECKING:

@@ -17,12 +17,14 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.builder import Group, Leaf, Node
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.retention.tables import quarantine
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.eligibility import is_in_quarantine
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import buffers, experiences, quarantine
 
 # A condition that was checked, or numbers of rows.
 Rows = Node | Sequence[int]

@@ -5,7 +5,7 @@ import heapq
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, select
 
 from sqlbuffer.storage.rows.statements import fetch
-from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.rows.tables import experiences
 
 _own = experiences.c
 _NEW = select(_own.model_version, _own.seq).where(

@@ -26,10 +26,13 @@ from sqlbuffer.codec.encoder import Encoder, dumps, escape_key, hex_text, is_sto
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.builder import Group, Leaf, Node, integer_bound, is_number, real_bound
 from sqlbuffer.query.paths import Field
+from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real
-from sqlbuffer.storage.schema.models import KEY, episodes, experiences, sessions
+from sqlbuffer.storage.schema.metadata import KEY
 
 Table = Any  # experiences or an alias of it
 MAX_CHAIN = 100

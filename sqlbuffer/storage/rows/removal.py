@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.dialects.base import Dialect
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.rows.tables import experiences
 
 ROWS_AT_ONCE = 10_000
 

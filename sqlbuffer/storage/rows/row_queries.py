@@ -23,9 +23,9 @@ from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.seq_runs import SeqRuns
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.schema.functions import explain
-from sqlbuffer.storage.schema.models import experiences
 from sqlbuffer.storage.writing.insertion import Row
 
 TASKS_AT_ONCE = 500

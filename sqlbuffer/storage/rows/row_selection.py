@@ -22,9 +22,11 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.eligibility import (
     NO_KIND,
     NO_LIMITS,
@@ -35,7 +37,6 @@ from sqlbuffer.storage.sampling.eligibility import (
 )
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import episodes, experiences
 
 BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
 

@@ -20,10 +20,12 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.builder import Group, Node
 from sqlbuffer.storage.buffers.keys import one_of
+from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import episodes, experiences, sessions
 
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
 

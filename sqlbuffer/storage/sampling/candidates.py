@@ -16,10 +16,10 @@ from sqlbuffer.query.builder import EVERYTHING, Node
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, NEAR, OWN, SEQS, RowSelection
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import experiences
 from sqlbuffer.weighted_sampling.race import Weights
 
 FEW_HOLES = 8

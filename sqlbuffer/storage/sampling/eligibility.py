@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Integer, and_, bindparam, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.storage.retention.tables import quarantine
+from sqlbuffer.storage.rows.tables import experiences
+from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import experiences, quarantine, uses
 
 MAX_USE, OLDEST_VERSION, SESSION = "max_use", "oldest_version", "session"
 LEAST_VERSION = -(2**63)

@@ -11,10 +11,10 @@ from sqlbuffer.query.builder import EVERYTHING, Node
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates
 from sqlbuffer.storage.sampling.eligibility import Eligibility, oldest_version
 from sqlbuffer.storage.sampling.eligible_low import EligibleLow
-from sqlbuffer.storage.schema.models import experiences
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.database.writer_lock import writer_lock
 from sqlbuffer.storage.dialects.sqlite import lock_path
-from sqlbuffer.storage.schema.models import schema_info
+from sqlbuffer.storage.schema.tables import schema_info
 
 if TYPE_CHECKING:
     from alembic.config import Config

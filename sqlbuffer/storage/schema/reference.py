@@ -12,7 +12,7 @@ from sqlalchemy import Column, Dialect, Index, Table, UniqueConstraint
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex
 
-from sqlbuffer.storage.schema.models import metadata
+from sqlbuffer.storage.schema.metadata import metadata
 from sqlbuffer.storage.schema.views import VIEWS, View
 
 SQLITE: Dialect = sqlite.dialect()

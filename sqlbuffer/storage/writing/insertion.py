@@ -14,7 +14,7 @@ from sqlbuffer.storage.dialects.base import Dialect
 from sqlbuffer.storage.episodes import lifecycle as episode_rows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
-from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.writing.applied_writes import WriteOnce
 
 Row = tuple[Any, ...]  # the columns of statements.ROW_COLUMNS

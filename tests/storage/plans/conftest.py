@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sqlbuffer.storage.database import vacuum
-from sqlbuffer.storage.schema.models import metadata
+from sqlbuffer.storage.schema.metadata import metadata
 from tests.conftest import close_pool
 from tests.support.sql import buffer_id, fill, run, run_outside_transaction
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Text, bindparam, cast, insert, select, text
 
 from sqlbuffer.storage.extensions.fragments.leaving import evict, oldest_allowed
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, PoolCounts, Rules, read
-from sqlbuffer.storage.schema.models import chunks, fragment_workers
+from sqlbuffer.storage.extensions.fragments.tables import chunks, fragment_workers
 from sqlbuffer.storage.store import BufferStore
 
 _TABLE = fragment_workers.c

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Integer, bindparam, delete, select
 from sqlbuffer.errors import SQLBufferError, StorageBusyError
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.extensions.fragments.leaving import IS_NAMED, OWN, numbers
-from sqlbuffer.storage.schema.models import chunks
+from sqlbuffer.storage.extensions.fragments.tables import chunks
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")

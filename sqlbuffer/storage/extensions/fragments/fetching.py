@@ -27,9 +27,10 @@ from sqlbuffer.storage.extensions.fragments.leaving import (
     named,
 )
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, read
+from sqlbuffer.storage.extensions.fragments.tables import chunks, prepared_lists
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import chunks, experiences, prepared_lists
 from sqlbuffer.storage.store import BufferStore
 
 # The worker, the number there, and the id of a fragment.

@@ -11,7 +11,7 @@ from sqlbuffer.storage.extensions.fragments.fetching import Prepared, prepared
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, read
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads
-from sqlbuffer.storage.schema.models import experiences
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Row
 

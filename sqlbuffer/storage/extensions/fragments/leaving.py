@@ -13,9 +13,9 @@ from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, updat
 
 from sqlbuffer.codec.encoder import INT64_MIN
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool
+from sqlbuffer.storage.extensions.fragments.tables import chunks
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.models import chunks
 from sqlbuffer.storage.store import BufferStore
 
 _TABLE = chunks.c

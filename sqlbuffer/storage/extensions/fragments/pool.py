@@ -22,7 +22,8 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.buffers.catalog import json_literal
-from sqlbuffer.storage.schema.models import JSON, fragment_pools
+from sqlbuffer.storage.extensions.fragments.tables import fragment_pools
+from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
 
 ID = bindparam("of", type_=Integer())

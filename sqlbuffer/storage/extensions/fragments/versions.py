@@ -7,14 +7,15 @@ from sqlalchemy import BigInteger, Connection, Text, bindparam, cast, delete, se
 
 from sqlbuffer.storage.buffers import sessions
 from sqlbuffer.storage.buffers.keys import INSERT_SESSION
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.extensions.fragments.adding import Origin, WaitingFragments, as_text, drop
 from sqlbuffer.storage.extensions.fragments.deleting import delete_left
 from sqlbuffer.storage.extensions.fragments.fetching import hold_no_more
 from sqlbuffer.storage.extensions.fragments.leaving import every, leave, leave_stale, oldest_allowed
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, as_json, change_rules, read
+from sqlbuffer.storage.extensions.fragments.tables import chunks, fragment_workers, prepared_lists
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import buffers, chunks, fragment_workers, prepared_lists
 from sqlbuffer.storage.store import BufferStore
 
 # Workers without a fragment for so long are forgotten when a session begins, and lists that were

@@ -10,7 +10,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
-from sqlbuffer.storage.schema.models import metadata
+from sqlbuffer.storage.schema.metadata import metadata
 
 LONG_TRANSACTION_S = 300
 MANY_CONNECTIONS = 0.8

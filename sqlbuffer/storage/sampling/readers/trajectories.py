@@ -27,6 +27,7 @@ from sqlbuffer.storage.rows.row_selection import (
     ends,
     place_columns,
 )
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, Row, draw_plan
@@ -39,7 +40,6 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
 )
 from sqlbuffer.storage.sampling.strategy import RowStrategy
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import experiences
 
 FINAL_PREFIX = "final_"
 _ALL_STEPS = 2**30

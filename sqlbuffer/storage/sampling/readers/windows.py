@@ -15,6 +15,7 @@ from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import KEY, Neighbours, RowSelection, ends, place_columns
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import (
     check_window,
@@ -30,7 +31,6 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     steps_of,
 )
 from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.models import experiences
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -1,0 +1,67 @@
+"""The table of episodes."""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SERIAL, TIME, metadata
+
+episodes = Table(
+    "episodes",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="key of the episode"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column(
+        "key", KEY, nullable=False, comment="the user's episode_id, unique within buffer and task"
+    ),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("agent_id", KEY, comment="the agent"),
+    Column(
+        "status",
+        Text,
+        nullable=False,
+        server_default="open",
+        comment="open, complete or aborted; v_episodes knows those that are abandoned",
+    ),
+    Column("length", Integer, comment="steps"),
+    Column(
+        "return",
+        Double,
+        comment="sum of rewards; while it is open, what annotations have changed of it",
+    ),
+    Column("reward", Double, comment="the episode's own reward"),
+    Column("first_seq", BigInteger, comment="seq of the first step"),
+    Column("last_seq", BigInteger, comment="seq of the last step"),
+    Column("model_version", BigInteger, comment="version of the model at its start"),
+    Column("meta", JSON, comment="user's fields"),
+    Column("final_arrays", BYTES, comment="the final observation"),
+    Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
+    Column("ended_at", TIME, comment="when it ended"),
+    Column("n_rows", BigInteger, comment="rows held, where eviction is by episode"),
+    UniqueConstraint("buffer_id", "key", "task_id"),
+    CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
+    # No number is given twice: readers go by it.
+    sqlite_autoincrement=True,
+)
+Index(None, episodes.c.buffer_id, episodes.c.id)
+
+# The oldest that is held, behind any number of those that have left.
+Index(
+    "ix_episodes_held",
+    episodes.c.buffer_id,
+    episodes.c.id,
+    sqlite_where=episodes.c.n_rows > 0,
+    postgresql_where=episodes.c.n_rows > 0,
+)
+
+# Those with steps that are left, without those whose steps have left.
+Index(None, episodes.c.buffer_id, episodes.c.last_seq)

@@ -1,0 +1,31 @@
+"""The tables of what was annotated after the insert."""
+
+from sqlalchemy import BigInteger, Column, Double, Table
+
+from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.metadata import JSON, TIME, metadata, seq_key
+
+# What holds now of rows that were annotated: null where the row's own value does.
+labels = Table(
+    "labels",
+    metadata,
+    *seq_key(),
+    Column("reward_t", Double, comment="reward given late"),
+    Column("adv_t", Double, comment="advantage given late"),
+    Column("v_t", Double, comment="value estimate given late"),
+    Column("extra", JSON, comment="the row's extra with what was given late"),
+)
+
+label_history = Table(
+    "label_history",
+    metadata,
+    *seq_key(),
+    Column(
+        "version", BigInteger, primary_key=True, autoincrement=False, comment="the highest wins"
+    ),
+    Column("reward_t", Double, comment="reward given"),
+    Column("adv_t", Double, comment="advantage given"),
+    Column("v_t", Double, comment="value estimate given"),
+    Column("extra", JSON, comment="keys of extra given"),
+    Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+)

@@ -1,0 +1,97 @@
+"""The tables of leased batches and of the rows that wait to be leased."""
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, false, text
+
+from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, seq_key
+
+queue_items = Table(
+    "queue_items",
+    metadata,
+    *seq_key(),
+    Column("task_id", KEY, nullable=False, comment="its task"),
+    Column("episode_id", BigInteger, comment="key of its episode"),
+    Column("model_version", BigInteger, comment="version of the model that acted"),
+    Column("session_id", Integer, comment="key of its session"),
+    Column(
+        "freshness",
+        BigInteger,
+        nullable=False,
+        comment="model_version, or the least number where there is none",
+    ),
+    Column(
+        "n_uses", Integer, nullable=False, server_default=text("0"), comment="acknowledged uses"
+    ),
+    Column(
+        "used_up",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="used as often as it may be: the row leaves",
+    ),
+    Column("lease_id", KEY, comment="the lease that holds it"),
+    Column("leased_until", TIME, comment="when the lease runs out; null: nobody holds it"),
+    Column(
+        "group_seq",
+        BigInteger,
+        comment="number of the group that it was first claimed in; null: it was not",
+    ),
+    Column(
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the row was written",
+    ),
+)
+Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
+
+# Only for those who ask for what is not used up: without statistics PostgreSQL takes this index for
+# the primary key where it can.
+Index(
+    "ix_queue_items_freshness",
+    queue_items.c.buffer_id,
+    queue_items.c.freshness,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 0"),
+    postgresql_where=text("NOT used_up"),
+)
+Index(
+    "ix_queue_items_buffer_id_episode_id",
+    queue_items.c.buffer_id,
+    queue_items.c.episode_id,
+    sqlite_where=queue_items.c.episode_id.is_not(None),
+    postgresql_where=queue_items.c.episode_id.is_not(None),
+)
+Index(
+    "ix_queue_items_used_up",
+    queue_items.c.buffer_id,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 1"),
+    postgresql_where=text("used_up"),
+)
+
+# Batches that are out. What was acknowledged is kept for a while, so that a call whose connection
+# was lost finds out what became of it.
+leases = Table(
+    "leases",
+    metadata,
+    buffer_key(),
+    Column("id", KEY, primary_key=True, comment="the lease"),
+    Column("n_rows", BigInteger, nullable=False, comment="rows claimed"),
+    Column(
+        "claimed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when it was claimed, or last renewed",
+    ),
+    Column("leased_until", TIME, nullable=False, comment="when it runs out"),
+    Column(
+        "acknowledged",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="its uses were counted",
+    ),
+)

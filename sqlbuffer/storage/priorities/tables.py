@@ -1,0 +1,40 @@
+"""The tables of priorities and of their sums."""
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, Table, false
+
+from sqlbuffer.storage.schema.metadata import buffer_key, metadata, seq_key
+
+priorities = Table(
+    "priorities",
+    metadata,
+    *seq_key(),
+    Column("priority", Double, nullable=False, comment="priority since the first update"),
+)
+
+# What is known of the rows from block * block_size on. A block has no row before it is sealed, and
+# none while its sum is not known.
+priority_blocks = Table(
+    "priority_blocks",
+    metadata,
+    buffer_key(),
+    Column("block", BigInteger, primary_key=True, autoincrement=False, comment="seq / block_size"),
+    Column("n_rows", Integer, nullable=False, comment="rows"),
+    Column("weight_sum", Double, nullable=False, comment="sum of priority ^ alpha"),
+    Column("max_priority", Double, nullable=False, comment="none is larger"),
+    Column("min_priority", Double, comment="no positive one is smaller; null: none is positive"),
+    Column(
+        "max_is_loose",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="all may be smaller than max_priority",
+    ),
+    Column(
+        "min_is_loose",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="all may be larger than min_priority",
+    ),
+    sqlite_with_rowid=False,  # all of them are read for a batch: in half the time
+)

@@ -1,0 +1,34 @@
+"""The tables of how often rows were sampled, and of the sample log."""
+
+from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text
+
+from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata, seq_key
+
+uses = Table(
+    "uses",
+    metadata,
+    *seq_key(),
+    Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
+    # A batch of random rows touches a page for each: half as many in one tree as in two.
+    sqlite_with_rowid=False,
+)
+
+# A row for each batch that was sampled, where the buffer notes them.
+samples = Table(
+    "samples",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="number of the batch"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column("clock", BigInteger, comment="the learner's iteration or model version"),
+    Column("sampler", Text, nullable=False, comment="name of the sampler"),
+    Column("seed", Text, comment="its seed"),
+    Column("n_rows", Integer, nullable=False, comment="rows of the batch"),
+    Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
+    Column("probabilities", REALS, comment="the probability of each, where it is known"),
+    Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+    # No number is given twice, whatever was forgotten.
+    sqlite_autoincrement=True,
+)
+Index(None, samples.c.buffer_id, samples.c.clock)
+Index(None, samples.c.buffer_id, samples.c.sampled_at)

@@ -1,0 +1,38 @@
+"""What all tables share: the metadata, the types of columns, and columns that many of them have."""
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Text
+from sqlalchemy.dialects import postgresql
+
+from sqlbuffer.storage.schema.column_types import IntegerList, RealList
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# Byte order everywhere, whatever the locale of the database.
+KEY = Text().with_variant(Text(collation="C"), "postgresql")
+JSON = Text().with_variant(postgresql.JSONB(), "postgresql")
+UUID = Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
+TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
+# SQLite counts row ids only for a column declared INTEGER.
+SERIAL = BigInteger().with_variant(Integer(), "sqlite")
+BYTES = LargeBinary()
+SEQS = IntegerList()
+REALS = RealList()
+
+
+def buffer_key() -> Column[int]:
+    """Return the column of the buffer, a part of the primary key."""
+    return Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer")
+
+
+def seq_key() -> tuple[Column[int], Column[int]]:
+    """Return the two columns that name a row."""
+    return buffer_key(), Column(
+        "seq", BigInteger, primary_key=True, autoincrement=False, comment="the experience"
+    )
