@@ -1,6 +1,6 @@
 """`sqlbuffer db`: the schema of a database."""
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -16,7 +16,7 @@ app = typer.Typer(
 )
 
 
-class Dialect(str, Enum):
+class Dialect(StrEnum):
     """A kind of database."""
 
     sqlite = "sqlite"

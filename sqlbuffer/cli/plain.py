@@ -76,7 +76,7 @@ def iso_time(time: dt.datetime) -> str:
     if time.tzinfo is None:
         return time.isoformat()
     try:
-        return time.astimezone(dt.timezone.utc).isoformat().replace("+00:00", "Z")
+        return time.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
     except OverflowError:  # within a day of the first or last that Python has
         return time.isoformat()
 

@@ -113,7 +113,7 @@ def _header(buffer: str, rows: "Sequence[DataRow]") -> list[tuple[str, str]]:
 
 def _time(seconds: float) -> str:
     try:
-        time = dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
+        time = dt.datetime.fromtimestamp(seconds, dt.UTC)
     except (ValueError, OverflowError, OSError):
         return f"{seconds:.15g} s after 1970"
     return time.strftime("%Y-%m-%d %H:%M:%SZ")

@@ -15,7 +15,7 @@ from sqlbuffer.cli.formats import write_csv, write_json
 from sqlbuffer.cli.plain import brief, dumps, plain
 from tests.support.payloads import payloads
 
-UTC = dt.timezone.utc
+UTC = dt.UTC
 EAST = dt.timezone(dt.timedelta(hours=2))
 VALUES = [
     (None, None),

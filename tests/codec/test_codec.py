@@ -57,7 +57,7 @@ class Level(enum.IntEnum):
     HIGH = 3
 
 
-class Plain(str, enum.Enum):
+class Plain(str, enum.Enum):  # noqa: UP042 (users store such values)
     A = "a"
 
 

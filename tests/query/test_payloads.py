@@ -122,7 +122,7 @@ class TestTypes:
         position: tuple[int, int]
 
     ACTIONS = (
-        Action(name="\0", at=dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)),
+        Action(name="\0", at=dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
         Action(name="go", at=dt.datetime(2024, 1, 2), size=-0.0),
     )
 

@@ -96,7 +96,7 @@ hashable_leaves = (
     | st.binary(max_size=5)
     | st.datetimes(timezones=timezones)
     | st.dates()
-    | st.times(timezones=st.just(dt.timezone.utc) | st.none())
+    | st.times(timezones=st.just(dt.UTC) | st.none())
     | st.timedeltas()
     | st.decimals().filter(lambda number: not number.is_snan())
     | st.uuids()

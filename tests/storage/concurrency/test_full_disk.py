@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import shutil
-import sys
 from contextlib import suppress
 
 import psycopg
@@ -25,9 +24,6 @@ MIB = 2**20
 
 needs_mount = pytest.mark.skipif(
     not may_mount(), reason="allowed: this user may not mount a small disk"
-)
-needs_error_names = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="allowed: Python 3.10 tells no names of SQLite's errors"
 )
 
 
@@ -108,7 +104,6 @@ def clear_full_sqlite(folder):
 
 
 @needs_mount
-@needs_error_names
 def test_a_full_disk_is_named_when_a_sqlite_file_is_opened(open_folder):
     run_at_once([(open_on_full_disk, open_folder)])
 
@@ -126,7 +121,6 @@ def open_on_full_disk(folder):
         go_on(url, buffer, ["w_0"])
 
 
-@needs_error_names
 def test_a_sqlite_file_survives_a_limit_to_its_size(open_folder):
     run_at_once([(fill_limited_sqlite, open_folder)])
 
