@@ -1,9 +1,8 @@
 """Whole operations as PostgreSQL does them."""
 
-import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +17,8 @@ from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.database.vacuum import cleaner_for
+from sqlbuffer.storage.dialects.arrays import id_array, number_array, real_array
 from sqlbuffer.storage.dialects.standby import StandbyWatermark
-from sqlbuffer.storage.labels.label import Labelled
 from sqlbuffer.storage.priorities.blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.rows.pieces import Columns, Piece
 from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
@@ -115,25 +114,6 @@ SETTLING_PAUSE_S = 0.001
 # Without statistics the planner takes a queue for a few rows, and would sort all of them.
 _IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", "seqscan", "sort"))
 _TRAILER = struct.pack(">h", -1)
-_PLAIN_IDS = re.compile("[0-9A-Za-z_/-]+(,[0-9A-Za-z_/-]+)*")
-_LABELS = (
-    "unnest(%s::bigint[], %s::double precision[], %s::double precision[], %s::double precision[], "
-    "%s::text[]) AS n(seq, reward_t, adv_t, v_t, extra)"
-)
-_NOTE_LABELS = (
-    "INSERT INTO label_history (buffer_id, version, seq, reward_t, adv_t, v_t, extra) "
-    "SELECT %s::integer, %s::bigint, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb "
-    f"FROM {_LABELS} ON CONFLICT (buffer_id, seq, version) DO UPDATE "
-    "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
-    "extra = excluded.extra, labelled_at = excluded.labelled_at"
-)
-# An update would be planned as one over all labels of the buffer.
-_LABEL = (
-    "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) "
-    f"SELECT %s::integer, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb FROM {_LABELS} "
-    "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
-    "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
-)
 # Each run by itself, by the index of episodes, whatever the server knows of the tables.
 _SLOT_ROWS = (
     "SELECT r.n::integer - 1, e.t, e.seq, e.arrays "
@@ -190,27 +170,6 @@ def copy_rows(
         parts.append([_NULL if value is None else encode(value) for value in column])
     parts.append([same] * len(records))
     return b"".join(chain.from_iterable(zip(*parts)))  # noqa: B905, `repeat` has no end
-
-
-def _text_array(ids: Sequence[str]) -> str | list[str]:
-    """Return ids as the text of an array where nothing in them needs quotes, as in those that the
-    library makes: psycopg takes 4 us to look at each.
-    """
-    joined = ",".join(ids)
-    if not _PLAIN_IDS.fullmatch(joined) or joined.count(",") >= len(ids):
-        return list(ids)
-    return list(ids) if "null" in joined.lower() else f"{{{joined}}}"
-
-
-def _real_array(reals: Sequence[float | None]) -> str:
-    """Return numbers as the text of an array, in a tenth of the time that psycopg takes."""
-    return f"{{{','.join('NULL' if real is None else repr(real) for real in reals)}}}"
-
-
-def _label_arrays(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    seqs, *reals, extras = zip(*rows, strict=True)
-    numbers = f"{{{','.join(map(str, seqs))}}}"
-    return (numbers, *map(_real_array, reals), list(extras))
 
 
 @dataclass
@@ -326,10 +285,10 @@ class PostgreSQL:
             "SELECT held, seqs, priority FROM sqlbuffer_draw_v1(%s::integer, %s::text[], "
             "%s::double precision[], %s::uuid, %s::double precision)"
         )
-        reals = None if priorities is None else _real_array(priorities)
+        reals = None if priorities is None else real_array(priorities)
         write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
         ((held, seqs, priority),) = _driver(connection).execute(
-            statement, (buffer_id, _text_array(ids), reals, write_id, keep_s)
+            statement, (buffer_id, id_array(ids), reals, write_id, keep_s)
         )
         return ReservedSeqs(set(held), sorted(seqs or ()), priority)
 
@@ -451,39 +410,6 @@ class PostgreSQL:
         ((n_removed,),) = _driver(connection).execute(statement, (buffer_id, list(seqs)))
         return int(n_removed)
 
-    def claim(
-        self, connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
-    ) -> set[int]:
-        """Count a use of each of different rows, given in ascending order, that was used less than
-        so often; return which.
-        """
-        # All of them mostly, which takes no list to say.
-        statement = (
-            "WITH claimed AS (INSERT INTO uses (buffer_id, seq, n_uses) "
-            "SELECT %s::integer, s, 1 FROM unnest(%s::bigint[]) AS s "
-            "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = uses.n_uses + 1 "
-            "WHERE uses.n_uses < %s::integer RETURNING seq) "
-            "SELECT CASE WHEN count(*) < %s::bigint THEN coalesce(array_agg(seq), '{}') END "
-            "FROM claimed"
-        )
-        numbers = f"{{{','.join(map(str, seqs))}}}"
-        values = (buffer_id, numbers, max_use, len(seqs))
-        ((found,),) = _driver(connection).execute(statement, values)
-        return set(seqs if found is None else found)
-
-    def add_uses(
-        self, connection: Connection, buffer_id: int, counts: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Count so many uses of each row, and return how many it has now."""
-        statement = (
-            "INSERT INTO uses (buffer_id, seq, n_uses) SELECT %s::integer, s, n "
-            "FROM unnest(%s::bigint[], %s::integer[]) AS g(s, n) ORDER BY s "
-            "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = uses.n_uses + excluded.n_uses "
-            "RETURNING seq, n_uses"
-        )
-        columns = (f"{{{','.join(map(str, each))}}}" for each in (counts.keys(), counts.values()))
-        return dict(_driver(connection).execute(statement, (buffer_id, *columns)))
-
     def seqs_of_ids(
         self, connection: Connection, buffer_id: int, ids: Sequence[str]
     ) -> dict[str, int]:
@@ -493,67 +419,7 @@ class PostgreSQL:
             "SELECT g.id, e.seq FROM unnest(%s::text[]) AS g(id) CROSS JOIN LATERAL "
             "(SELECT x.seq FROM experiences x WHERE x.buffer_id = %s AND x.id = g.id OFFSET 0) e"
         )
-        return dict(_driver(connection).execute(statement, (_text_array(ids), buffer_id)))
-
-    def uses_of(
-        self, connection: Connection, buffer_id: int, seqs: Sequence[int]
-    ) -> dict[int, int]:
-        """Return how often rows were used, of those that were."""
-        statement = (
-            "SELECT u.seq, u.n_uses FROM unnest(%s::bigint[]) AS g(seq) CROSS JOIN LATERAL "
-            "(SELECT * FROM uses u WHERE u.buffer_id = %s AND u.seq = g.seq OFFSET 0) u"
-        )
-        numbers = f"{{{','.join(map(str, seqs))}}}"
-        return dict(_driver(connection).execute(statement, (numbers, buffer_id)))
-
-    def give_back(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
-        """Undo a use of each of different rows."""
-        # Locked in ascending order, as claims lock them.
-        statement = (
-            "WITH held AS MATERIALIZED (SELECT buffer_id, seq FROM uses WHERE buffer_id = %s "
-            "AND seq = ANY (%s::bigint[]) ORDER BY seq FOR UPDATE) "
-            "UPDATE uses u SET n_uses = u.n_uses - 1 FROM held "
-            "WHERE u.buffer_id = held.buffer_id AND u.seq = held.seq AND u.n_uses > 0"
-        )
-        numbers = f"{{{','.join(map(str, seqs))}}}"
-        _driver(connection).execute(statement, (buffer_id, numbers))
-
-    def locked_labels(
-        self, connection: Connection, buffer_id: int, seqs: Sequence[int]
-    ) -> dict[int, float | None]:
-        """Make rows for the labels of those rows, given in ascending order, that there are, and
-        lock them; return the rewards that had been given late.
-
-        The rows stay until the transaction ends: whoever deletes one does not see labels that are
-        not committed.
-        """
-        driver = _driver(connection)
-        numbers = f"{{{','.join(map(str, seqs))}}}"
-        # In ascending order both times: two that label the same rows do not cross.
-        driver.execute(
-            "INSERT INTO labels (buffer_id, seq) SELECT %s::integer, s "
-            "FROM unnest(sqlbuffer_hold_v1(%s::integer, %s::bigint[])) AS s ORDER BY s "
-            "ON CONFLICT (buffer_id, seq) DO NOTHING",
-            (buffer_id, buffer_id, numbers),
-        )
-        # One by one: without statistics it would rather read all labels of the buffer.
-        found = driver.execute(
-            "SELECT l.seq, l.reward_t FROM unnest(%s::bigint[]) AS s CROSS JOIN LATERAL (SELECT "
-            "seq, reward_t FROM labels WHERE buffer_id = %s AND seq = s FOR UPDATE) AS l",
-            (numbers, buffer_id),
-        )
-        return dict(found.fetchall())
-
-    def label(
-        self, connection: Connection, buffer_id: int, version: int, rows: Sequence[Labelled]
-    ) -> None:
-        """Write what a version says of rows, and what holds of them."""
-        if not rows:
-            return
-        driver = _driver(connection)
-        columns = _label_arrays([row.history() for row in rows])
-        driver.execute(_NOTE_LABELS, (buffer_id, version, *columns))
-        driver.execute(_LABEL, (buffer_id, *_label_arrays([row.now() for row in rows])))
+        return dict(_driver(connection).execute(statement, (id_array(ids), buffer_id)))
 
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole. The caller holds the lock
@@ -573,8 +439,8 @@ class PostgreSQL:
             "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], "
             "%s::double precision[])"
         )
-        numbers = f"{{{','.join(map(str, seqs))}}}"
-        parameters = (of.buffer_id, numbers, _real_array(priorities))
+        numbers = number_array(seqs)
+        parameters = (of.buffer_id, numbers, real_array(priorities))
         ((n_updated,),) = _driver(connection).execute(statement, parameters)
         return int(n_updated)
 

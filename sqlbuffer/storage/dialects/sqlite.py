@@ -3,7 +3,7 @@
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, checkpoint_rarely, spare_writer, wal_path
 from sqlbuffer.storage.database.writer_lock import writer_lock
-from sqlbuffer.storage.labels.label import Labelled
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.rows.pieces import Columns, Piece
 from sqlbuffer.storage.rows.tables import experiences
@@ -78,17 +77,6 @@ _BLOCKS = (
 _CHANGE = (
     "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
     "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
-)
-_LABEL = (
-    "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) VALUES (?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
-    "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
-)
-_NOTE_LABEL = (
-    "INSERT INTO label_history (buffer_id, version, seq, reward_t, adv_t, v_t, extra) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq, version) DO UPDATE "
-    "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
-    "extra = excluded.extra, labelled_at = excluded.labelled_at"
 )
 # In this order: each run is looked up by its slot, and its steps by the index of episodes.
 _SLOT_ROWS = (
@@ -472,38 +460,6 @@ class SQLite:
             (buffer_id, json.dumps(list(seqs))),
         ).rowcount
 
-    def claim(
-        self, connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
-    ) -> set[int]:
-        """Count a use of each of different rows, given in ascending order, that was used less than
-        so often; return which.
-        """
-        statement = (
-            "INSERT INTO uses (buffer_id, seq, n_uses) "
-            "SELECT ?, value, 1 FROM json_each(?) WHERE true "
-            "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = n_uses + 1 "
-            "WHERE uses.n_uses < ? RETURNING seq"
-        )
-        # Past SQLAlchemy, which takes as long as the statement itself.
-        driver: Any = connection.connection.driver_connection
-        checkpoint_rarely(connection)
-        found = driver.execute(statement, (buffer_id, json.dumps(list(seqs)), max_use))
-        return {seq for (seq,) in found.fetchall()}
-
-    def add_uses(
-        self, connection: Connection, buffer_id: int, counts: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Count so many uses of each row, and return how many it has now."""
-        statement = (
-            "INSERT INTO uses (buffer_id, seq, n_uses) "
-            "SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?) "
-            "WHERE true ON CONFLICT (buffer_id, seq) DO UPDATE "
-            "SET n_uses = n_uses + excluded.n_uses RETURNING seq, n_uses"
-        )
-        driver: Any = connection.connection.driver_connection
-        listed = json.dumps(sorted(counts.items()))
-        return dict(driver.execute(statement, (buffer_id, listed)).fetchall())
-
     def seqs_of_ids(
         self, connection: Connection, buffer_id: int, ids: Sequence[str]
     ) -> dict[str, int]:
@@ -514,48 +470,6 @@ class SQLite:
         )
         driver: Any = connection.connection.driver_connection
         return dict(driver.execute(statement, (json.dumps(list(ids)), buffer_id)).fetchall())
-
-    def uses_of(
-        self, connection: Connection, buffer_id: int, seqs: Sequence[int]
-    ) -> dict[int, int]:
-        """Return how often rows were used, of those that were."""
-        statement = (
-            "SELECT u.seq, u.n_uses FROM json_each(?) j "
-            "CROSS JOIN uses u ON u.buffer_id = ? AND u.seq = j.value"
-        )
-        driver: Any = connection.connection.driver_connection
-        return dict(driver.execute(statement, (json.dumps(list(seqs)), buffer_id)).fetchall())
-
-    def give_back(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
-        """Undo a use of each of different rows."""
-        connection.exec_driver_sql(
-            "UPDATE uses SET n_uses = n_uses - 1 WHERE buffer_id = ? AND n_uses > 0 "
-            "AND seq IN (SELECT value FROM json_each(?))",
-            (buffer_id, json.dumps(list(seqs))),
-        )
-
-    def locked_labels(
-        self, connection: Connection, buffer_id: int, seqs: Sequence[int]
-    ) -> dict[int, float | None]:
-        """Return the rewards that were given late to those of the rows that have labels; nobody
-        else writes meanwhile.
-        """
-        found = connection.exec_driver_sql(
-            "SELECT seq, reward_t FROM labels WHERE buffer_id = ? "
-            "AND seq IN (SELECT value FROM json_each(?))",
-            (buffer_id, json.dumps(list(seqs))),
-        )
-        rewards: dict[int, float | None] = dict(found.all())
-        return rewards
-
-    def label(
-        self, connection: Connection, buffer_id: int, version: int, rows: Sequence[Labelled]
-    ) -> None:
-        """Write what a version says of rows, and what holds of them."""
-        if rows:
-            noted = [(buffer_id, version, *row.history()) for row in rows]
-            connection.exec_driver_sql(_NOTE_LABEL, noted)
-            connection.exec_driver_sql(_LABEL, [(buffer_id, *row.now()) for row in rows])
 
     def slot_rows(
         self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]

@@ -48,6 +48,7 @@ from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.sampling.tables import uses
+from sqlbuffer.storage.sampling.uses import add_uses, uses_of
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.metadata import JSON
@@ -364,7 +365,7 @@ class PriorityRing(ItemRing):
         least = candidates.priorities.least()
         weights = race.importance_weights(own, info.alpha, beta, least)
         counted = Counter(seqs)
-        total = self.store.dialect.add_uses(connection, info.id, counted)
+        total = add_uses(connection, info.id, counted)
         used_up = []
         if wanted.max_use is not None:
             used_up = sorted(seq for seq in counted if total[seq] >= wanted.max_use)
@@ -583,7 +584,7 @@ class PriorityRing(ItemRing):
         }
 
     def _uses_of(self, connection: Connection, seqs: Sequence[int]) -> dict[int, int]:
-        return self.store.dialect.uses_of(connection, self.store.info.id, seqs)
+        return uses_of(connection, self.store.info.id, seqs)
 
     def set_beta(self, beta: float) -> None:
         """Set the exponent of the importance weights, for every process."""
@@ -662,7 +663,7 @@ class PriorityRing(ItemRing):
             gaps = sorted(seqs[f"-_{n}"] for n in numbers if n not in by_number)
             self._remove(connection, gaps, "n_expired", tracks=False)
             used = {seqs[r.id]: n for r, n in zip(records, n_uses, strict=True) if n}
-            self.store.dialect.add_uses(connection, self.store.info.id, used)
+            add_uses(connection, self.store.info.id, used)
 
         if records:
             self.store.insert_made(laid, made, then)

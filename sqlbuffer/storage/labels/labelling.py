@@ -13,7 +13,9 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.query.builder import Node
 from sqlbuffer.storage.buffers.open_buffer import BufferWindow, OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.labels import postgresql, sqlite
 from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.labels.tables import label_history
@@ -23,6 +25,9 @@ from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 
 ROWS_AT_ONCE = 5_000
+
+locked_labels = by_database(sqlite=sqlite.locked_labels, postgresql=postgresql.locked_labels)
+write_labels = by_database(sqlite=sqlite.write_labels, postgresql=postgresql.write_labels)
 
 _SEQS = bindparam("seqs", type_=SeqList())
 _OF = bindparam("of_buffer", type_=label_history.c.buffer_id.type)
@@ -98,7 +103,7 @@ class Labelling(OpenBuffer):
         # All of them, in ascending order, before anything is looked at that others may change.
         before: dict[int, float | None] = {}
         for chunk in _chunks(seqs):
-            before |= self._dialect.locked_labels(connection, self.info.id, chunk)
+            before |= locked_labels(connection, self.info.id, chunk)
         version = annotation.version
         if version is None:
             version = self._next_version(connection, seqs)
@@ -179,7 +184,7 @@ class Labelling(OpenBuffer):
             change = _change(reward, before.get(seq), holds.reward_t)
             if episode is not None and change is not None:
                 changes.setdefault(episode, []).append(change)
-        self._dialect.label(connection, self.info.id, version, rows)
+        write_labels(connection, self.info.id, version, rows)
         return len(rows)
 
     def _change_returns(

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage.sampling.tables import samples, uses
+from sqlbuffer.storage.sampling.uses import claim_uses, return_uses
 from sqlbuffer.storage.schema import functions as fn
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _count(connection: Connection, store: "BufferStore", units: Sequence[Unit]) 
         if not won[-1]:
             back += own
     if back:
-        store.dialect.give_back(connection, store.info.id, back)
+        return_uses(connection, store.info.id, back)
     return won
 
 
@@ -243,7 +244,7 @@ def _take(
     n = 0
     while left:
         n += 1
-        got = store.dialect.claim(connection, store.info.id, left, max_use)
+        got = claim_uses(connection, store.info.id, left, max_use)
         taken.update(dict.fromkeys(got, n))
         left = [] if counts is None else [seq for seq in left if seq in got and counts[seq] > n]
     return taken
@@ -258,7 +259,7 @@ def give_back(store: "BufferStore", units: Sequence[Unit]) -> None:
     def work(connection: Connection) -> None:
         again = left
         while again:
-            store.dialect.give_back(connection, store.info.id, sorted(again))
+            return_uses(connection, store.info.id, sorted(again))
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
     _writing(store, work)

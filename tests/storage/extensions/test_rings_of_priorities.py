@@ -7,6 +7,7 @@ from sqlbuffer.compat.ding import AdvancedReplayBuffer
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
 from sqlbuffer.storage.retention.stale_rows import StaleRows
+from sqlbuffer.storage.sampling.uses import add_uses, uses_of
 from tests.support.sql import connected, run
 
 
@@ -23,9 +24,9 @@ def test_uses_add_up_by_row(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         store = buffer._store
         for counts, expected in (({7: 2, 3: 1}, {7: 2, 3: 1}), ({7: 1, 9: 4}, {7: 3, 9: 4})):
-            assert store.write(lambda c, n=counts: store.dialect.add_uses(c, 1, n)) == expected
-        assert store.write(lambda c: store.dialect.add_uses(c, 1, {})) == {}
-        found = store.write(lambda c: store.dialect.uses_of(c, 1, [9, 8, 7]))
+            assert store.write(lambda c, n=counts: add_uses(c, 1, n)) == expected
+        assert store.write(lambda c: add_uses(c, 1, {})) == {}
+        found = store.write(lambda c: uses_of(c, 1, [9, 8, 7]))
         assert found == {9: 4, 7: 3}
 
 

@@ -12,6 +12,7 @@ import pytest
 from sqlbuffer import DataRow, Experience, ExpMeta, RandomSampler, Removed, ReplayBuffer, aio
 from sqlbuffer.query.builder import EVERYTHING
 from sqlbuffer.storage.database import vacuum
+from sqlbuffer.storage.sampling.uses import claim_uses
 from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes, uses_in
 from tests.support.processes import wait_until
 from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar, stored_rows
@@ -136,9 +137,7 @@ def test_steps_of_an_episode_leave_when_none_may_be_sampled(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_use=1, max_staleness=1) as buffer:
         store_episodes(buffer, [[3, 3, 3], [1, 3, 3], [1, 1, 3]])
         buffer._store.write(
-            lambda connection: buffer._store.dialect.claim(
-                connection, buffer._store.info.id, [2, 3, 5, 9], 1
-            )
+            lambda connection: claim_uses(connection, buffer._store.info.id, [2, 3, 5, 9], 1)
         )
         buffer.set_clock(4)
         # The first step of e0 still needs the second, which is used up.

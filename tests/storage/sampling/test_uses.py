@@ -20,6 +20,7 @@ from sqlbuffer import (
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.storage.leases import use_counts
+from sqlbuffer.storage.sampling.uses import claim_uses
 from tests.storage.sampling.limited_rows import (
     FIELDS,
     arrays_of,
@@ -256,7 +257,7 @@ def test_what_another_learner_took_meanwhile_is_drawn_anew(buffer, buffer_url):
         while others:
             taken = others.pop()
             for _ in range(2):
-                write(lambda c, taken=taken: store.dialect.claim(c, store.info.id, taken, 2))
+                write(lambda c, taken=taken: claim_uses(c, store.info.id, taken, 2))
         return write(work)
 
     store.write = write_after_the_other
@@ -276,7 +277,7 @@ def test_a_task_that_another_learner_took_in_part_is_not_counted(buffer_url):
 
         def write_after_the_other(work):
             store.write = write
-            write(lambda c: store.dialect.claim(c, store.info.id, [2], 1))
+            write(lambda c: claim_uses(c, store.info.id, [2], 1))
             return write(work)
 
         store.write = write_after_the_other

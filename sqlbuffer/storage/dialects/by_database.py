@@ -1,0 +1,34 @@
+"""Operations that each database does in its own way."""
+
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+D = TypeVar("D", Connection, Engine)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def by_database(
+    *,
+    sqlite: Callable[Concatenate[D, P], T],
+    postgresql: Callable[Concatenate[D, P], T],
+) -> Callable[Concatenate[D, P], T]:
+    """Return an operation that does what the database of its first argument needs.
+
+    Args:
+        sqlite: The operation on SQLite. Its first argument is a connection or an engine.
+        postgresql: The operation on PostgreSQL, with the same arguments.
+    """
+    operations = {"sqlite": sqlite, "postgresql": postgresql}
+
+    def operation(database: D, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return operations[database.dialect.name](database, *args, **kwargs)
+
+    return operation
+
+
+def driver_of(connection: Connection) -> Any:
+    """Return the driver's own connection. SQLAlchemy takes as long as a small statement itself."""
+    return connection.connection.driver_connection
