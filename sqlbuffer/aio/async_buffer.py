@@ -1,6 +1,4 @@
-"""The same buffer for asyncio: every call runs in a thread of its own, so that the event loop goes
-on. Calls that wait for others do not keep further ones from running.
-"""
+"""The buffer for asyncio."""
 
 import asyncio
 import builtins
@@ -10,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
 from sqlbuffer import buffer as sync
 from sqlbuffer import call_threads
 from sqlbuffer.arguments import SAME, Condition, Rows, Same
@@ -28,140 +25,12 @@ from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S
 from sqlbuffer.waits import begin_wait
-
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-async def _in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a call in a thread returns; a cancelled one waits no longer for others."""
-    call = call_threads.start(partial(function, *args, **kwargs))
-    try:
-        return await asyncio.wrap_future(call.future)
-    except asyncio.CancelledError:
-        call.cancel()
-        raise
-
-
-class AsyncEpisodeWriter:
-    """`sqlbuffer.EpisodeWriter` for asyncio: `async with await buffer.episode() as episode`.
-
-    Args:
-        writer: The writer that does the work.
-
-    Example:
-        >>> import asyncio
-        >>> async def main():
-        ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
-        ...         async with await buffer.episode("task-1") as episode:
-        ...             await episode.append(state="hello", actions=["say"], reward=1.0)
-        ...         return await buffer.size()
-        >>> asyncio.run(main())
-        1
-    """
-
-    def __init__(self, writer: StepWriter) -> None:
-        self.sync = writer
-
-    async def append(self, **step: Any) -> None:
-        """Add a step; see `sqlbuffer.EpisodeWriter.append`."""
-        await _in_thread(lambda: self.sync.append(**step))
-
-    async def end(self, **final: Any) -> None:
-        """End the episode and store all of it; see `sqlbuffer.EpisodeWriter.end`."""
-        await _in_thread(lambda: self.sync.end(**final))
-
-    async def abort(self) -> None:
-        """End the episode as one that went wrong."""
-        await _in_thread(self.sync.abort)
-
-    async def __aenter__(self) -> "AsyncEpisodeWriter":
-        return self
-
-    async def __aexit__(self, *exception: Any) -> None:
-        await _in_thread(self.sync.__exit__, *exception)
-
-
-class AsyncLeasedBatch:
-    """`sqlbuffer.LeasedBatch` for asyncio: what talks to the database is awaited.
-
-    Args:
-        batch: The batch.
-
-    Example:
-        >>> import asyncio
-        >>> async def main():
-        ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
-        ...         await buffer.add(state=1, actions=[0])
-        ...         async with buffer.lease(1) as batch:
-        ...             await batch.renew()
-        ...             return [row.exp_data.state for row in batch]
-        >>> asyncio.run(main())
-        [1]
-    """
-
-    def __init__(self, batch: SyncBatch) -> None:
-        self.sync = batch
-
-    async def renew(self, lease_s: float | None = None) -> None:
-        """Have the lease run out so many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
-        await _in_thread(self.sync.renew, lease_s)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["sync"], name)
-
-    def __iter__(self) -> Iterator[DataRow]:
-        return iter(self.sync)
-
-    def __len__(self) -> int:
-        return len(self.sync)
-
-
-class AsyncLease:
-    """What `AsyncReplayBuffer.lease` returns: `async with buffer.lease(n) as batch`.
-
-    A cancelled wait is ended, and a batch that it gets in that moment is given back.
-
-    Args:
-        lease: The lease that does the work.
-
-    Example:
-        >>> import asyncio
-        >>> async def main():
-        ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
-        ...         await buffer.add(state=1, actions=[0])
-        ...         async with buffer.lease(1) as batch:
-        ...             return len(batch)
-        >>> asyncio.run(main())
-        1
-    """
-
-    def __init__(self, lease: SyncLease) -> None:
-        self.sync = lease
-
-    async def __aenter__(self) -> AsyncLeasedBatch:
-        call = call_threads.start(self.sync.__enter__)
-        entering = asyncio.wrap_future(call.future)
-        try:
-            return AsyncLeasedBatch(await asyncio.shield(entering))
-        except asyncio.CancelledError:
-            call.cancel()
-            self.sync.cancel()
-            with suppress(SQLBufferError):
-                await entering
-                await _in_thread(
-                    self.sync.__exit__, asyncio.CancelledError, asyncio.CancelledError(), None
-                )
-            raise
-
-    async def __aexit__(self, *exception: Any) -> None:
-        await asyncio.shield(_in_thread(self.sync.__exit__, *exception))
-
+from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
+from sqlbuffer.aio.async_lease import AsyncLease
+from sqlbuffer.aio.thread_calls import in_thread
 
 class AsyncReplayBuffer:
     """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, to be awaited.
@@ -191,11 +60,11 @@ class AsyncReplayBuffer:
         cls, url: "str | URL | Engine | None" = None, **options: Any
     ) -> "AsyncReplayBuffer":
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
-        return cls(await _in_thread(sync.ReplayBuffer, url, **options))
+        return cls(await in_thread(sync.ReplayBuffer, url, **options))
 
     async def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
         """Store one row; see `sqlbuffer.ReplayBuffer.store`."""
-        return await _in_thread(self.sync.store, data, priority=priority)
+        return await in_thread(self.sync.store, data, priority=priority)
 
     async def store_batch(
         self,
@@ -206,7 +75,7 @@ class AsyncReplayBuffer:
         priority: Any = None,
     ) -> StoreResult:
         """Store rows in one transaction; see `sqlbuffer.ReplayBuffer.store_batch`."""
-        return await _in_thread(
+        return await in_thread(
             self.sync.store_batch,
             data_batch,
             model_version,
@@ -216,49 +85,49 @@ class AsyncReplayBuffer:
 
     async def add(self, **fields: Any) -> StoreResult:
         """Store one experience given by its fields; see `sqlbuffer.ReplayBuffer.add`."""
-        return await _in_thread(lambda: self.sync.add(**fields))
+        return await in_thread(lambda: self.sync.add(**fields))
 
     async def extend(
         self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
     ) -> StoreResult:
         """Store n steps given as columns; see `sqlbuffer.ReplayBuffer.extend`."""
-        return await _in_thread(lambda: self.sync.extend(arrays, casting=casting, **keys))
+        return await in_thread(lambda: self.sync.extend(arrays, casting=casting, **keys))
 
     async def store_episode(self, arrays: Mapping[str, Any], **options: Any) -> StoreResult:
         """Store a whole episode; arguments are those of `sqlbuffer.ReplayBuffer.store_episode`."""
-        return await _in_thread(lambda: self.sync.store_episode(arrays, **options))
+        return await in_thread(lambda: self.sync.store_episode(arrays, **options))
 
     async def episode(
         self, task_id: str | None = None, agent_id: str | None = None, **options: Any
     ) -> "AsyncEpisodeWriter":
         """Begin an episode; arguments are those of `sqlbuffer.ReplayBuffer.episode`."""
         return AsyncEpisodeWriter(
-            await _in_thread(lambda: self.sync.episode(task_id, agent_id, **options))
+            await in_thread(lambda: self.sync.episode(task_id, agent_id, **options))
         )
 
     async def flush(self) -> None:
         """Store the steps of open episodes that wait."""
-        await _in_thread(self.sync.flush)
+        await in_thread(self.sync.flush)
 
     async def update_priorities(
         self, seqs: Any, priorities: Any, eps: float = EPS
     ) -> PriorityUpdate:
         """Set the priorities of rows; see `sqlbuffer.ReplayBuffer.update_priorities`."""
-        return await _in_thread(self.sync.update_priorities, seqs, priorities, eps)
+        return await in_thread(self.sync.update_priorities, seqs, priorities, eps)
 
     async def annotate(self, condition_or_seqs: Any, **values: Any) -> int:
         """Give rows values that arrive late; arguments are those of
         `sqlbuffer.ReplayBuffer.annotate`.
         """
-        return await _in_thread(lambda: self.sync.annotate(condition_or_seqs, **values))
+        return await in_thread(lambda: self.sync.annotate(condition_or_seqs, **values))
 
     async def sample_arrays(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw rows as arrays; arguments are those of `sqlbuffer.ReplayBuffer.sample_arrays`."""
-        return await _in_thread(lambda: self.sync.sample_arrays(batch_size, **options))
+        return await in_thread(lambda: self.sync.sample_arrays(batch_size, **options))
 
     async def sample_transitions(self, batch_size: int = 256, **options: Any) -> Batch:
         """Draw transitions; arguments are those of `sqlbuffer.ReplayBuffer.sample_transitions`."""
-        return await _in_thread(lambda: self.sync.sample_transitions(batch_size, **options))
+        return await in_thread(lambda: self.sync.sample_transitions(batch_size, **options))
 
     async def loader(
         self, mode: str = "transition", batch_size: int = 256, **options: Any
@@ -266,7 +135,7 @@ class AsyncReplayBuffer:
         """Iterate over batches; arguments are those of `sqlbuffer.ReplayBuffer.loader`, whose
         loader, to be had by `buffer.sync.loader(...)`, can also be resumed.
         """
-        loader = await _in_thread(lambda: self.sync.loader(mode, batch_size, **options))
+        loader = await in_thread(lambda: self.sync.loader(mode, batch_size, **options))
         batches = iter(loader)
         turn, cancelled = threading.Lock(), threading.Event()
 
@@ -284,43 +153,43 @@ class AsyncReplayBuffer:
                 yield taken[0]
         finally:
             cancelled.set()
-            await asyncio.shield(_in_thread(close))
+            await asyncio.shield(in_thread(close))
 
     async def set_clock(self, clock: int) -> None:
         """Set the buffer's clock; see `sqlbuffer.ReplayBuffer.set_clock`."""
-        await _in_thread(self.sync.set_clock, clock)
+        await in_thread(self.sync.set_clock, clock)
 
     async def clock(self) -> int | None:
         """Return what `set_clock` set last; None before."""
-        return await _in_thread(lambda: self.sync.clock)
+        return await in_thread(lambda: self.sync.clock)
 
     async def expire(self) -> Removed:
         """Delete rows that can never be sampled again; see `sqlbuffer.ReplayBuffer.expire`."""
-        return await _in_thread(self.sync.expire)
+        return await in_thread(self.sync.expire)
 
     async def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
         """Take rows out of sampling; see `sqlbuffer.ReplayBuffer.quarantine`."""
-        return await _in_thread(self.sync.quarantine, condition_or_seqs, reason=reason)
+        return await in_thread(self.sync.quarantine, condition_or_seqs, reason=reason)
 
     async def release(self, condition_or_seqs: Rows) -> int:
         """Put rows back into sampling; see `sqlbuffer.ReplayBuffer.release`."""
-        return await _in_thread(self.sync.release, condition_or_seqs)
+        return await in_thread(self.sync.release, condition_or_seqs)
 
     async def start_session(self, session_id: str | None = None) -> str:
         """Begin a session, or resume it; see `sqlbuffer.ReplayBuffer.start_session`."""
-        return await _in_thread(self.sync.start_session, session_id)
+        return await in_thread(self.sync.start_session, session_id)
 
     async def session_id(self) -> str | None:
         """Return the key of the buffer's current session; None before any was started."""
-        return await _in_thread(lambda: self.sync.session_id)
+        return await in_thread(lambda: self.sync.session_id)
 
     async def set_model_version(self, version: int, session_id: str | None = None) -> bool:
         """Note a model's version; see `sqlbuffer.ReplayBuffer.set_model_version`."""
-        return await _in_thread(self.sync.set_model_version, version, session_id)
+        return await in_thread(self.sync.set_model_version, version, session_id)
 
     async def model_version(self) -> int | None:
         """Return the version of the current session's model; None before it was set."""
-        return await _in_thread(self.sync.model_version)
+        return await in_thread(self.sync.model_version)
 
     def decode(self, arrays: bytes) -> dict[str, Any]:
         """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""
@@ -338,7 +207,7 @@ class AsyncReplayBuffer:
         query_condition: Condition = None,
     ) -> Any:
         """Draw a batch; see `sqlbuffer.ReplayBuffer.sample`."""
-        return await _in_thread(
+        return await in_thread(
             self.sync.sample,
             batch_size,
             sampler=sampler,
@@ -361,7 +230,7 @@ class AsyncReplayBuffer:
         query_condition: Condition = None,
     ) -> builtins.list[Any]:
         """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_tasks`."""
-        return await _in_thread(
+        return await in_thread(
             self.sync.sample_tasks,
             n,
             sampler=sampler,
@@ -380,13 +249,13 @@ class AsyncReplayBuffer:
         batch_size: int = 1000,
     ) -> builtins.list[Any]:
         """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_task`."""
-        return await _in_thread(
+        return await in_thread(
             self.sync.sample_task, sampler, query_condition, converter, batch_size
         )
 
     async def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
         """Return how many rows match; without a condition nothing is scanned, as with `len`."""
-        return await _in_thread(self.sync.size, condition, query_condition=query_condition)
+        return await in_thread(self.sync.size, condition, query_condition=query_condition)
 
     async def get_all(
         self,
@@ -396,8 +265,8 @@ class AsyncReplayBuffer:
         query_condition: Condition = None,
     ) -> AsyncIterator[DataRow]:
         """Stream the rows that match; see `sqlbuffer.ReplayBuffer.get_all`."""
-        pages = await _in_thread(self.sync._pages, condition, query_condition, fields)
-        while page := await _in_thread(lambda: builtins.list(next(pages, ()))):
+        pages = await in_thread(self.sync._pages, condition, query_condition, fields)
+        while page := await in_thread(lambda: builtins.list(next(pages, ()))):
             for row in page:
                 yield row
 
@@ -411,7 +280,7 @@ class AsyncReplayBuffer:
         query_condition: Condition = None,
     ) -> builtins.list[DataRow]:
         """Return one page of the rows that match; see `sqlbuffer.ReplayBuffer.get_paginated`."""
-        return await _in_thread(
+        return await in_thread(
             self.sync.get_paginated,
             page,
             page_size,
@@ -424,29 +293,29 @@ class AsyncReplayBuffer:
         self, task_id: str, *, fields: Sequence[str] | None = None
     ) -> builtins.list[DataRow]:
         """Return all rows of a task; see `sqlbuffer.ReplayBuffer.get_by_task_id`."""
-        return await _in_thread(self.sync.get_by_task_id, task_id, fields=fields)
+        return await in_thread(self.sync.get_by_task_id, task_id, fields=fields)
 
     async def get_batch_by_task_ids(
         self, task_ids: Iterable[str], *, fields: Sequence[str] | None = None
     ) -> dict[str, builtins.list[DataRow]]:
         """Return the rows of tasks; see `sqlbuffer.ReplayBuffer.get_batch_by_task_ids`."""
-        return await _in_thread(self.sync.get_batch_by_task_ids, task_ids, fields=fields)
+        return await in_thread(self.sync.get_batch_by_task_ids, task_ids, fields=fields)
 
     async def delete(
         self, condition: Condition = None, *, query_condition: Condition = None
     ) -> int:
         """Delete the rows that match and return how many."""
-        return await _in_thread(self.sync.delete, condition, query_condition=query_condition)
+        return await in_thread(self.sync.delete, condition, query_condition=query_condition)
 
     async def clear(self) -> int:
         """Delete every row and return how many there were."""
-        return await _in_thread(self.sync.clear)
+        return await in_thread(self.sync.clear)
 
     async def resize(
         self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
     ) -> None:
         """Change the stored limits; see `sqlbuffer.ReplayBuffer.resize`."""
-        await _in_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
+        await in_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
 
     def lease(self, n: int, **options: Any) -> AsyncLease:
         """Claim rows for the time of an `async with` block; see `sqlbuffer.ReplayBuffer.lease`."""
@@ -454,29 +323,29 @@ class AsyncReplayBuffer:
 
     async def flow(self) -> FlowState:
         """Return how collectors and learners keep pace; see `sqlbuffer.ReplayBuffer.flow`."""
-        return await _in_thread(self.sync.flow)
+        return await in_thread(self.sync.flow)
 
     async def stats(self, window_s: float = 60.0) -> Stats:
         """Return figures of the buffer now; see `sqlbuffer.ReplayBuffer.stats`."""
-        return await _in_thread(self.sync.stats, window_s)
+        return await in_thread(self.sync.stats, window_s)
 
     async def set_rate_limiter(self, policy: Policy | None) -> None:
         """Change the rate limiter; see `sqlbuffer.ReplayBuffer.set_rate_limiter`."""
-        await _in_thread(self.sync.set_rate_limiter, policy)
+        await in_thread(self.sync.set_rate_limiter, policy)
 
     async def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes."""
-        return await _in_thread(self.sync.sql, condition, query_condition=query_condition)
+        return await in_thread(self.sync.sql, condition, query_condition=query_condition)
 
     async def explain(
         self, condition: Condition = None, *, query_condition: Condition = None
     ) -> str:
         """Return the database's plan for that select."""
-        return await _in_thread(self.sync.explain, condition, query_condition=query_condition)
+        return await in_thread(self.sync.explain, condition, query_condition=query_condition)
 
     async def close(self) -> None:
         """Close this process's idle connections to the database."""
-        await _in_thread(self.sync.close)
+        await in_thread(self.sync.close)
 
     async def __aenter__(self) -> "AsyncReplayBuffer":
         return self
@@ -489,11 +358,11 @@ class AsyncReplayBuffer:
         url: "str | URL | Engine | None" = None, *, retry_s: float = RETRY_S
     ) -> builtins.list[str]:
         """Return the names of the buffers of a database, in order."""
-        return await _in_thread(sync.ReplayBuffer.list, url, retry_s=retry_s)
+        return await in_thread(sync.ReplayBuffer.list, url, retry_s=retry_s)
 
     @staticmethod
     async def drop(
         url: "str | URL | Engine | None", name: str, *, retry_s: float = RETRY_S
     ) -> None:
         """Delete a buffer and all that belongs to it."""
-        await _in_thread(sync.ReplayBuffer.drop, url, name, retry_s=retry_s)
+        await in_thread(sync.ReplayBuffer.drop, url, name, retry_s=retry_s)
