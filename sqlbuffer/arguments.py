@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from sqlbuffer.codec.encoder import is_storable_text
+from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.encoding.records import MAX_NAME_BYTES, encode_key
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError

@@ -23,7 +23,8 @@ from sqlbuffer.encoding.compression import check_compression
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Decoder, Record
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
-from sqlbuffer.fields.specs import Fields, FieldSpec
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.front.annotating import Annotating
 from sqlbuffer.front.clock import Clocked
 from sqlbuffer.front.draw_calls import Sampling
@@ -34,7 +35,7 @@ from sqlbuffer.front.prioritising import Prioritising
 from sqlbuffer.front.quarantining import Quarantining
 from sqlbuffer.front.session_calls import Sessions
 from sqlbuffer.front.write_calls import MADE_TIME, StoreResult, Writing
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.rate_limits import Policy, check_policy
 from sqlbuffer.storage.buffers import catalog

@@ -1,22 +1,20 @@
-"""The buffer for asyncio."""
+"""`AsyncReplayBuffer`: each call of a buffer as a coroutine."""
 
 import asyncio
 import builtins
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
+
 from sqlbuffer import buffer as sync
 from sqlbuffer import call_threads
+from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
+from sqlbuffer.aio.async_lease import AsyncLease
+from sqlbuffer.aio.thread_calls import in_thread
 from sqlbuffer.arguments import SAME, Condition, Rows, Same
 from sqlbuffer.buffer import StoreResult
-from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
-from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.front.draw_calls import AnyConverter
-from sqlbuffer.front.leasing import Lease as SyncLease
-from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
 from sqlbuffer.front.prioritising import EPS, PriorityUpdate
 from sqlbuffer.rate_limits import FlowState, Policy
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -25,15 +23,14 @@ from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S
 from sqlbuffer.waits import begin_wait
+
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL
-from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
-from sqlbuffer.aio.async_lease import AsyncLease
-from sqlbuffer.aio.thread_calls import in_thread
+
 
 class AsyncReplayBuffer:
-    """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, to be awaited.
+    """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, as coroutines.
 
     Make one with `await AsyncReplayBuffer.open(...)`, which takes the same arguments, or wrap an
     open buffer. A cancelled call stops waiting for a rate limiter or for rows. It is not undone:
@@ -116,7 +113,7 @@ class AsyncReplayBuffer:
         return await in_thread(self.sync.update_priorities, seqs, priorities, eps)
 
     async def annotate(self, condition_or_seqs: Any, **values: Any) -> int:
-        """Give rows values that arrive late; arguments are those of
+        """Give rows values that arrive late; the arguments are those of
         `sqlbuffer.ReplayBuffer.annotate`.
         """
         return await in_thread(lambda: self.sync.annotate(condition_or_seqs, **values))
@@ -132,8 +129,9 @@ class AsyncReplayBuffer:
     async def loader(
         self, mode: str = "transition", batch_size: int = 256, **options: Any
     ) -> AsyncIterator[Any]:
-        """Iterate over batches; arguments are those of `sqlbuffer.ReplayBuffer.loader`, whose
-        loader, to be had by `buffer.sync.loader(...)`, can also be resumed.
+        """Iterate over batches; arguments are those of `sqlbuffer.ReplayBuffer.loader`.
+
+        A loader that can be resumed is `buffer.sync.loader(...)`.
         """
         loader = await in_thread(lambda: self.sync.loader(mode, batch_size, **options))
         batches = iter(loader)

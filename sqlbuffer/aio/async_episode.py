@@ -1,34 +1,10 @@
-"""Episode writers for asyncio."""
+"""`AsyncEpisodeWriter`: write an episode step by step from a coroutine."""
 
-import asyncio
-import builtins
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-from sqlbuffer import buffer as sync
-from sqlbuffer import call_threads
-from sqlbuffer.arguments import SAME, Condition, Rows, Same
-from sqlbuffer.buffer import StoreResult
-from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
-from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.front.draw_calls import AnyConverter
-from sqlbuffer.front.leasing import Lease as SyncLease
-from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
-from sqlbuffer.front.prioritising import EPS, PriorityUpdate
-from sqlbuffer.rate_limits import FlowState, Policy
-from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.stats import Removed, Stats
-from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.data_rows import DataRow
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S
-from sqlbuffer.waits import begin_wait
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.engine import URL
+from typing import Any
+
 from sqlbuffer.aio.thread_calls import in_thread
+from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+
 
 class AsyncEpisodeWriter:
     """`sqlbuffer.EpisodeWriter` for asyncio: `async with await buffer.episode() as episode`.
@@ -38,6 +14,7 @@ class AsyncEpisodeWriter:
 
     Example:
         >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
         >>> async def main():
         ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
         ...         async with await buffer.episode("task-1") as episode:

@@ -1,43 +1,27 @@
-"""Leases for asyncio."""
+"""`AsyncLease` and `AsyncLeasedBatch`: claim rows from a coroutine."""
 
 import asyncio
-import builtins
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-from sqlbuffer import buffer as sync
+from typing import Any
+
 from sqlbuffer import call_threads
-from sqlbuffer.arguments import SAME, Condition, Rows, Same
-from sqlbuffer.buffer import StoreResult
-from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+from sqlbuffer.aio.thread_calls import in_thread
 from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.front.draw_calls import AnyConverter
 from sqlbuffer.front.leasing import Lease as SyncLease
 from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
-from sqlbuffer.front.prioritising import EPS, PriorityUpdate
-from sqlbuffer.rate_limits import FlowState, Policy
-from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.stats import Removed, Stats
-from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S
-from sqlbuffer.waits import begin_wait
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.engine import URL
-from sqlbuffer.aio.thread_calls import in_thread
+
 
 class AsyncLeasedBatch:
-    """`sqlbuffer.LeasedBatch` for asyncio: what talks to the database is awaited.
+    """`sqlbuffer.LeasedBatch` for asyncio: await the calls that talk to the database.
 
     Args:
         batch: The batch.
 
     Example:
         >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
         >>> async def main():
         ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
         ...         await buffer.add(state=1, actions=[0])
@@ -52,7 +36,7 @@ class AsyncLeasedBatch:
         self.sync = batch
 
     async def renew(self, lease_s: float | None = None) -> None:
-        """Have the lease run out so many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
+        """End the lease this many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
         await in_thread(self.sync.renew, lease_s)
 
     def __getattr__(self, name: str) -> Any:
@@ -68,13 +52,14 @@ class AsyncLeasedBatch:
 class AsyncLease:
     """What `AsyncReplayBuffer.lease` returns: `async with buffer.lease(n) as batch`.
 
-    A cancelled wait is ended, and a batch that it gets in that moment is given back.
+    A cancelled call stops waiting. If it gets a batch at that moment, it gives the batch back.
 
     Args:
         lease: The lease that does the work.
 
     Example:
         >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
         >>> async def main():
         ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
         ...         await buffer.add(state=1, actions=[0])

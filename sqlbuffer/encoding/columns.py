@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.codec.encoder import Encoder, tag_float
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.codec.scalar_tags import tag_float
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import (

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.compression import Bytes, check_compression, compress, expand, shown_row
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import VARIABLE, FieldSpec
+from sqlbuffer.fields.declarations import VARIABLE
+from sqlbuffer.fields.specs import FieldSpec
 
 _LENGTH = np.dtype("<u4")
 

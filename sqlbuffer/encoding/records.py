@@ -8,18 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from orjson import loads
 
-from sqlbuffer.codec.encoder import (
-    INT64_MAX,
-    INT64_MIN,
-    Blob,
-    Encoder,
-    decode,
-    dumps,
-    equal,
-    is_storable_text,
-    tag_float,
-    untag,
-)
+from sqlbuffer.codec.decoder import Blob, decode, untag
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.codec.equality import equal
+from sqlbuffer.codec.plain_json import INT64_MAX, INT64_MIN, dumps
+from sqlbuffer.codec.scalar_tags import is_storable_text, tag_float
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.errors import FieldError

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import VARIABLE, FieldSpec
+from sqlbuffer.fields.declarations import VARIABLE
+from sqlbuffer.fields.specs import FieldSpec
 
 Put = Callable[[Any], None]
 

@@ -1,31 +1,23 @@
-"""Typed fields: what an array field of a buffer is declared as, and what may be stored in it."""
+"""A typed field: its dtype, shape and default, and the values that it accepts."""
 
-import keyword
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import FieldError
-
-# Real columns of every buffer, never declared.
-BUILT_IN = ("reward", "terminated", "truncated")
-# What a buffer calls its keys and payloads, and a batch its own parts.
-RESERVED = (
-    *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
-    *("state", "actions", "messages", "extra", "seq", "t"),
-    *("discount", "info", "mask", "lens", "weights", "n_rows", "has_final", "self"),
-    *("priority", "priorities", "probabilities"),
-    *("keys", "values", "items", "get"),
+from sqlbuffer.fields.declarations import (
+    KINDS,
+    VARIABLE,
+    check_name,
+    declared_parts,
+    is_json_dtype,
+    parse_dtype,
+    parse_shape,
 )
-# What calls that store an episode take beside its meta.
-RESERVED_META = ("arrays", "final", "casting", "self")
-VARIABLE = -1
-MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
-_KINDS = "biufcSU"
+
 _CASTINGS = ("same_kind", "unsafe")
 
 
@@ -59,7 +51,7 @@ class FieldSpec:
         Raises:
             FieldError: It is none of these; names the field.
         """
-        _check_name(name)
+        check_name(name)
         if isinstance(given, FieldSpec):
             return replace(given, name=str(name))
         if hasattr(given, "shape") and not isinstance(given, (np.dtype, type)):
@@ -69,18 +61,18 @@ class FieldSpec:
                 f"field {name!r}: a declaration is a dtype or (dtype, shape), got "
                 f"{type(given).__name__}; give ({dtype!r}, {given.shape})"
             )
-        parts = _parts(str(name), given)
+        parts = declared_parts(str(name), given)
         column = parts.get("column", False)
         spec = cls(
             str(name),
-            _parse_dtype(str(name), parts["dtype"]),
-            _parse_shape(str(name), parts.get("shape", ())),
+            parse_dtype(str(name), parts["dtype"]),
+            parse_shape(str(name), parts.get("shape", ())),
             None,
             column is True,
         )
         if not isinstance(column, bool):
             raise FieldError(f"field {name!r}: column is True or False, got {column!r}")
-        if spec.column and (spec.shape != () or not _is_json(spec.dtype)):
+        if spec.column and (spec.shape != () or not is_json_dtype(spec.dtype)):
             raise FieldError(
                 f"field {name!r}: only a number of up to 64 bits, a boolean or a text can be a "
                 f"column, and no uint64; this is {spec}; leave column out"
@@ -178,231 +170,6 @@ def check_casting(casting: str) -> None:
         raise FieldError(f"casting is one of {', '.join(_CASTINGS)}, got {casting!r}")
 
 
-def parse_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
-    """Return the declared fields by name, in the order of their declaration.
-
-    Raises:
-        FieldError: A malformed declaration; names the field.
-    """
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise FieldError(
-            f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {given!r}"
-        )
-    specs = {str(name): FieldSpec.parse(name, spec) for name, spec in given.items()}
-    sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
-    if sum(sizes.values()) > MAX_ROW_BYTES:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise FieldError(
-            f"field {largest!r}: a row of these fields has {sum(sizes.values()):,} bytes, and one "
-            f"holds {MAX_ROW_BYTES:,} at most; declare smaller parts"
-        )
-    return specs
-
-
-def _n_items(shape: tuple[int, ...]) -> int:
-    return math.prod(n for n in shape if n != VARIABLE)
-
-
-def parse_meta_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
-    """Return the declared fields of an episode; as `parse_specs`.
-
-    Raises:
-        FieldError: Also for a name that a call which stores episodes uses itself, and for what JSON
-            does not have.
-    """
-    specs = parse_specs(given)
-    for name, spec in specs.items():
-        if name in RESERVED_META:
-            raise FieldError(f"meta field {name!r}: store_episode uses this name; take another")
-        if spec.column:
-            raise FieldError(
-                f"meta field {name!r}: conditions are about steps; leave column out, or declare it "
-                f"in fields"
-            )
-        if not _is_json(spec.dtype):
-            raise FieldError(
-                f"meta field {name!r}: numbers of up to 64 bits, booleans and texts are kept with "
-                f"an episode, and this is {spec}"
-            )
-    return specs
-
-
-@dataclass(frozen=True)
-class Fields:
-    """The typed fields of a buffer.
-
-    Attributes:
-        specs: Those of a step by name, in the order of their declaration.
-        observations: The names of those that an observation is made of.
-        meta: Those of an episode, likewise.
-        unsaid: Which of the three were not given, and are taken as they are stored.
-    """
-
-    specs: Mapping[str, FieldSpec]
-    observations: tuple[str, ...] = ()
-    meta: Mapping[str, FieldSpec] = field(default_factory=dict)
-    unsaid: frozenset[str] = field(default=frozenset(), compare=False)
-
-    @classmethod
-    def parse(
-        cls,
-        given: Mapping[str, Any] | None,
-        observations: Sequence[str] | None = None,
-        meta: Mapping[str, Any] | None = None,
-    ) -> "Fields":
-        """Return the declared fields; an observation is the field `obs` where nothing is said.
-
-        Raises:
-            FieldError: A malformed declaration, an observation that is no field, or a name that is
-                declared twice.
-        """
-        specs, meta_specs = parse_specs(given), parse_meta_specs(meta)
-        if double := set(specs) & set(meta_specs):
-            raise FieldError(
-                f"field {min(double)!r} is declared in fields and in meta_fields; rename one"
-            )
-        named = {"specs": given, "observations": observations, "meta": meta}
-        unsaid = frozenset(part for part, value in named.items() if value is None)
-        if isinstance(observations, str):
-            observations = (observations,)
-        if observations is None:
-            observations = [name for name in specs if name == "obs"]
-        for name in observations:
-            if name not in specs:
-                raise FieldError(
-                    f"observation field {name!r} is not declared; declared are "
-                    f"{', '.join(specs) or 'none'}"
-                )
-        return cls(specs, tuple(observations), meta_specs, unsaid)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON: a list, since objects do not keep their order everywhere."""
-        found = {"fields": _listed(self.specs), "observations": list(self.observations)}
-        return {**found, "meta": _listed(self.meta)} if self.meta else found
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Fields":
-        """Return the fields that `to_json` wrote."""
-        specs, meta = (
-            {each["name"]: FieldSpec.from_json(each["name"], each) for each in stored.get(part, ())}
-            for part in ("fields", "meta")
-        )
-        return cls(specs, tuple(stored["observations"]), meta)
-
-    @property
-    def comparable(self) -> dict[str, bool]:
-        """Whether conditions can use each of them."""
-        return {name: spec.column for name, spec in self.specs.items()}
-
-
-def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
-    return [{"name": name, **spec.to_json()} for name, spec in specs.items()]
-
-
-NO_FIELDS = Fields({})
-
-
-def check_same(given: Fields, stored: Fields) -> None:
-    """Raise FieldError unless two declarations are the same; names the first field that is not, and
-    both declarations.
-    """
-    if "specs" not in given.unsaid:
-        _check_same_specs("field", given.specs, stored.specs)
-    if "meta" not in given.unsaid:
-        _check_same_specs("meta field", given.meta, stored.meta)
-    observations = set(given.observations), set(stored.observations)
-    if "observations" not in given.unsaid and observations[0] != observations[1]:
-        raise FieldError(
-            f"the observation fields are stored as {list(stored.observations)}, and were given as "
-            f"{list(given.observations)}; leave them out to use what is stored"
-        )
-
-
-def _check_same_specs(
-    what: str, given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
-) -> None:
-    for name in dict.fromkeys([*stored, *given]):
-        left, right = given.get(name), stored.get(name)
-        if left != right:
-            raise FieldError(
-                f"{what} {name!r} is stored as {_described(right)}, and was given as "
-                f"{_described(left)}; leave the fields out to use what is stored, or give the "
-                f"buffer another name"
-            )
-
-
-def _described(spec: FieldSpec | None) -> str:
-    if spec is None:
-        return "nothing"
-    value = spec.default_value
-    default = "" if value is None else f", default {value.tolist()!r}"
-    return f"{spec}{default}{', a column' if spec.column else ''}"
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise FieldError(f"a field's name is one that Python could use, got {name!r}")
-    if name in BUILT_IN:
-        raise FieldError(f"field {name!r} is built in: leave it out of the declaration")
-    if name in RESERVED or name.startswith("_") or name.endswith("_lens"):
-        raise FieldError(f"field {name!r}: buffers and batches use this name; take another")
-
-
-def _parts(name: str, given: Any) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        unknown = set(given) - {"dtype", "shape", "default", "column"}
-        if unknown or "dtype" not in given:
-            raise FieldError(
-                f"field {name!r}: a declaration has dtype, shape, default and column, got "
-                f"{dict(given)!r}"
-            )
-        return dict(given)
-    # A structured dtype is a list, never a tuple of these lengths.
-    if isinstance(given, tuple) and 1 <= len(given) <= 3:
-        return dict(zip(("dtype", "shape", "default"), given, strict=False))
-    return {"dtype": given}
-
-
-def _parse_dtype(name: str, given: Any) -> np.dtype[Any]:
-    try:
-        dtype = None if given is None else np.dtype(given)
-    except TypeError:
-        dtype = None
-    if dtype is None:
-        raise FieldError(f"field {name!r}: {given!r} is not a numpy dtype")
-    if dtype.kind not in _KINDS or dtype.itemsize == 0:
-        raise FieldError(
-            f"field {name!r}: dtype {dtype} has no fixed size; give a number, bool, or a text of "
-            f"fixed length such as 'U16'; put the rest into state, messages or extra"
-        )
-    little: np.dtype[Any] = dtype.newbyteorder("<")
-    return little
-
-
-def _is_json(dtype: np.dtype[Any]) -> bool:
-    """Tell whether JSON has its values, as numbers of 64 bits at most, booleans or text."""
-    if dtype == np.dtype("<u8"):  # half of it is beyond the integers of the databases
-        return False
-    return dtype.kind == "U" or (dtype.kind in "biuf" and dtype.itemsize <= 8)
-
-
-def _parse_shape(name: str, given: Any) -> tuple[int, ...]:
-    shape = (given,) if isinstance(given, (int, np.integer)) else given
-    if not isinstance(shape, Sequence) or not all(
-        isinstance(n, (int, np.integer)) and not isinstance(n, bool) and (n > 0 or n == VARIABLE)
-        for n in shape
-    ):
-        raise FieldError(
-            f"field {name!r}: a shape is a tuple of positive lengths, one of them -1 where it "
-            f"varies, got {given!r}"
-        )
-    if list(shape).count(VARIABLE) > 1:
-        raise FieldError(f"field {name!r}: only one length may vary, got {given!r}")
-    return tuple(int(n) for n in shape)
-
-
 def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
     _check_unmasked(spec, values)
     try:
@@ -413,7 +180,7 @@ def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
             array = array.astype(spec.dtype)
     except (ValueError, TypeError, RuntimeError) as error:
         raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
-    if array.dtype.kind not in _KINDS:
+    if array.dtype.kind not in KINDS:
         raise FieldError(f"field {spec.name!r}: expected {spec}, got {_shown_values(values)}")
     if array.ndim == 0:
         raise FieldError(f"field {spec.name!r}: expected a row for each step, got {values!r}")

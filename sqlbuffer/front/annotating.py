@@ -9,7 +9,8 @@ from sqlbuffer.arguments import checked_numbers
 from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.shared import Parts
-from sqlbuffer.query.builder import EVERYTHING, QueryBuilder
+from sqlbuffer.query.builder import QueryBuilder
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.labels.label_values import checked_label, checked_labels, checked_version
 from sqlbuffer.storage.labels.labelling import Annotation
 

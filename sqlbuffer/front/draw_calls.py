@@ -18,7 +18,7 @@ from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions as LoaderOptions
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.ranks import warn_of_ranks
-from sqlbuffer.query.builder import Node
+from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
 from sqlbuffer.steps.converters import Converter

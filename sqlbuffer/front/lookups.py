@@ -7,7 +7,7 @@ from typing import Any
 from sqlbuffer.arguments import MAX_LIMIT, Condition
 from sqlbuffer.encoding.columns import decode_row
 from sqlbuffer.front.shared import Parts
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.data_rows import DataRow
 
 

@@ -3,7 +3,7 @@
 from sqlbuffer.arguments import check_reached, checked_seconds
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.front.shared import Parts
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowState, Policy, check_policy
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.flow.limiters import HISTORY_S

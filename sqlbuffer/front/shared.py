@@ -6,8 +6,9 @@ from sqlbuffer.arguments import Condition, Rows, checked_numbers, is_condition, 
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.query.builder import EVERYTHING, Node, check
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.write_queue import WriteQueue

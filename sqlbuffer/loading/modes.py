@@ -11,7 +11,8 @@ import numpy as np
 from sqlbuffer.arguments import Condition, check_batch_size, check_n_step, described
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.loading.source import BatchSource
-from sqlbuffer.query.builder import EVERYTHING, Node, check
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.samplers.seeding import check_seed
 from sqlbuffer.storage.sampling.readers.base import BatchReader

@@ -9,7 +9,7 @@ import numpy as np
 
 from sqlbuffer.loading.intervals import Intervals
 from sqlbuffer.loading.order import Numbers, Order
-from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch

@@ -10,7 +10,6 @@ from sqlbuffer.errors import ConditionError
 
 Kind = Literal["text", "int", "real", "bool", "json"]
 Segment = str | int
-
 _META: dict[str, Kind] = {
     "task_id": "text",
     "task_name": "text",

@@ -6,9 +6,14 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlbuffer.codec.encoder import Encoder, escape_key, hex_text, tag_of, unhex_text, untag_float
-from sqlbuffer.query.builder import Group, Leaf, Node, QueryBuilder, Tree, check, is_number
+from sqlbuffer.codec.decoder import tag_of
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.codec.scalar_tags import escape_key, hex_text, unhex_text, untag_float
+from sqlbuffer.query.builder import QueryBuilder, Tree
+from sqlbuffer.query.condition_tree import Group, Leaf, Node
+from sqlbuffer.query.number_bounds import is_number
 from sqlbuffer.query.paths import Field, Segment
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.steps.data_rows import DataRow
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlbuffer.codec.encoder import escape_key, tag_of
+from sqlbuffer.codec.decoder import tag_of
+from sqlbuffer.codec.scalar_tags import escape_key
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.paths import Segment, parse_path
 

@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 
 from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
-from sqlbuffer.weighted_sampling import race as race
+from sqlbuffer.weighted_sampling import race
+from sqlbuffer.weighted_sampling.block_weights import importance_weights, weights_of
+from sqlbuffer.weighted_sampling.random_streams import key_of, subkey
+from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities
@@ -93,12 +96,12 @@ class PrioritizedSampler(Sampler):
             BufferConfigError: The buffer has no priorities.
         """
         priorities = candidates.priorities
-        key = race.key_of(self._seeding.generator())
+        key = key_of(self._seeding.generator())
         is_read_whole = candidates.is_filtered and (self._exact or self._stratified)
         if not priorities.has_blocks or candidates.picks_keys or is_read_whole:
             return self._of_all(key, candidates, priorities, batch_size)
         if self._stratified:
-            found = race.draw_stratified(key, priorities.weights, batch_size)
+            found = draw_stratified(key, priorities.weights, batch_size)
             if not found.is_complete:  # sums that are no sums
                 return self._of_all(key, candidates, priorities, batch_size)
             return _listed(found.seqs)
@@ -112,10 +115,10 @@ class PrioritizedSampler(Sampler):
     ) -> list[int]:
         """Go on where a race leaves off that was decided in part."""
         seqs, own = candidates.priorities.all(candidates)
-        weights = race.weights_of(own, candidates.priorities.alpha)
+        weights = weights_of(own, candidates.priorities.alpha)
         if not self.replace:
             weights[np.isin(seqs, drawn)] = 0.0
-        rest = race.subkey(key, race.MOST_ROUNDS)
+        rest = subkey(key, race.MOST_ROUNDS)
         others = race.draw_of_all(rest, seqs, weights, n - drawn.size, replace=self.replace)
         return [*_listed(drawn), *_listed(others)]
 
@@ -123,11 +126,11 @@ class PrioritizedSampler(Sampler):
         self, key: int, candidates: "Candidates", priorities: "RowPriorities", n: int
     ) -> list[int]:
         seqs, own = priorities.all(candidates)
-        weights = race.weights_of(own, priorities.alpha)
+        weights = weights_of(own, priorities.alpha)
         if self._exact or not candidates.has_condition:
             priorities.total = float(weights.sum())
         if self._stratified:
-            return _listed(race.strata_of_all(key, seqs, weights, n))
+            return _listed(strata_of_all(key, seqs, weights, n))
         return _listed(race.draw_of_all(key, seqs, weights, n, replace=self.replace))
 
     def columns(
@@ -143,7 +146,7 @@ class PrioritizedSampler(Sampler):
             weights = self._weights(own, priorities.alpha, priorities.least())
         probabilities = None
         if priorities.total is not None:
-            probabilities = race.weights_of(own, priorities.alpha) / priorities.total
+            probabilities = weights_of(own, priorities.alpha) / priorities.total
         return {
             "weights": weights,
             "probabilities": probabilities,
@@ -163,7 +166,7 @@ class PrioritizedSampler(Sampler):
     def _weights(
         self, priorities: NDArray[np.float64], alpha: float, least: float
     ) -> NDArray[np.float32]:
-        return race.importance_weights(priorities, alpha, self.beta, least).astype(np.float32)
+        return importance_weights(priorities, alpha, self.beta, least).astype(np.float32)
 
     def handed_out(self) -> None:
         """Raise `beta` for the next batch."""

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from sqlbuffer.codec.encoder import Encoder, equal, untag
+from sqlbuffer.codec.decoder import untag
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.codec.equality import equal
 from sqlbuffer.steps.ids import uuid7
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")

@@ -18,8 +18,8 @@ from sqlbuffer.errors import (
     StorageError,
     StorageFullError,
 )
-from sqlbuffer.fields.specs import Fields
-from sqlbuffer.query.builder import Node
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers import catalog, sessions
 from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
 from sqlbuffer.storage.buffers.keys import EpisodeKey

@@ -22,7 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, RootModel, computed_field
 
-from sqlbuffer.codec.encoder import MAX_DEPTH, Encoder, decode, equal, escape_key, unescape_key
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.codec.equality import equal
+from sqlbuffer.codec.plain_json import MAX_DEPTH
+from sqlbuffer.codec.scalar_tags import escape_key, unescape_key
 from sqlbuffer.errors import FieldError
 from tests.support.payloads import KEYS, NAN_WITH_PAYLOAD, arrays, keys, nested, payloads
 

@@ -228,11 +228,11 @@ def test_querying(read):
 
 
 def test_querying_names_every_operator_and_every_field():
-    from sqlbuffer.query.builder import _OPERATORS
     from sqlbuffer.query.paths import FIELDS
+    from sqlbuffer.query.tree_checks import OPERATORS
 
     text = text_of("docs/querying.md")
-    methods = {{"in": "in_"}.get(name, name) for name in [*_OPERATORS, "between"]}
+    methods = {{"in": "in_"}.get(name, name) for name in [*OPERATORS, "between"]}
     assert {name for name in methods if not re.search(rf"`{name}\b", text)} == set()
     fields = {name.rpartition(".")[2] for name in FIELDS}
     assert {name for name in fields if not re.search(rf"`(\w*\.)?{name}`", text)} == set()

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import Fields, FieldSpec, check_same, parse_specs
+from sqlbuffer.fields.buffer_fields import Fields, check_same, parse_specs
+from sqlbuffer.fields.specs import FieldSpec
 
 F32 = np.float32
 

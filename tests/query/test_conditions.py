@@ -12,7 +12,7 @@ import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, QueryFilter, ReplayBuffer
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.builder import MAX_DEPTH
+from sqlbuffer.query.tree_checks import MAX_DEPTH
 
 
 def fill(buffer, *states, **fields):

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy import select
 
 from sqlbuffer import QueryFilter
-from sqlbuffer.query.builder import check
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.tables import experiences
 from tests.query.strategies import rows_and_conditions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
-from sqlbuffer.codec.encoder import equal
+from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
 from tests.support.payloads import FLOATS, arrays_in, floats, keys, nested, payloads
 

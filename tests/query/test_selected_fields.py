@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.codec.encoder import Encoder, decode, equal, untag
+from sqlbuffer.codec.decoder import decode, untag
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (
     MISSING,

@@ -7,7 +7,7 @@ import pytest
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, ReplayBuffer, mix
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
-from sqlbuffer.query.builder import check
+from sqlbuffer.query.tree_checks import check
 from tests.support.priorities import (
     assert_shares,
     filled,

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from sqlalchemy import text
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer
-from sqlbuffer.query.builder import check
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers.seeding import Seeding
 from sqlbuffer.storage.sampling.candidates import Candidates
 from tests.support.sql import connected, fill, is_sqlite

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from sqlbuffer.weighted_sampling import race as race
+from sqlbuffer.weighted_sampling import race
+from sqlbuffer.weighted_sampling.block_weights import Weights, importance_weights, weights_of
+from sqlbuffer.weighted_sampling.random_streams import arrivals, streams, subkey, uniforms
+from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
 
 P_VALUE = 0.001
 SIZE = 16
@@ -43,7 +46,7 @@ class Table:
         padded = np.zeros(n * SIZE)
         padded[: self.weights.size] = self.weights
         rows = padded.reshape(n, SIZE)
-        made = race.Weights(
+        made = Weights(
             SIZE,
             np.arange(n),
             rows.sum(axis=1),
@@ -269,9 +272,7 @@ def test_a_draw_that_few_rows_match_stops_and_goes_on_over_all(replace):
         seqs = np.flatnonzero(matching)
         left = np.where(np.isin(seqs, found.seqs) & (not replace), 0.0, weights[seqs])
         n_stopped += not found.is_complete
-        rest = race.draw_of_all(
-            race.subkey(key, 9), seqs, left, 2 - found.seqs.size, replace=replace
-        )
+        rest = race.draw_of_all(subkey(key, 9), seqs, left, 2 - found.seqs.size, replace=replace)
         whole = np.concatenate([found.seqs, rest])
         assert whole.size == 2
         assert replace or whole[0] != whole[1]
@@ -301,9 +302,9 @@ def test_each_stratum_gives_a_row_and_rows_have_their_probabilities(name, whole)
     drawn = []
     for key in range(n_batches):
         if whole:
-            found = race.strata_of_all(key, seqs, weights, n)
+            found = strata_of_all(key, seqs, weights, n)
         else:
-            result = race.draw_stratified(key, table.blocks(), n)
+            result = draw_stratified(key, table.blocks(), n)
             assert result.is_complete
             found = result.seqs
         assert found.size == n
@@ -336,7 +337,7 @@ def test_strata_that_share_a_block_draw_its_rows_by_weight(weights, n):
     n_batches = 1_500
     counts, squares, n_repeated = np.zeros(weights.size), np.zeros(weights.size), 0
     for key in range(n_batches):
-        found = race.draw_stratified(key, Table(weights).blocks(), n)
+        found = draw_stratified(key, Table(weights).blocks(), n)
         assert found.is_complete
         assert (np.diff(found.seqs) >= 0).all()
         drawn = np.bincount(found.seqs, minlength=weights.size)
@@ -355,16 +356,16 @@ def test_strata_that_share_a_block_draw_its_rows_by_weight(weights, n):
 def test_strata_do_not_depend_on_what_is_known():
     weights = normal(400)
     for key in range(8):
-        expected = race.draw_stratified(key, Table(weights).blocks(), 40).seqs.tolist()
+        expected = draw_stratified(key, Table(weights).blocks(), 40).seqs.tolist()
         for looseness, read in ((3.0, []), (30.0, [1, 2]), (1.0, range(25))):
             weighed = Table(weights).blocks(looseness, read)
-            assert race.draw_stratified(key, weighed, 40).seqs.tolist() == expected
+            assert draw_stratified(key, weighed, 40).seqs.tolist() == expected
 
 
 def test_strata_of_sums_that_are_wrong_are_left_open():
     table = Table(np.zeros(32))
-    blocks = race.Weights(SIZE, np.arange(2), np.array([1e-9, 0.0]), np.array([1.0, 0.0]), table)
-    found = race.draw_stratified(0, blocks, 4)
+    blocks = Weights(SIZE, np.arange(2), np.array([1e-9, 0.0]), np.array([1.0, 0.0]), table)
+    found = draw_stratified(0, blocks, 4)
     assert not found.is_complete
     assert (found.seqs == -1).all()
 
@@ -373,26 +374,26 @@ def test_strata_of_sums_that_are_wrong_are_left_open():
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_importance_weights_are_those_of_the_paper(alpha, beta):
     priorities = 10.0 ** np.random.default_rng(0).uniform(-2, 2, 50)
-    weights = race.weights_of(priorities, alpha)
+    weights = weights_of(priorities, alpha)
     plain = (50 * weights / weights.sum()) ** -beta
-    found = race.importance_weights(priorities, alpha, beta, priorities.min())
+    found = importance_weights(priorities, alpha, beta, priorities.min())
     np.testing.assert_allclose(found, plain / plain.max(), rtol=1e-12)
 
 
 def test_importance_weights_of_priorities_far_apart_are_finite():
-    found = race.importance_weights(np.array([1e-100, 1e100]), 1.0, 1.0, 1e-100)
+    found = importance_weights(np.array([1e-100, 1e100]), 1.0, 1.0, 1e-100)
     assert found.tolist() == [1.0, pytest.approx(1e-200)]
 
 
 def test_a_priority_of_0_has_no_weight_whatever_alpha_is():
     for alpha in (0.0, 0.6, 1.0):
-        assert race.weights_of(np.array([0.0, 2.0]), alpha).tolist() == [0.0, 2.0**alpha]
+        assert weights_of(np.array([0.0, 2.0]), alpha).tolist() == [0.0, 2.0**alpha]
 
 
 def test_random_numbers_are_uniform_and_arrivals_have_their_rate():
-    seeds = race.streams(7, np.arange(20_000))
-    assert kstest(race.uniforms(seeds), "uniform").pvalue > P_VALUE
-    found = race.arrivals(seeds, np.full(20_000, 3.0))
+    seeds = streams(7, np.arange(20_000))
+    assert kstest(uniforms(seeds), "uniform").pvalue > P_VALUE
+    found = arrivals(seeds, np.full(20_000, 3.0))
     counts = np.bincount(found.stream, minlength=20_000)
     # Poisson: the mean is the variance.
     assert abs(counts.mean() - 3) < 4 * math.sqrt(3 / 20_000)
@@ -402,8 +403,8 @@ def test_random_numbers_are_uniform_and_arrivals_have_their_rate():
 
 
 def test_arrivals_below_a_larger_limit_are_the_same_and_more():
-    seeds = race.streams(7, np.arange(50))
-    few, many = (race.arrivals(seeds, np.full(50, limit)) for limit in (2.0, 40.0))
+    seeds = streams(7, np.arange(50))
+    few, many = (arrivals(seeds, np.full(50, limit)) for limit in (2.0, 40.0))
     early = many.clock < 2.0
     assert early.sum() == few.clock.size
     kept = {(s, c, p) for s, c, p in zip(*(part[early] for part in many), strict=True)}

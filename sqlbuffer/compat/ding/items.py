@@ -8,16 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from orjson import loads
 
-from sqlbuffer.codec.encoder import (
-    INT64_MAX,
-    INT64_MIN,
-    ExactEncoder,
-    decode,
-    load_torch,
-    namedtuple_class,
-    tag_of,
-    unescape_key,
-)
+from sqlbuffer.codec.decoder import decode, load_torch, namedtuple_class, tag_of
+from sqlbuffer.codec.exact_encoder import ExactEncoder
+from sqlbuffer.codec.plain_json import INT64_MAX, INT64_MIN
+from sqlbuffer.codec.scalar_tags import unescape_key
 from sqlbuffer.compat.ding.errors import ItemError
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sqlbuffer.codec.encoder import is_storable_text
+from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.compat.ding.base import IBuffer
 from sqlbuffer.compat.ding.config import (
     AttributeDict,
@@ -25,7 +25,7 @@ from sqlbuffer.compat.ding.throughput import PeriodicThruputMonitor, is_first_ra
 from sqlbuffer.compat.ding.used_data import UsedDataRemover
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError, SQLBufferError
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, RingCounts
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit

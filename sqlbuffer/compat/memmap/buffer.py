@@ -24,7 +24,7 @@ from sqlbuffer.compat.memmap.storing import Storing
 from sqlbuffer.compat.memmap.tracks import INTERNAL, LENS
 from sqlbuffer.compat.memmap.values import MetaCoder, RowCoder, StepPacker
 from sqlbuffer.compat.memmap.writer import Writer
-from sqlbuffer.fields.specs import check_same
+from sqlbuffer.fields.buffer_fields import check_same
 from sqlbuffer.storage.extensions.slots import Slots, register
 from sqlbuffer.storage.store import BufferStore
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.codec.encoder import is_storable_text
+from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.compat.memmap.tracks import INTERNAL, Track, check_fields, parse_tracks
-from sqlbuffer.fields.specs import BUILT_IN, RESERVED, Fields, FieldSpec
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields.declarations import BUILT_IN, RESERVED
+from sqlbuffer.fields.specs import FieldSpec
 
 MAX_DEFAULT_ITEMS = 1_024
 FILE = "replay.sqlite"

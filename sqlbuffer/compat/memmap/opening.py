@@ -15,8 +15,8 @@ from sqlbuffer.errors import (
     StorageReadOnlyError,
     StorageUnreachableError,
 )
-from sqlbuffer.fields.specs import Fields
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import Limits
 from sqlbuffer.storage.extensions.slots import find_ring, make_ring, other_writers

@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageError
-from sqlbuffer.fields.specs import NO_FIELDS, Fields, check_same
+from sqlbuffer.fields.buffer_fields import NO_FIELDS, Fields, check_same
 from sqlbuffer.rate_limits import Policy, policy_from_json, policy_to_json
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import (

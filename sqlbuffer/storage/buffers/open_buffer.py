@@ -13,7 +13,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
     BufferNotFoundError,
 )
-from sqlbuffer.query.builder import Node
+from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.database.engine import (

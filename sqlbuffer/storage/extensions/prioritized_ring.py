@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.buffers.tables import buffers
@@ -54,7 +54,9 @@ from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Row
-from sqlbuffer.weighted_sampling import race as race
+from sqlbuffer.weighted_sampling.block_weights import importance_weights, weights_of
+from sqlbuffer.weighted_sampling.random_streams import key_of
+from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
 
 # Added to the priorities that are set, so that none is 0.
 EPS = 1e-5
@@ -363,7 +365,7 @@ class PriorityRing(ItemRing):
         own, info = candidates.priorities.of(seqs), self.store.info
         beta = wanted.beta if ledger.beta is None else ledger.beta
         least = candidates.priorities.least()
-        weights = race.importance_weights(own, info.alpha, beta, least)
+        weights = importance_weights(own, info.alpha, beta, least)
         counted = Counter(seqs)
         total = add_uses(connection, info.id, counted)
         used_up = []
@@ -394,7 +396,7 @@ class PriorityRing(ItemRing):
         wanted: WantedItems,
     ) -> list[int] | None:
         """Return the numbers that are drawn; None where the range has no items."""
-        key = race.key_of(np.random.default_rng(wanted.seed))
+        key = key_of(np.random.default_rng(wanted.seed))
         if wanted.which is None:
             return self._by_weight(key, candidates, wanted.size)
         n_held = self._count(connection, window)
@@ -432,7 +434,7 @@ class PriorityRing(ItemRing):
             block += 1
 
     def _by_weight(self, key: int, candidates: Candidates, n: int) -> list[int]:
-        found = race.draw_stratified(key, candidates.priorities.weights, n)
+        found = draw_stratified(key, candidates.priorities.weights, n)
         if found.is_complete:
             return _listed(found.seqs)
         # Sums that are no sums: one has changed what another program keeps.
@@ -441,8 +443,8 @@ class PriorityRing(ItemRing):
         return self._of_all(key, numbers[is_part], priorities[is_part], n)
 
     def _of_all(self, key: int, numbers: Integers, priorities: Reals, n: int) -> list[int]:
-        weights = race.weights_of(priorities, self.store.info.alpha)
-        return _listed(race.strata_of_all(key, numbers, weights, n))
+        weights = weights_of(priorities, self.store.info.alpha)
+        return _listed(strata_of_all(key, numbers, weights, n))
 
     def _held(self, connection: Connection, window: SampledWindow, wanted: WantedItems) -> int:
         """Return how many items there are; or that there are enough, where nothing was deleted

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from sqlbuffer.codec.encoder import dumps, tag_text, unescape_key
+from sqlbuffer.codec.plain_json import dumps
+from sqlbuffer.codec.scalar_tags import tag_text, unescape_key
 
 _REALS, _NONE, _PAIRS = "$reals", "$none", "$dict"
 

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, Text, bindparam, case, cast, func, literal, select, update
 
-from sqlbuffer.codec.encoder import INT64_MAX
+from sqlbuffer.codec.plain_json import INT64_MAX
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query.builder import Node
+from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers.open_buffer import BufferWindow, OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.dialects.by_database import by_database

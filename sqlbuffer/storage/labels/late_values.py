@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Text, cast, column, func, select
 from sqlalchemy.sql.elements import ColumnElement, Null
 
-from sqlbuffer.query.builder import Group, Node
+from sqlbuffer.query.condition_tree import Group, Node
 from sqlbuffer.storage.labels.tables import labels
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn

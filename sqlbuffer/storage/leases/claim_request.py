@@ -8,7 +8,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from sqlalchemy import BigInteger, Integer, and_, bindparam, cast, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.builder import EVERYTHING, Group, Leaf, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition

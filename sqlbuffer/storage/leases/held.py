@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.errors import LeaseLostError
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import Deadlock, translated

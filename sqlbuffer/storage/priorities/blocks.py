@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.weighted_sampling.race import weights_of
+from sqlbuffer.weighted_sampling.block_weights import weights_of
 
 # What one transaction adds up: it holds up whoever updates priorities for a few hundredths of a
 # second.

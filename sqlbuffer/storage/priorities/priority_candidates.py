@@ -14,7 +14,7 @@ from sqlbuffer.storage.priorities.upkeep import Upkeep, wasteful
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
 from sqlbuffer.storage.rows.statements import fetch
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.weighted_sampling.race import Weights, weights_of
+from sqlbuffer.weighted_sampling.block_weights import Weights, weights_of
 
 logger = logging.getLogger("sqlbuffer")
 

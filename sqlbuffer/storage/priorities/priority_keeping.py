@@ -7,7 +7,7 @@ from sqlbuffer.errors import (
     StorageFullError,
     StorageReadOnlyError,
 )
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.priorities.blocks import Blocks

@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.builder import Group, Leaf, Node
+from sqlbuffer.query.condition_tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.retention.tables import quarantine

@@ -14,7 +14,8 @@ import numpy as np
 from orjson import loads
 from sqlalchemy import Connection, null
 
-from sqlbuffer.codec.encoder import ALIGNMENT, dumps
+from sqlbuffer.codec.array_bytes import ALIGNMENT
+from sqlbuffer.codec.plain_json import dumps
 from sqlbuffer.encoding.compression import shown_row
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record

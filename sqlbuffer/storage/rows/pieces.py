@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlbuffer.codec.encoder import Blob
+from sqlbuffer.codec.decoder import Blob
 
 
 class Columns(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, select
 
-from sqlbuffer.codec.encoder import is_storable_text
+from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import (
     BufferWindow,

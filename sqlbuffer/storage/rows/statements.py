@@ -18,7 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.builder import Group, Node
+from sqlbuffer.query.condition_tree import Group, Node
 from sqlbuffer.storage.buffers.keys import one_of
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes.tables import episodes

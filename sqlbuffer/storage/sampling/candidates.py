@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Integer, Select, bindparam, func, literal, se
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, NEAR, OWN, SEQS, RowSelection
@@ -20,7 +20,7 @@ from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.weighted_sampling.race import Weights
+from sqlbuffer.weighted_sampling.block_weights import Weights
 
 FEW_HOLES = 8
 MOST_PROBED = 65_536

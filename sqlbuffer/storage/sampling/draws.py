@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query.builder import Node
+from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.leases.use_counts import (
     ClaimKind,

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.query.builder import EVERYTHING, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import RowSelection

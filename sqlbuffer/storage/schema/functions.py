@@ -16,7 +16,7 @@ from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-from sqlbuffer.codec.encoder import escape_key
+from sqlbuffer.codec.scalar_tags import escape_key
 
 _TEXT = Text()
 

@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.codec.encoder import ExactEncoder, decode, dumps, equal
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.codec.equality import equal
+from sqlbuffer.codec.exact_encoder import ExactEncoder
+from sqlbuffer.codec.plain_json import dumps
 from sqlbuffer.compat.ding import ItemError, create_buffer
 from sqlbuffer.compat.ding.items import decoded_item, encoded_item
 from tests.compat.ding.conftest import held

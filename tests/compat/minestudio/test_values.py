@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sqlbuffer.codec.encoder import equal
+from sqlbuffer.codec.equality import equal
 from sqlbuffer.compat.minestudio import (
     FragmentDataDict,
     FragmentError,

@@ -20,7 +20,7 @@ from sqlbuffer import (
     RandomTaskSample,
     ReplayBuffer,
 )
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader

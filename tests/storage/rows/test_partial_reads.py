@@ -15,7 +15,7 @@ from sqlbuffer import (
     ReplayBuffer,
     aio,
 )
-from sqlbuffer.codec.encoder import equal
+from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import make_fragment, pieces_read

@@ -9,10 +9,10 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer, StoreResult
-from sqlbuffer.codec.encoder import equal
+from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import BufferConfigError, FieldError
 from sqlbuffer.front.inspection import look_at_rows
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
 from sqlbuffer.storage.rows import payload_parts, row_queries

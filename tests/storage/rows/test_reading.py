@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, ReplayBuffer
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from tests.support.sql import connected, fill, is_sqlite, run, run_outside_transaction
 from tests.support.stepped_rows import (
     EVERY_ROW,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import (

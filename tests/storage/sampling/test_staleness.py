@@ -16,7 +16,7 @@ from sqlbuffer import (
     mix,
 )
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
-from sqlbuffer.query.builder import check
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import TaskSampler
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.storage.sampling.limited_rows import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
-from sqlbuffer.query.builder import check
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.query.builder import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.n_step import n_step_returns
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from tests.support.sql import run

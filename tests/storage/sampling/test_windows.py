@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query.builder import check
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import EPISODES, FIELDS, Made, empty, observation, reward, store
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from orjson import loads
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, update
 
-from sqlbuffer.codec.encoder import INT64_MIN
+from sqlbuffer.codec.plain_json import INT64_MIN
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool
 from sqlbuffer.storage.extensions.fragments.tables import chunks
 from sqlbuffer.storage.schema import functions as fn

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import BUILT_IN, Fields
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields.declarations import BUILT_IN
 
 MOST_STEPS = 1_000_000
 

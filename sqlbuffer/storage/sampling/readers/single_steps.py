@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.columns import decode_columns, reward_array
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.fields.specs import Fields
+from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps
 from sqlbuffer.storage.rows import statements

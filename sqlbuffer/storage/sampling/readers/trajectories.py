@@ -12,7 +12,7 @@ from sqlalchemy import true
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import Fields
+from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps
 from sqlbuffer.storage.episodes.episode_candidates import EpisodePopulation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import Fields
+from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
 from sqlbuffer.steps.n_step import Returns, n_step_returns

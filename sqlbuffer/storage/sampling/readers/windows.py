@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.fields.specs import Fields
+from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
 from sqlbuffer.storage.rows import statements
