@@ -1,13 +1,14 @@
-"""Runs the migrations on the connection that `sqlbuffer.storage.schema.migrate` hands over, or on
-SQLBUFFER_URL. Offline it prints their SQL.
+"""Run the migrations on the connection that the library hands over, or on SQLBUFFER_URL.
+
+Offline, print their SQL.
 """
 
 from alembic import context
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.schema.metadata import metadata
-from sqlbuffer.storage.schema.migrate import VERSION_TABLE
 
 
 def run(connection: Connection) -> None:

@@ -106,7 +106,7 @@ def jit_database_url(installed_postgres_server: PostgresServer) -> Iterator[str]
 
 
 def migrate(url: str) -> None:
-    from sqlbuffer.storage.schema import migrate
+    from sqlbuffer.storage.migrations import migrate
 
     migrate.upgrade(url)
     close_pool(url)

@@ -29,7 +29,7 @@ def chosen_buffer(url: str | None, name: str | None) -> str:
     """
     from sqlbuffer.cli.output import shown_url
     from sqlbuffer.storage.buffers import catalog
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     status.check(url)
     names = [info.name for info in catalog.list_buffers(url)]

@@ -26,7 +26,7 @@ class Dialect(StrEnum):
 @app.command(epilog=example("sqlbuffer db init postgresql://me@db.internal/replay"))
 def init(url: Url = None) -> None:
     """Create the schema; a schema that is there already is left alone."""
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     url = database(url, may_be_new=True)
     created = status.create(url)
@@ -36,7 +36,7 @@ def init(url: Url = None) -> None:
 @app.command(epilog=example("sqlbuffer db current sqlite:///replay.db"))
 def current(url: Url = None) -> None:
     """Print the revision of the schema."""
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     found = status.status(database(url))
     suffix = " (head)" if found.revision == found.head else f" (head is {found.head})"
@@ -46,7 +46,7 @@ def current(url: Url = None) -> None:
 @app.command(epilog=example("sqlbuffer db check sqlite:///replay.db"))
 def check(url: Url = None) -> None:
     """Exit with 0 if the schema serves this package, with 4 if not."""
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     found = status.check(database(url))
     later = "" if found.revision == found.head else f" and later than its own, {found.head}"
@@ -56,7 +56,7 @@ def check(url: Url = None) -> None:
 @app.command(epilog=example("sqlbuffer db upgrade postgresql://me@db.internal/replay"))
 def upgrade(url: Url = None) -> None:
     """Upgrade a schema of an earlier release; rows stay as they are."""
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     url = database(url)
     upgraded = status.upgrade(url)
@@ -81,7 +81,7 @@ def sql(
     For whoever has the right to run it. It is one transaction, and nothing where the schema is at
     head.
     """
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     if dialect is not None and url is not None:
         raise UsageError("--dialect is for an empty database; give it or a URL, not both")
@@ -108,7 +108,7 @@ def roles() -> None:
 
 
 def _say(url: str | None, what: str) -> None:
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     found = status.status(url)
     typer.echo(f"{found.url}: {what}, revision {found.revision}")

@@ -29,7 +29,7 @@ def info(
     from sqlbuffer.cli.output import console, shown_url
     from sqlbuffer.storage.database.sizes import shown_size
     from sqlbuffer.storage.inspect import listings
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     found = status.check(url)

@@ -66,7 +66,7 @@ def ls(
 
 def _list_buffers(url: str | None, format_: Format, *, exact: bool) -> None:
     from sqlbuffer.storage.inspect import listings
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     status.check(url)
     answer = listings.buffers(url, exact=exact)

@@ -46,7 +46,7 @@ def show(
     from sqlbuffer.cli.output import console
     from sqlbuffer.cli.rows import COLUMNS, in_full
     from sqlbuffer.cli.trajectory import print_trajectory
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     format_ = chosen(json=json, csv=csv, ndjson=ndjson)
     url, task_id = database_and_word(

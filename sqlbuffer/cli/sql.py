@@ -63,7 +63,7 @@ def sql(
 
 
 def _as_asked(url: str | None, error: SchemaMissingError) -> StorageError:
-    from sqlbuffer.storage.schema import status
+    from sqlbuffer.storage.migrations import status
 
     if status.status(url).revision is None:
         return error

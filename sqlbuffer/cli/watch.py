@@ -69,7 +69,7 @@ class _Watcher:
 
     def __init__(self, url: str | None, name: str | None, window_s: float, *, exact: bool) -> None:
         from sqlbuffer.cli.buffers import chosen_buffer
-        from sqlbuffer.storage.schema import status
+        from sqlbuffer.storage.migrations import status
 
         status.check(url)
         self._url, self._window_s, self._exact = url, window_s, exact

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.cli import app
-from sqlbuffer.storage.schema import migrate, triggers
+from sqlbuffer.storage.migrations import migrate
+from sqlbuffer.storage.schema import triggers
 from tests.conftest import close_pool
 from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row

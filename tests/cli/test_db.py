@@ -1,7 +1,7 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.schema import migrate
+from sqlbuffer.storage.migrations import migrate
 from tests.cli.conftest import make_newer
 
 

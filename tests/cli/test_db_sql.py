@@ -7,7 +7,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import make_newer
-from tests.storage.schema.test_migrations import objects_of, schema_of
+from tests.storage.migrations.test_migrations import objects_of, schema_of
 from tests.support.array_rows import make_array_row
 from tests.support.sql import connected, is_sqlite
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 from sqlbuffer import errors
 from sqlbuffer.cli import app
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
-from sqlbuffer.storage.schema import status
+from sqlbuffer.storage.migrations import status
 
 CONTRACT = {
     UsageError: 2,

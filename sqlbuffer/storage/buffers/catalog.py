@@ -26,9 +26,9 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.migrations import migrate
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.schema import migrate
 from sqlbuffer.storage.schema.metadata import JSON, metadata
 
 # The oldest that the tests ran on.

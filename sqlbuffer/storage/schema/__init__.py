@@ -1,1 +1,1 @@
-"""Tables, views, functions and triggers, and the migrations that create them."""
+"""What a database holds, in words and in SQL: tables, types, functions, views and roles."""

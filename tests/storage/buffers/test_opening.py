@@ -23,7 +23,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.urls import shown_url
-from sqlbuffer.storage.schema import migrate
+from sqlbuffer.storage.migrations import migrate
 from tests.support.processes import run_at_once
 from tests.support.sql import buffer_id, is_sqlite, run, run_outside_transaction, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of

@@ -20,7 +20,7 @@ from sqlbuffer.storage.inspect.doctor.finding import (
     failure,
     fetch_all,
 )
-from sqlbuffer.storage.schema import migrate
+from sqlbuffer.storage.migrations import migrate
 
 __all__ = ["Finding", "examine"]
 

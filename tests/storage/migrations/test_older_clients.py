@@ -9,7 +9,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import SchemaTooNewError
-from sqlbuffer.storage.schema import migrate, status
+from sqlbuffer.storage.migrations import migrate, status
 from tests.support.markdown import ROOT
 from tests.support.processes import running, wait_until
 from tests.support.sql import run, scalar
@@ -33,6 +33,11 @@ def upgrade() -> None:
     op.create_table("notes", sa.Column("id", sa.Integer(), primary_key=True))
     {more}
 '''
+UPGRADE = """
+import sys
+from sqlbuffer.storage.migrations import migrate
+migrate.upgrade(sys.argv[1])
+"""
 BREAKING = """op.execute("UPDATE schema_info SET min_client = 'later'")"""
 
 
@@ -47,17 +52,14 @@ def later_checkout(tmp_path):
             shutil.copytree(ROOT / folder, home / folder, ignore=ignored, dirs_exist_ok=True)
         script = ADDITIVE.format(down_revision=migrate.HEAD, more=more)
         (home / "alembic/versions/later.py").write_text(script)
-        module = home / "sqlbuffer/storage/schema/migrate.py"
+        module = home / "sqlbuffer/storage/migrations/migrate.py"
         source = module.read_text()
         known = f'REVISIONS = ("{migrate.REVISIONS[0]}",'
         assert known in source
         module.write_text(
             source.replace("HEAD = REVISIONS[-1]", 'REVISIONS += ("later",)\nHEAD = REVISIONS[-1]')
         )
-        code = (
-            "import sys; from sqlbuffer.storage.schema import migrate; migrate.upgrade(sys.argv[1])"
-        )
-        subprocess.run([sys.executable, "-c", code, url], cwd=home, check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", UPGRADE, url], cwd=home, check=True, timeout=120)
         assert scalar(url, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == "later"
 
     return upgrade

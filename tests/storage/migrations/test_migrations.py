@@ -11,7 +11,8 @@ from sqlalchemy import inspect, make_url, text
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.schema import migrate, triggers
+from sqlbuffer.storage.migrations import migrate
+from sqlbuffer.storage.schema import triggers
 from sqlbuffer.storage.schema.metadata import metadata
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of

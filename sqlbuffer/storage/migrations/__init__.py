@@ -1,0 +1,1 @@
+"""The way from one schema to the next, and what a database has."""
