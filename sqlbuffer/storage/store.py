@@ -59,7 +59,7 @@ from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.quarantine import Rows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, prepared
-from sqlbuffer.storage.rows.removal import remove_where
+from sqlbuffer.storage.rows.removal import remove_rows, remove_where
 from sqlbuffer.storage.rows.row_queries import RowQueries
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.tables import experiences
@@ -409,7 +409,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         if not seqs:
             return 0
         self.note_deletion(connection)
-        n_removed = self._dialect.remove(connection, self.info.id, seqs)
+        n_removed = remove_rows(connection, self.info.id, seqs)
         counted = {cause: buffers.c[cause] + n_removed}
         connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(counted))
         return n_removed
@@ -417,7 +417,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
     def _remove(
         self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq
     ) -> int:
-        return remove_where(connection, self._dialect, self.info.id, *conditions, seq=seq)
+        return remove_where(connection, self.info.id, *conditions, seq=seq)
 
     @retry_on_disconnect
     def draw(

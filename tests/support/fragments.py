@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer import DataRow, Experience, ExpMeta
+from sqlbuffer.storage.rows import payload_parts
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.sql import run, scalar
 
@@ -43,17 +44,16 @@ def lost_parts(url: str) -> int:
 
 
 @contextmanager
-def pieces_read(buffer):
+def pieces_read():
     """Note what is read of parts and of `arrays`, piece by piece."""
-    dialect, noted = type(buffer._store.dialect), []
-    original = dialect.pieces
+    original, noted = payload_parts.read_pieces, []
 
-    def pieces(self, connection, buffer_id, wanted):
+    def read_pieces(connection, buffer_id, wanted):
         noted.extend(wanted)
-        yield from original(self, connection, buffer_id, wanted)
+        yield from original(connection, buffer_id, wanted)
 
-    dialect.pieces = pieces
+    payload_parts.read_pieces = read_pieces
     try:
         yield noted
     finally:
-        dialect.pieces = original
+        payload_parts.read_pieces = original

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.kept_runs import Columns, KeptRuns, RunKey
 from sqlbuffer.compat.memmap.values import RowCoder
+from sqlbuffer.storage.extensions.lookups import slot_rows, slot_runs
 from sqlbuffer.storage.extensions.slots import Slots, State
 from sqlbuffer.storage.rows.payload_changes import replace_payload
 from sqlbuffer.storage.store import BufferStore
@@ -137,9 +138,7 @@ class Cells:
         columns = [None if key is None else self.kept.get(key) for key in keys]
         left = [i for i, kept in enumerate(columns) if kept is None]
         if left:
-            read = self._store.dialect.slot_runs(
-                moment.connection, self._store.info.id, [runs[i] for i in left]
-            )
+            read = slot_runs(moment.connection, self._store.info.id, [runs[i] for i in left])
             if read is None or [len(rows or b"") for rows in read] != [sizes[i] for i in left]:
                 return None
             for i, raw in zip(left, read, strict=True):
@@ -158,7 +157,7 @@ class Cells:
         self, connection: Any, keys: Ints, runs: list[Run]
     ) -> tuple[Ints, list[Any], list[int]]:
         """Return where among sorted keys those are that have a row, their bytes and numbers."""
-        found = self._store.dialect.slot_rows(connection, self._store.info.id, runs)
+        found = slot_rows(connection, self._store.info.id, runs)
         if not found:
             return np.empty(0, np.int64), [], []
         runs_of, ts, seqs, blobs = zip(*found, strict=True)
@@ -207,7 +206,6 @@ class Cells:
                 rows[self._rows.names[name]] = array[places]
             replace_payload(
                 connection,
-                self._store.dialect,
                 self._store.info.id,
                 seqs,
                 self._rows.columns(rows),

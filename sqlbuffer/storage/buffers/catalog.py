@@ -353,7 +353,7 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         if found is None:
             raise _not_found(name, url)
         connection.execute(delete(buffers).where(buffers.c.id == found.id))
-        remove_where(connection, dialect, found.id)
+        remove_where(connection, found.id)
         for table in metadata.tables.values():
             if "buffer_id" in table.c and table is not experiences:
                 connection.execute(delete(table).where(table.c.buffer_id == found.id))

@@ -239,7 +239,7 @@ class OpenBuffer:
         self, wanted: SelectedFields | None = None, only: frozenset[str] | None = None
     ) -> Payloads:
         """Return what reads rows, whole or in part."""
-        return Payloads(self._dialect, self.info.id, self.layout, wanted, only)
+        return Payloads(self.info.id, self.layout, wanted, only)
 
     @cached_property
     def _sampled_window(self) -> str:

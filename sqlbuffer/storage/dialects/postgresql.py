@@ -20,7 +20,6 @@ from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.dialects.arrays import id_array, number_array, real_array
 from sqlbuffer.storage.dialects.standby import StandbyWatermark
 from sqlbuffer.storage.priorities.blocks import SEAL_TIMEOUT_S, Blocks
-from sqlbuffer.storage.rows.pieces import Columns, Piece
 from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
 
 _NULL = b"\xff\xff\xff\xff"
@@ -75,23 +74,6 @@ _COPY_COLUMNS = ", ".join(
     ["buffer_id", "seq", "episode_id", "session_id", *_ENCODE, "initial_priority"]
 )
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
-_COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
-_PART_HEAD = struct.Struct(">hiiiqiii")
-# Each is looked up alone, by the primary key, whatever the server knows of the table.
-# COPY sends them while the client copies what came before: half the time of a select for each few.
-_PIECES = (
-    "COPY (SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
-    "FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::integer[]) "
-    "WITH ORDINALITY AS w(seq, part, start, size, n) CROSS JOIN LATERAL ({} OFFSET 0) AS p "
-    "WHERE p.bytes IS NOT NULL) TO STDOUT (FORMAT BINARY)"
-)
-_PIECE_HEAD = struct.Struct(">hiii")
-_PARTS = _PIECES.format(
-    "SELECT bytes FROM payload_parts WHERE buffer_id = %s AND seq = w.seq AND part = w.part"
-)
-_ARRAYS = _PIECES.format(
-    "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
-)
 _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 # A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock
 # until it ends. `sqlbuffer_draw_v1` and `sqlbuffer_number_row_v1` take it: it is written there too.
@@ -114,26 +96,6 @@ SETTLING_PAUSE_S = 0.001
 # Without statistics the planner takes a queue for a few rows, and would sort all of them.
 _IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", "seqscan", "sort"))
 _TRAILER = struct.pack(">h", -1)
-# Each run by itself, by the index of episodes, whatever the server knows of the tables.
-_SLOT_ROWS = (
-    "SELECT r.n::integer - 1, e.t, e.seq, e.arrays "
-    "FROM unnest(%s::integer[], %s::integer[], %s::integer[]) "
-    "WITH ORDINALITY AS r(slot, first, last, n) "
-    "JOIN slots s ON s.buffer_id = %s AND s.slot = r.slot CROSS JOIN LATERAL ("
-    "SELECT x.t, x.seq, x.arrays FROM experiences x WHERE x.buffer_id = %s "
-    "AND x.episode_id = s.episode_id AND x.t BETWEEN r.first AND r.last OFFSET 0) AS e"
-)
-_SLOT_RUNS = (
-    "SELECT (SELECT string_agg(x.arrays, ''::bytea ORDER BY x.t) FROM experiences x "
-    "WHERE x.buffer_id = %s AND x.episode_id = s.episode_id AND x.t BETWEEN r.first AND r.last) "
-    "FROM unnest(%s::integer[], %s::integer[], %s::integer[]) "
-    "WITH ORDINALITY AS r(slot, first, last, n) "
-    "JOIN slots s ON s.buffer_id = %s AND s.slot = r.slot ORDER BY r.n"
-)
-_REPLACE = (
-    "SELECT sqlbuffer_replace_v1(%s::integer, %b::bigint[], %b::bytea[], %b::text[], "
-    "%b::double precision[], %b::boolean[], %b::boolean[], %s)"
-)
 _ROW_HEAD = struct.Struct(">hii")
 
 
@@ -337,89 +299,6 @@ class PostgreSQL:
             cursor.copy(_COPY) as copy,
         ):
             copy.write(b"".join([_HEADER, rows, _TRAILER]))
-
-    def keep_parts(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
-        """Note that the buffer has rows with parts; return which of the rows it holds."""
-        statement = "SELECT sqlbuffer_keep_parts_v1(%s::integer, %s::bigint[])"
-        ((held,),) = _driver(connection).execute(statement, (buffer_id, list(seqs)))
-        return set(held)
-
-    def insert_parts(
-        self, connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
-    ) -> None:
-        """Write parts (seq, number, bytes) one after the other."""
-        with _driver(connection).cursor() as cursor, cursor.copy(_COPY_PARTS) as copy:
-            copy.write(_HEADER)
-            for seq, number, part in parts:
-                copy.write(_PART_HEAD.pack(4, 4, buffer_id, 8, seq, 4, number, len(part)))
-                copy.write(part)
-            copy.write(_TRAILER)
-
-    def pieces(
-        self, connection: Connection, buffer_id: int, pieces: Sequence[Piece]
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield (index, bytes) of those pieces that are there, once or more for each. They are all
-        of parts, or all of `arrays`.
-        """
-        seqs, parts, starts, sizes = zip(*pieces, strict=True)
-        statement = _ARRAYS if parts[0] is None else _PARTS
-        values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
-        with _driver(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
-            for n, row in enumerate(copy):
-                found = memoryview(row)[len(_HEADER) if n == 0 else 0 :]
-                if len(found) >= _PIECE_HEAD.size:
-                    _, _, index, _ = _PIECE_HEAD.unpack_from(found)
-                    yield index, found[_PIECE_HEAD.size :]
-
-    def slot_rows(
-        self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
-    ) -> list[tuple[int, int, int, Any]]:
-        """Return (index of its run, t, seq, arrays) of each row that slots show in runs of (slot,
-        first t, last t).
-        """
-        slots, first, last = (list(column) for column in zip(*runs, strict=True))
-        values = (slots, first, last, buffer_id, buffer_id)
-        return list(_driver(connection).execute(_SLOT_ROWS, values).fetchall())
-
-    def slot_runs(
-        self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
-    ) -> list[Any] | None:
-        """Return the arrays of the rows of each run, joined in the order of t; see `slot_rows`.
-        Half as dear as that for a thousand rows.
-        """
-        slots, first, last = (list(column) for column in zip(*runs, strict=True))
-        values = (buffer_id, slots, first, last, buffer_id)
-        return [joined for (joined,) in _driver(connection).execute(_SLOT_RUNS, values)]
-
-    def replace(
-        self,
-        connection: Connection,
-        buffer_id: int,
-        seqs: Sequence[int],
-        columns: Columns,
-        names: str,
-    ) -> int:
-        """Change what rows hold, and note that; return how many of them there are."""
-        values = (buffer_id, list(seqs), *(list(column) for column in columns), names)
-        ((n_changed,),) = _driver(connection).execute(_REPLACE, values)
-        return int(n_changed)
-
-    def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
-        """Delete rows by key, with what the narrow tables hold of them; return how many."""
-        statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[])"
-        ((n_removed,),) = _driver(connection).execute(statement, (buffer_id, list(seqs)))
-        return int(n_removed)
-
-    def seqs_of_ids(
-        self, connection: Connection, buffer_id: int, ids: Sequence[str]
-    ) -> dict[str, int]:
-        """Return the numbers of the rows of ids, of those that there are."""
-        # One by one: without statistics a list would be looked for among all rows of the buffer.
-        statement = (
-            "SELECT g.id, e.seq FROM unnest(%s::text[]) AS g(id) CROSS JOIN LATERAL "
-            "(SELECT x.seq FROM experiences x WHERE x.buffer_id = %s AND x.id = g.id OFFSET 0) e"
-        )
-        return dict(_driver(connection).execute(statement, (id_array(ids), buffer_id)))
 
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is one too many where tasks or episodes leave whole. The caller holds the lock

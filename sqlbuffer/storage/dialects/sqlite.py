@@ -3,7 +3,7 @@
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import sqlite_path
-from sqlbuffer.storage.database.wal import READERS_WAIT_S, checkpoint_rarely, spare_writer, wal_path
+from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
 from sqlbuffer.storage.database.writer_lock import writer_lock
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
-from sqlbuffer.storage.rows.pieces import Columns, Piece
+from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
 
@@ -39,11 +39,6 @@ _COLUMNS = (
 _INSERT = (
     f"INSERT INTO experiences ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
-_INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
-# Parts are read and written once: in the page cache they would take the place of hot pages, and the
-# memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
-READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
-_CHUNK_BYTES = 2**18
 # What a deletion on a full disk takes besides: blocks of the file system, a few pages.
 _SPARE_BYTES = 2**18
 # With a null among its arguments max() is null.
@@ -77,38 +72,6 @@ _BLOCKS = (
 _CHANGE = (
     "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
     "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
-)
-# In this order: each run is looked up by its slot, and its steps by the index of episodes.
-_SLOT_ROWS = (
-    "SELECT r.key, e.t, e.seq, e.arrays FROM json_each(:runs) r "
-    "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
-    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.episode_id = s.episode_id "
-    "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]')"
-)
-# Ordered inside: an aggregate takes its rows in that order.
-_SLOT_RUNS = (
-    "SELECT (SELECT CAST(group_concat(o.arrays, '') AS BLOB) FROM ("
-    "SELECT e.arrays FROM experiences e WHERE e.buffer_id = :id AND e.episode_id = s.episode_id "
-    "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]') "
-    "ORDER BY e.t) o) FROM json_each(:runs) r "
-    "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
-    "ORDER BY r.key"
-)
-# group_concat is said to be for text. It takes any bytes, unless the file is in UTF-16.
-_JOINS_BYTES = (
-    "SELECT hex(CAST(group_concat(x, '') AS BLOB)) = '00FF8000C3' "
-    "FROM (SELECT x'00FF8000' AS x UNION ALL SELECT x'C3')"
-)
-_REPLACE = (
-    "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
-    "WHERE buffer_id = ? AND seq = ?"
-)
-_NOTE_CHANGES = (
-    "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
-    "SELECT :id, e.seq, :fields, 1 FROM json_each(:seqs) j "
-    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value WHERE true "
-    "ON CONFLICT (buffer_id, seq) DO UPDATE SET fields = excluded.fields, "
-    "n_changes = n_changes + 1, changed_at = excluded.changed_at"
 )
 _FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
 _RAISE = (
@@ -148,57 +111,8 @@ def lock_path(url: URL) -> Path | None:
     return Path(f"{sqlite_path(url)}.lock")
 
 
-@contextmanager
-def _small_cache(driver: Any, size_kib: int) -> Iterator[None]:
-    ((size,),) = driver.execute("PRAGMA cache_size").fetchall()
-    driver.execute(f"PRAGMA cache_size = -{size_kib}")
-    try:
-        yield
-    finally:
-        driver.execute(f"PRAGMA cache_size = {int(size)}")
-
-
-def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
-    """Return table, column, the condition on its key, and the key of what has a piece."""
-    if piece.part is None:
-        return "experiences", "arrays", "buffer_id = ? AND seq = ?", (piece.seq,)
-    return (
-        "payload_parts",
-        "bytes",
-        "buffer_id = ? AND seq = ? AND part = ?",
-        (piece.seq, piece.part),
-    )
-
-
-def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
-    """Yield a piece in chunks, nothing where it is not there; reads nothing else of its value."""
-    table, column, condition, key = _place_of(piece)
-    statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
-    found = driver.execute(statement, (buffer_id, *key)).fetchone()
-    if found is None:
-        return
-    with driver.blobopen(table, column, found[0], readonly=True) as blob:
-        left = min(piece.size, max(0, len(blob) - piece.start))
-        blob.seek(min(piece.start, len(blob)))
-        while left > 0:
-            raw: bytes = blob.read(min(left, _CHUNK_BYTES))
-            left -= len(raw)
-            yield raw
-
-
-def _read_value(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
-    """Yield a piece as `_read_blob` does, for Python 3.10."""
-    table, column, condition, key = _place_of(piece)
-    statement = f"SELECT substr({column}, ?, ?) FROM {table} WHERE {condition}"
-    found = driver.execute(statement, (piece.start + 1, piece.size, buffer_id, *key)).fetchone()
-    if found is not None and found[0] is not None:
-        yield found[0]
-
-
 class SQLite:
     """The operations that PostgreSQL does otherwise; `postgresql.PostgreSQL` has the same ones."""
-
-    _joins_bytes: bool | None = None
 
     @contextmanager
     def writing(
@@ -325,7 +239,7 @@ class SQLite:
             (buffer_id, json.dumps(list(ids))),
         ).all()
         # A row that has left the window gives its id free.
-        self.remove(connection, buffer_id, [seq for _, seq in found if seq <= low])
+        remove_rows(connection, buffer_id, [seq for _, seq in found if seq <= low])
         held = {id_ for id_, seq in found if seq > low}
         n = len(ids) - len(held)
         given = [
@@ -414,106 +328,6 @@ class SQLite:
             "DELETE FROM row_blocks WHERE buffer_id = ? AND block <= ?", (buffer_id, cut_block)
         )
 
-    def keep_parts(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
-        """Note that the buffer has rows with parts; return which of the rows it holds."""
-        connection.exec_driver_sql(
-            "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
-        )
-        found = connection.exec_driver_sql(
-            "SELECT seq FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM "
-            "json_each(?))",
-            (buffer_id, json.dumps(list(seqs))),
-        )
-        return set(found.scalars())
-
-    def insert_parts(
-        self, connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
-    ) -> None:
-        """Write parts (seq, number, bytes) one after the other."""
-        driver: Any = connection.connection.driver_connection
-        checkpoint_rarely(connection)
-        with _small_cache(driver, WRITE_CACHE_KIB):
-            driver.executemany(_INSERT_PART, ((buffer_id, *part) for part in parts))
-
-    def pieces(
-        self, connection: Connection, buffer_id: int, pieces: Sequence[Piece]
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield (index, bytes) of those pieces that are there, once or more for each. They are all
-        of parts, or all of `arrays`.
-        """
-        driver: Any = connection.connection.driver_connection
-        read = _read_blob if hasattr(driver, "blobopen") else _read_value
-        with _small_cache(driver, READ_CACHE_KIB):
-            for n, piece in enumerate(pieces):
-                for raw in read(driver, buffer_id, piece):
-                    yield n, raw
-
-    def remove(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
-        """Delete rows by key, with what the narrow tables hold of them (a trigger); return how
-        many.
-        """
-        if not seqs:
-            return 0
-        return connection.exec_driver_sql(
-            "DELETE FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM "
-            "json_each(?))",
-            (buffer_id, json.dumps(list(seqs))),
-        ).rowcount
-
-    def seqs_of_ids(
-        self, connection: Connection, buffer_id: int, ids: Sequence[str]
-    ) -> dict[str, int]:
-        """Return the numbers of the rows of ids, of those that there are."""
-        statement = (
-            "SELECT j.value, e.seq FROM json_each(?) j "
-            "CROSS JOIN experiences e ON e.buffer_id = ? AND e.id = j.value"
-        )
-        driver: Any = connection.connection.driver_connection
-        return dict(driver.execute(statement, (json.dumps(list(ids)), buffer_id)).fetchall())
-
-    def slot_rows(
-        self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
-    ) -> list[tuple[int, int, int, Any]]:
-        """Return (index of its run, t, seq, arrays) of each row that slots show in runs of (slot,
-        first t, last t).
-        """
-        driver: Any = connection.connection.driver_connection
-        given = {"id": buffer_id, "runs": json.dumps(runs)}
-        return list(driver.execute(_SLOT_ROWS, given).fetchall())
-
-    def slot_runs(
-        self, connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
-    ) -> list[Any] | None:
-        """Return the arrays of the rows of each run, joined in the order of t, or None where the
-        database cannot; see `slot_rows`. Half as dear as that for a thousand rows.
-        """
-        driver: Any = connection.connection.driver_connection
-        if self._joins_bytes is None:
-            ((joins,),) = driver.execute(_JOINS_BYTES)
-            self._joins_bytes = bool(joins)
-        if not self._joins_bytes:
-            return None
-        given = {"id": buffer_id, "runs": json.dumps(runs)}
-        return [joined for (joined,) in driver.execute(_SLOT_RUNS, given)]
-
-    def replace(
-        self,
-        connection: Connection,
-        buffer_id: int,
-        seqs: Sequence[int],
-        columns: Columns,
-        names: str,
-    ) -> int:
-        """Change what rows hold, and note that; return how many of them there are."""
-        driver: Any = connection.connection.driver_connection
-        driver.execute(
-            "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
-        )
-        driver.executemany(_REPLACE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
-        given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
-        noted = driver.execute(_NOTE_CHANGES, given)
-        return int(noted.rowcount)
-
     def evict(self, connection: Connection, buffer_id: int) -> None:
         """Evict what is too much after a batch; what others write leaves by triggers."""
         state = text(
@@ -538,7 +352,7 @@ class SQLite:
                 if unit == "row" or (rows_over or 0) <= 0:
                     return
                 victims = rows.order_by(experiences.c.seq).limit(rows_over)
-            self.remove(connection, buffer_id, list(connection.execute(victims).scalars()))
+            remove_rows(connection, buffer_id, list(connection.execute(victims).scalars()))
 
     @staticmethod
     def _oldest_task(connection: Connection, buffer_id: int, rows: Any) -> Any:

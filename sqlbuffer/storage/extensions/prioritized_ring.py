@@ -32,6 +32,7 @@ from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import server_epoch
+from sqlbuffer.storage.extensions.lookups import seqs_of_ids
 from sqlbuffer.storage.extensions.ring_buffer import (
     COLUMNS,
     NONE_LEFT,
@@ -578,7 +579,7 @@ class PriorityRing(ItemRing):
         self, connection: Connection, counts: RingCounts, given: Mapping[str, "NewPriority"]
     ) -> dict[int, "NewPriority"]:
         window = self.store.sampled_window(connection)
-        found = self.store.dialect.seqs_of_ids(connection, self.store.info.id, list(given))
+        found = seqs_of_ids(connection, self.store.info.id, list(given))
         return {
             seq: given[id_]
             for id_, seq in found.items()

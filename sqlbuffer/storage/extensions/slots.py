@@ -450,7 +450,7 @@ class Slots:
         seq = fn.unindexed(experiences.c.seq)
         for number in left:
             its = experiences.c.episode_id == number
-            remove_where(connection, self.store.dialect, self._id, its, seq=seq)
+            remove_where(connection, self._id, its, seq=seq)
         never = _of(episodes, self._id) & (episodes.c.status == "open") & episodes.c.id.in_(left)
         connection.execute(delete(episodes).where(never))
 
@@ -523,7 +523,7 @@ class Slots:
         def work(connection: Connection) -> None:
             self._lock(connection)
             self.store.note_deletion(connection)
-            remove_where(connection, self.store.dialect, self._id)
+            remove_where(connection, self._id)
             connection.execute(delete(episodes).where(_of(episodes, self._id)))
             clear_slots(connection, self._id)
 

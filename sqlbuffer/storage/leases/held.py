@@ -47,6 +47,7 @@ from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.leases.use_counts import Note, forget, note_rows
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
+from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.row_queries import task_order
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.statements import ROW_COLUMNS, windows
@@ -393,7 +394,7 @@ def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int], lo
     gone = [seq for seq in seqs if seq <= low]
     if gone:
         found = connection.execute(_UNHELD, {BUFFER: store.info.id, SEQS: gone}).scalars()
-        store.dialect.remove(connection, store.info.id, list(found))
+        remove_rows(connection, store.info.id, list(found))
 
 
 def retire(store: "BufferStore", *, kept: bool = False) -> int:

@@ -26,6 +26,7 @@ from sqlbuffer.storage.leases.held import retire
 from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.retention.tables import tasks
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.eligibility import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.sampling.restrictions import SampledWindow
@@ -249,7 +250,7 @@ class Expiry:
         for cause in range(len(counts)):
             # Those that another writer evicts at this moment are not counted.
             seqs = [row.seq for row in rows if row.cause == cause]
-            counts[cause] = store.dialect.remove(connection, store.info.id, seqs)
+            counts[cause] = remove_rows(connection, store.info.id, seqs)
         added = {column.name: column + n for column, n in zip(_COUNTS, counts, strict=True) if n}
         if added:
             own = update(buffers).where(buffers.c.id == store.info.id)

@@ -1,16 +1,18 @@
-"""The one way to change what a stored row holds; `compat` alone goes it."""
+"""Changes what stored rows hold. Only `compat` does that."""
 
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.dialects.base import Dialect
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.rows import postgresql, sqlite
 from sqlbuffer.storage.rows.pieces import Columns
+
+_replace = by_database(sqlite=sqlite.replace, postgresql=postgresql.replace)
 
 
 def replace_payload(
     connection: Connection,
-    dialect: Dialect,
     buffer_id: int,
     seqs: Sequence[int],
     columns: Columns,
@@ -22,7 +24,6 @@ def replace_payload(
 
     Args:
         connection: The transaction.
-        dialect: Its database's operations.
         buffer_id: The buffer.
         seqs: The rows, each once; those that the buffer does not have are left out.
         columns: What they hold from now on; their other columns stay.
@@ -33,4 +34,4 @@ def replace_payload(
     """
     if not seqs:
         return 0
-    return dialect.replace(connection, buffer_id, seqs, columns, ", ".join(names))
+    return _replace(connection, buffer_id, seqs, columns, ", ".join(names))

@@ -30,8 +30,8 @@ from sqlbuffer.query.selected_fields import (
 )
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.database.sizes import shown_size
-from sqlbuffer.storage.dialects.base import Dialect
-from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
 
@@ -44,6 +44,11 @@ NEAR_BYTES = 4_096
 MAX_JSON_BYTES, MAX_INLINE_BYTES = 2**28 - 1, 900_000_000
 
 Row = tuple[Any, ...]
+
+keep_parts = by_database(sqlite=sqlite.keep_parts, postgresql=postgresql.keep_parts)
+insert_parts = by_database(sqlite=sqlite.insert_parts, postgresql=postgresql.insert_parts)
+read_pieces = by_database(sqlite=sqlite.read_pieces, postgresql=postgresql.read_pieces)
+
 _PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
 _ARRAYS, _SIZE = _PLACES["arrays"], _PLACES["payload_bytes"]
 _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
@@ -169,7 +174,6 @@ class Payloads:
     """Reads rows of a buffer, whole or in part, and writes what they have elsewhere.
 
     Args:
-        dialect: Its database's operations.
         buffer_id: The buffer.
         layout: How bytes are compressed.
         wanted: Which fields; None is all.
@@ -178,13 +182,12 @@ class Payloads:
 
     def __init__(
         self,
-        dialect: Dialect,
         buffer_id: int,
         layout: Layout,
         wanted: SelectedFields | None = None,
         only: frozenset[str] | None = None,
     ) -> None:
-        self._dialect, self._buffer_id, self._layout = dialect, buffer_id, layout
+        self._buffer_id, self._layout = buffer_id, layout
         self._wanted, self._only = wanted, only
         self.columns = tuple(map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS))
         self.reading = RowSelection(self.columns, complete=self.complete)
@@ -204,13 +207,13 @@ class Payloads:
         """
         large = {seq: record for seq, record in numbered if record.payload_bytes is not None}
         if large:
-            held = self._dialect.keep_parts(connection, self._buffer_id, list(large))
+            held = keep_parts(connection, self._buffer_id, list(large))
             parts = (
                 (seq, number, part)
                 for seq in sorted(held)
                 for number, part in enumerate(split(large[seq].arrays or b"", self._layout))
             )
-            self._dialect.insert_parts(connection, self._buffer_id, parts)
+            insert_parts(connection, self._buffer_id, parts)
 
     def complete(
         self, connection: Connection, rows: Sequence[Row], most_bytes: int | None = None
@@ -264,7 +267,7 @@ class Payloads:
         )
         for group in _groups(targets):
             pieces = [piece for _, piece, _, _ in group]
-            found = self._dialect.pieces(connection, self._buffer_id, pieces)
+            found = read_pieces(connection, self._buffer_id, pieces)
             for n, chunks in groupby(found, itemgetter(0)):
                 i, piece, skipped, target = group[n]
                 missing[i] -= self._fill(target, piece, skipped, (raw for _, raw in chunks))

@@ -1,19 +1,20 @@
-"""Deleting many rows without a statement that grows with their number."""
+"""Deletes rows, many of them in statements of a limited size."""
 
 from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.dialects.base import Dialect
-from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.tables import experiences
 
 ROWS_AT_ONCE = 10_000
 
+remove_rows = by_database(sqlite=sqlite.remove_rows, postgresql=postgresql.remove_rows)
+
 
 def remove_where(
     connection: Connection,
-    dialect: Dialect,
     buffer_id: int,
     *conditions: Any,
     seq: Any = experiences.c.seq,
@@ -22,7 +23,6 @@ def remove_where(
 
     Args:
         connection: The transaction.
-        dialect: Its database's operations.
         buffer_id: The buffer.
         conditions: Which rows; none is all.
         seq: What to go by; see `statements.seq_for`.
@@ -38,5 +38,5 @@ def remove_where(
         .limit(ROWS_AT_ONCE)
     )
     while seqs := list(connection.execute(chunk).scalars()):
-        removed += dialect.remove(connection, buffer_id, seqs)
+        removed += remove_rows(connection, buffer_id, seqs)
     return removed

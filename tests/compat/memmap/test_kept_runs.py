@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sqlbuffer
-from sqlbuffer.compat.memmap import base
+from sqlbuffer.compat.memmap import base, cells
 from sqlbuffer.compat.memmap.kept_runs import KeptRuns, RunKey
 from tests.support.processes import run_at_once
 from tests.support.statements import selects
@@ -41,24 +41,23 @@ def steps(first, n=STEPS):
 
 
 @contextmanager
-def runs_read(buffer):
+def runs_read():
     """Note which runs of steps the database is asked for."""
-    dialect, noted = type(buffer._store.dialect), []
-    original = dialect.slot_runs
+    original, noted = cells.slot_runs, []
 
-    def slot_runs(self, connection, buffer_id, runs):
+    def slot_runs(connection, buffer_id, runs):
         noted.extend(runs)
-        return original(self, connection, buffer_id, runs)
+        return original(connection, buffer_id, runs)
 
-    dialect.slot_runs = slot_runs
+    cells.slot_runs = slot_runs
     try:
         yield noted
     finally:
-        dialect.slot_runs = original
+        cells.slot_runs = original
 
 
 def test_an_episode_is_read_once(buffer):
-    with runs_read(buffer) as noted:
+    with runs_read() as noted:
         first = episodes_of(buffer)
         assert sorted(noted) == [(slot, 0, STEPS - 1) for slot in range(3)]
         assert episodes_of(buffer) == episodes_of(buffer) == first
@@ -158,7 +157,7 @@ def test_episodes_that_stay_are_not_read_again_as_others_are_stored(make):
     for first in (0, 100, 200):
         store(buffer, first)
     episodes_of(buffer)
-    with runs_read(buffer) as noted:
+    with runs_read() as noted:
         store(buffer, 300)
         assert episodes_of(buffer) == [steps(300), steps(100), steps(200)]
         assert noted == [(0, 0, STEPS - 1)]
@@ -187,7 +186,7 @@ def test_after_clear_the_new_episodes_are_read(buffer):
 )
 def test_as_much_is_kept_as_may_be(make, buffer, reopen, cache_bytes, n_read):
     other = reopen(cache_bytes=cache_bytes)
-    with runs_read(other) as noted:
+    with runs_read() as noted:
         assert episodes_of(other) == episodes_of(other) == [steps(0), steps(100), steps(200)]
         assert len(noted) == n_read
 

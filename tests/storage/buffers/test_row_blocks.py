@@ -10,6 +10,7 @@ from sqlalchemy import make_url, text
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.vacuum import cleaner_for
+from sqlbuffer.storage.rows.removal import remove_rows
 from tests.conftest import KINDS, close_pool
 from tests.support.array_rows import make_array_row
 from tests.support.processes import wait_until
@@ -119,7 +120,7 @@ def test_a_delete_that_is_undone_leaves_the_counts(large):
         store = buffer._store
         with store.dialect.writing(store.engine) as connection:
             store.note_deletion(connection)
-            assert store.dialect.remove(connection, store.info.id, range(9_000, 9_100)) == 100
+            assert remove_rows(connection, store.info.id, range(9_000, 9_100)) == 100
             connection.rollback()
     assert fresh_len(large) == before == n_rows(large)
 

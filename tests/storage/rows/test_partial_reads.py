@@ -79,7 +79,7 @@ def test_every_reader_gives_the_fields_and_the_keys(buffer):
 
 def test_keys_alone_read_no_payload(buffer):
     for name, read in READERS.items():
-        with pieces_read(buffer) as pieces:
+        with pieces_read() as pieces:
             found = read(buffer, [])
         assert pieces == [], name
         assert sorted(row.id for row in found) == ["f0", "f1", "f2"]
@@ -93,11 +93,11 @@ def test_keys_alone_read_no_payload(buffer):
 def test_small_arrays_of_a_fragment_are_read_without_the_large_one(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch([make_fragment(0, SIZE), make_fragment(1, 5000)])
-        with pieces_read(buffer) as pieces:
+        with pieces_read() as pieces:
             buffer.sample(2, fields=["state.obs.steps", "actions.done"])
         assert sum(piece.size for piece in pieces) < 200
         assert {(piece.seq, piece.part) for piece in pieces} == {(1, 5), (2, None)}
-        with pieces_read(buffer) as pieces:
+        with pieces_read() as pieces:
             buffer.sample(2, fields=["state.obs.image"])
         assert sum(piece.size for piece in pieces) == SIZE + 5000
         assert len(pieces) == 6
@@ -108,7 +108,7 @@ def test_what_lies_between_small_arrays_is_not_read(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         buffer.add(state=state)
         buffer.add(state={**state, "image": np.zeros(50_000, np.uint8)})
-        with pieces_read(buffer) as pieces:
+        with pieces_read() as pieces:
             rows = buffer.get_paginated(1, 2, fields=["state.z", "state.a"])
         assert [piece.size for piece in pieces] == [72, 56, 72, 56]
     for row in rows:
@@ -133,7 +133,7 @@ def test_values_given_late_are_read_where_they_are_wanted(buffer_url):
 def test_of_compressed_parts_only_those_that_are_needed_are_read(buffer_url):
     with ReplayBuffer(buffer_url, compression="zstd") as buffer:
         buffer.store(make_fragment(0, SIZE))
-        with pieces_read(buffer) as pieces:
+        with pieces_read() as pieces:
             (row,) = buffer.sample(1, fields=["state.obs.steps"])
         assert {piece.part for piece in pieces} == {5}
         assert row.exp_data.state["obs"]["steps"].tolist() == [0, 1, 2, 3, 4]
@@ -155,7 +155,7 @@ def test_many_small_arrays_are_read_in_few_pieces(buffer_url):
     arrays = [np.full(500, n) for n in range(1_000)]
     with ReplayBuffer(buffer_url) as buffer:
         buffer.add(state={"steps": arrays, "image": np.zeros(PART_BYTES, np.uint8)})
-        with pieces_read(buffer) as pieces:
+        with pieces_read() as pieces:
             (row,) = buffer.sample(1, fields=["state.steps"])
         assert len(pieces) == 4
         assert equal(row.exp_data.state["steps"], arrays)

@@ -202,14 +202,13 @@ def test_removed_rows_leave_no_parts(buffer_url, remove):
 
 def test_a_refused_transaction_leaves_no_parts(buffer_url, monkeypatch):
     with ReplayBuffer(buffer_url) as buffer:
-        dialect = type(buffer._store.dialect)
-        original = dialect.insert_parts
+        original = payload_parts.insert_parts
 
-        def fail_half_way(self, connection, buffer_id, parts):
-            original(self, connection, buffer_id, list(islice(parts, 3)))
+        def fail_half_way(connection, buffer_id, parts):
+            original(connection, buffer_id, list(islice(parts, 3)))
             raise RuntimeError("half-way")
 
-        monkeypatch.setattr(dialect, "insert_parts", fail_half_way)
+        monkeypatch.setattr(payload_parts, "insert_parts", fail_half_way)
         with pytest.raises(RuntimeError, match="half-way"):
             buffer.store_batch([make_fragment(0), make_fragment(1)])
         monkeypatch.undo()

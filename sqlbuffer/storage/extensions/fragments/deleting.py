@@ -15,6 +15,7 @@ from sqlbuffer.errors import SQLBufferError, StorageBusyError
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.extensions.fragments.leaving import IS_NAMED, OWN, numbers
 from sqlbuffer.storage.extensions.fragments.tables import chunks
+from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
@@ -70,7 +71,7 @@ def delete_some(connection: Connection, store: BufferStore, n: int) -> int:
     found = [(chunk, numbers(seqs)) for chunk, seqs in rows]
     if found:
         seqs = [seq for _, seqs in found for seq in seqs]
-        store.dialect.remove(connection, store.info.id, seqs)
+        remove_rows(connection, store.info.id, seqs)
         gone = [chunk for chunk, _ in found]
         connection.execute(_FORGET, {"of": store.info.id, "named": gone})
     return len(found)
@@ -79,4 +80,4 @@ def delete_some(connection: Connection, store: BufferStore, n: int) -> int:
 def remove(connection: Connection, store: BufferStore, seqs: Sequence[int]) -> None:
     """Delete fragments."""
     store.note_deletion(connection)
-    store.dialect.remove(connection, store.info.id, seqs)
+    remove_rows(connection, store.info.id, seqs)

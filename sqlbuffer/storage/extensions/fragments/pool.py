@@ -23,6 +23,7 @@ from sqlalchemy import (
 
 from sqlbuffer.storage.buffers.catalog import json_literal
 from sqlbuffer.storage.extensions.fragments.tables import fragment_pools
+from sqlbuffer.storage.rows.payload_parts import keep_parts
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
 
@@ -205,7 +206,7 @@ def make(store: BufferStore, rules: Rules) -> None:
     def work(connection: Connection) -> None:
         store.lock(connection)
         # Now, so that no writer holds the row of the buffer while it waits for that of the chunks.
-        store.dialect.keep_parts(connection, store.info.id, [])
+        keep_parts(connection, store.info.id, [])
         if _rules(connection, store) is None:
             values = {
                 "buffer_id": store.info.id,

@@ -132,7 +132,7 @@ def clear(store: BufferStore, rules: Rules | None = None) -> None:
     def work(connection: Connection) -> None:
         own_rules = read(connection, store, locked=True).rules
         store.note_deletion(connection)
-        remove_where(connection, store.dialect, store.info.id)
+        remove_where(connection, store.info.id)
         for table in (chunks, fragment_workers, prepared_lists):
             connection.execute(delete(table).where(table.c.buffer_id == store.info.id))
         _note_nothing(connection, store)

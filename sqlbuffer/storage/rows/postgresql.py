@@ -1,0 +1,86 @@
+"""Reads, changes and deletes rows by their numbers on PostgreSQL."""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.dialects.binary_copy import HEADER, TRAILER
+from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.rows.pieces import Columns, Piece
+
+_COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
+_PART_HEAD = struct.Struct(">hiiiqiii")
+# Each is looked up alone, by the primary key, whatever the server knows of the table.
+# COPY sends them while the client copies what came before: half the time of a select for each few.
+_PIECES = (
+    "COPY (SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
+    "FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::integer[]) "
+    "WITH ORDINALITY AS w(seq, part, start, size, n) CROSS JOIN LATERAL ({} OFFSET 0) AS p "
+    "WHERE p.bytes IS NOT NULL) TO STDOUT (FORMAT BINARY)"
+)
+_PIECE_HEAD = struct.Struct(">hiii")
+_PARTS = _PIECES.format(
+    "SELECT bytes FROM payload_parts WHERE buffer_id = %s AND seq = w.seq AND part = w.part"
+)
+_ARRAYS = _PIECES.format(
+    "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
+)
+_REPLACE = (
+    "SELECT sqlbuffer_replace_v1(%s::integer, %b::bigint[], %b::bytea[], %b::text[], "
+    "%b::double precision[], %b::boolean[], %b::boolean[], %s)"
+)
+
+
+def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
+    """Delete rows, with what narrow tables hold of them; return how many there were."""
+    statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[])"
+    ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
+    return int(n_removed)
+
+
+def replace(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Columns, names: str
+) -> int:
+    """Change what rows hold, and note that; return how many of the rows there are."""
+    values = (buffer_id, list(seqs), *(list(column) for column in columns), names)
+    ((n_changed,),) = driver_of(connection).execute(_REPLACE, values)
+    return int(n_changed)
+
+
+def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+    """Note that the buffer has rows with parts; return which of the rows it holds."""
+    statement = "SELECT sqlbuffer_keep_parts_v1(%s::integer, %s::bigint[])"
+    ((held,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
+    return set(held)
+
+
+def insert_parts(
+    connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+) -> None:
+    """Write parts (seq, number, bytes) one after the other."""
+    with driver_of(connection).cursor() as cursor, cursor.copy(_COPY_PARTS) as copy:
+        copy.write(HEADER)
+        for seq, number, part in parts:
+            copy.write(_PART_HEAD.pack(4, 4, buffer_id, 8, seq, 4, number, len(part)))
+            copy.write(part)
+        copy.write(TRAILER)
+
+
+def read_pieces(
+    connection: Connection, buffer_id: int, pieces: Sequence[Piece]
+) -> Iterator[tuple[int, Any]]:
+    """Yield (index, bytes) of the pieces that exist, once or more for each piece.
+
+    All of the pieces belong to parts, or all of them to `arrays`.
+    """
+    seqs, parts, starts, sizes = zip(*pieces, strict=True)
+    statement = _ARRAYS if parts[0] is None else _PARTS
+    values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
+    with driver_of(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
+        for n, row in enumerate(copy):
+            found = memoryview(row)[len(HEADER) if n == 0 else 0 :]
+            if len(found) >= _PIECE_HEAD.size:
+                _, _, index, _ = _PIECE_HEAD.unpack_from(found)
+                yield index, found[_PIECE_HEAD.size :]

@@ -1,0 +1,128 @@
+"""Reads, changes and deletes rows by their numbers on SQLite."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.database.wal import checkpoint_rarely
+from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.rows.pieces import Columns, Piece
+
+# Parts are read and written once: in the page cache they would take the place of hot pages, and the
+# memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
+READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
+_CHUNK_BYTES = 2**18
+
+_INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
+_REPLACE = (
+    "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
+    "WHERE buffer_id = ? AND seq = ?"
+)
+_NOTE_CHANGES = (
+    "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
+    "SELECT :id, e.seq, :fields, 1 FROM json_each(:seqs) j "
+    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value WHERE true "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET fields = excluded.fields, "
+    "n_changes = n_changes + 1, changed_at = excluded.changed_at"
+)
+
+
+def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
+    """Delete rows; return how many there were. A trigger cleans the narrow tables."""
+    if not seqs:
+        return 0
+    return connection.exec_driver_sql(
+        "DELETE FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM json_each(?))",
+        (buffer_id, json.dumps(list(seqs))),
+    ).rowcount
+
+
+def replace(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Columns, names: str
+) -> int:
+    """Change what rows hold, and note that; return how many of the rows there are."""
+    driver = driver_of(connection)
+    driver.execute(
+        "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
+    )
+    driver.executemany(_REPLACE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
+    given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
+    return int(driver.execute(_NOTE_CHANGES, given).rowcount)
+
+
+def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+    """Note that the buffer has rows with parts; return which of the rows it holds."""
+    connection.exec_driver_sql(
+        "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
+    )
+    found = connection.exec_driver_sql(
+        "SELECT seq FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM "
+        "json_each(?))",
+        (buffer_id, json.dumps(list(seqs))),
+    )
+    return set(found.scalars())
+
+
+def insert_parts(
+    connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+) -> None:
+    """Write parts (seq, number, bytes) one after the other."""
+    driver = driver_of(connection)
+    checkpoint_rarely(connection)
+    with _small_cache(driver, WRITE_CACHE_KIB):
+        driver.executemany(_INSERT_PART, ((buffer_id, *part) for part in parts))
+
+
+def read_pieces(
+    connection: Connection, buffer_id: int, pieces: Sequence[Piece]
+) -> Iterator[tuple[int, Any]]:
+    """Yield (index, bytes) of the pieces that exist, once or more for each piece.
+
+    All of the pieces belong to parts, or all of them to `arrays`.
+    """
+    driver = driver_of(connection)
+    with _small_cache(driver, READ_CACHE_KIB):
+        for n, piece in enumerate(pieces):
+            for raw in _read_blob(driver, buffer_id, piece):
+                yield n, raw
+
+
+@contextmanager
+def _small_cache(driver: Any, size_kib: int) -> Iterator[None]:
+    ((size,),) = driver.execute("PRAGMA cache_size").fetchall()
+    driver.execute(f"PRAGMA cache_size = -{size_kib}")
+    try:
+        yield
+    finally:
+        driver.execute(f"PRAGMA cache_size = {int(size)}")
+
+
+def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
+    """Yield a piece in chunks, and nothing if it is missing. Read nothing else of its value."""
+    table, column, condition, key = _place_of(piece)
+    statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
+    found = driver.execute(statement, (buffer_id, *key)).fetchone()
+    if found is None:
+        return
+    with driver.blobopen(table, column, found[0], readonly=True) as blob:
+        left = min(piece.size, max(0, len(blob) - piece.start))
+        blob.seek(min(piece.start, len(blob)))
+        while left > 0:
+            raw: bytes = blob.read(min(left, _CHUNK_BYTES))
+            left -= len(raw)
+            yield raw
+
+
+def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
+    """Return the table, the column, the condition on the key, and the key of a piece's value."""
+    if piece.part is None:
+        return "experiences", "arrays", "buffer_id = ? AND seq = ?", (piece.seq,)
+    return (
+        "payload_parts",
+        "bytes",
+        "buffer_id = ? AND seq = ? AND part = ?",
+        (piece.seq, piece.part),
+    )
