@@ -8,6 +8,7 @@ import pytest
 
 import sqlbuffer
 from sqlbuffer import aio
+from sqlbuffer.compat.memmap.datasets import loading
 
 MODULES = [
     module.name
@@ -17,8 +18,10 @@ MODULES = [
     and not module.name.endswith((".replay_buffer_h5py", ".memmap.video", ".memmap.frontend"))
     and not module.name.endswith((".minestudio.actor", ".ding.buffer", ".ding.data"))
 ]
-NEED_TORCH = {"sqlbuffer.torch"} | {
-    f"sqlbuffer.compat.memmap.{name}" for name in ("concat", "datasets", "items", "joined")
+MEMMAP = "sqlbuffer.compat.memmap"
+NEED_TORCH = {"sqlbuffer.torch", f"{MEMMAP}.concat_replay_buffer"} | {
+    f"{MEMMAP}.datasets.{name}"
+    for name in (*loading.DATASETS.values(), "batches", "concat_dataset", "slot_dataset")
 }
 PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.AsyncReplayBuffer]
 

@@ -423,7 +423,7 @@ def test_coming_from_aworld(read):
 
 
 def test_coming_from_aworld_names_what_the_package_has_and_has_not():
-    from sqlbuffer.compat.aworld.absent import ALTERNATIVES
+    from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
 
     text = text_of("docs/coming-from-aworld.md")
     assert [name for name in ALTERNATIVES if f"`{name}`" not in text] == []
@@ -441,7 +441,7 @@ def test_coming_from_memmap(read):
 
 def test_coming_from_memmap_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat import memmap
-    from sqlbuffer.compat.memmap.absent import ALTERNATIVES
+    from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES
 
     text = text_of("docs/coming-from-memmap.md")
     classes = {name for name in ALTERNATIVES if name.startswith("ReplayBuffer")}
@@ -458,7 +458,7 @@ def test_coming_from_minestudio(read):
 
 def test_coming_from_minestudio_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat import minestudio
-    from sqlbuffer.compat.minestudio.absent import ALTERNATIVES
+    from sqlbuffer.compat.minestudio.alternatives import ALTERNATIVES
     from sqlbuffer.compat.minestudio.config import Config
 
     text = text_of("docs/coming-from-minestudio.md")
@@ -477,7 +477,7 @@ def test_coming_from_di_engine(read):
 
 def test_coming_from_di_engine_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat import ding
-    from sqlbuffer.compat.ding.absent import ALTERNATIVES
+    from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
 
     text = text_of("docs/coming-from-di-engine.md")
     classes = {name for name in [*ALTERNATIVES, *ding.__all__] if "Buffer" in name}

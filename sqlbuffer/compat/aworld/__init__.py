@@ -7,7 +7,7 @@ the oldest row leaves first, `sample` returns a list, and each `ReplayBuffer()` 
 
 from typing import Any
 
-from sqlbuffer.compat.aworld.absent import ALTERNATIVES, absent
+from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
 from sqlbuffer.compat.aworld.base import (
     Converter,
     DataRow,
@@ -50,5 +50,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Say what to use instead of the names that AWorld has and this package has not."""
     if name in ALTERNATIVES:
-        raise absent(name)
+        raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

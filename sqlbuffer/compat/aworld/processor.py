@@ -1,5 +1,5 @@
 """Not part of this package: importing it names the alternative."""
 
-from sqlbuffer.compat.aworld.absent import absent
+from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
 
-raise absent("ReplayBufferExporter")
+raise ALTERNATIVES.error("ReplayBufferExporter")

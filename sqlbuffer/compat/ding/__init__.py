@@ -7,11 +7,12 @@ by every process that names it, and kept.
 
 from typing import Any
 
-from sqlbuffer.compat.ding.absent import ALTERNATIVES, absent
-from sqlbuffer.compat.ding.advanced import AdvancedReplayBuffer
-from sqlbuffer.compat.ding.base import IBuffer, create_buffer, get_buffer_cls, register_buffer
-from sqlbuffer.compat.ding.elastic import ElasticReplayBuffer
-from sqlbuffer.compat.ding.episode import EpisodeReplayBuffer
+from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
+from sqlbuffer.compat.ding.buffers.advanced import AdvancedReplayBuffer
+from sqlbuffer.compat.ding.buffers.elastic import ElasticReplayBuffer
+from sqlbuffer.compat.ding.buffers.episode import EpisodeReplayBuffer
+from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer
+from sqlbuffer.compat.ding.buffers.sequence import SequenceReplayBuffer
 from sqlbuffer.compat.ding.errors import (
     ItemError,
     MissingListError,
@@ -20,8 +21,8 @@ from sqlbuffer.compat.ding.errors import (
     ReplayError,
     UnknownBufferError,
 )
-from sqlbuffer.compat.ding.naive import NaiveReplayBuffer
-from sqlbuffer.compat.ding.sequence import SequenceReplayBuffer
+from sqlbuffer.compat.ding.interface import IBuffer
+from sqlbuffer.compat.ding.registry import create_buffer, get_buffer_cls, register_buffer
 from sqlbuffer.compat.ding.utils import (
     PeriodicThruputMonitor,
     SampledDataAttrMonitor,
@@ -59,5 +60,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Say what to use instead of the names that DI-engine has and this package has not."""
     if name in ALTERNATIVES:
-        raise absent(name)
+        raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

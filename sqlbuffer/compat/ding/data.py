@@ -1,5 +1,5 @@
 """Stands where DI-engine's `ding.data` is: says what to use instead of its `buffer`."""
 
-from sqlbuffer.compat.ding.absent import absent
+from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
 
-raise absent("buffer")
+raise ALTERNATIVES.error("buffer")

@@ -1,7 +1,7 @@
 """The helper classes of DI-engine's buffers, for `from ...utils import` as there."""
 
-from sqlbuffer.compat.ding.attributes import SampledDataAttrMonitor, TickTime
-from sqlbuffer.compat.ding.throughput import PeriodicThruputMonitor, ThruputController
+from sqlbuffer.compat.ding.monitors.sampled_attributes import SampledDataAttrMonitor, TickTime
+from sqlbuffer.compat.ding.monitors.throughput import PeriodicThruputMonitor, ThruputController
 from sqlbuffer.compat.ding.used_data import UsedDataRemover
 
 __all__ = [

@@ -8,20 +8,13 @@ leaves nothing behind, and several processes may write at once.
 
 from typing import Any
 
-from sqlbuffer.compat.memmap.absent import ALTERNATIVES, absent
-from sqlbuffer.compat.memmap.buffer import ReplayBuffer
-from sqlbuffer.compat.memmap.collector import EpisodeCollector
-from sqlbuffer.compat.memmap.concat import ConcatReplayBuffer
+from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES
+from sqlbuffer.compat.memmap.concat_replay_buffer import ConcatReplayBuffer
+from sqlbuffer.compat.memmap.datasets.loading import DATASETS, dataset_class
+from sqlbuffer.compat.memmap.episode_collector import EpisodeCollector
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapIndexError, MemmapTypeError
+from sqlbuffer.compat.memmap.replay_buffer import ReplayBuffer
 
-# These need torch, which writing does not: they are imported when they are named.
-_DATASETS = [
-    "ReplayDataset",
-    "ReplayDatasetNStep",
-    "ReplayDatasetTimeWindow",
-    "ReplayDatasetTimestep",
-    "ReplayDatasetTrajectory",
-]
 __all__ = [
     "ConcatReplayBuffer",
     "EpisodeCollector",
@@ -29,7 +22,7 @@ __all__ = [
     "MemmapIndexError",
     "MemmapTypeError",
     "ReplayBuffer",
-    *_DATASETS,
+    *DATASETS,
 ]
 
 
@@ -37,10 +30,8 @@ def __getattr__(name: str) -> Any:
     """Return a dataset's class, or say what to use instead of the names that memmap-replay-buffer
     has and this package has not.
     """
-    if name in _DATASETS:
-        from sqlbuffer.compat.memmap import datasets
-
-        return getattr(datasets, name)
+    if name in DATASETS:
+        return dataset_class(name)
     if name in ALTERNATIVES:
-        raise absent(name)
+        raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

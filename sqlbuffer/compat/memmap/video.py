@@ -1,5 +1,5 @@
 """Not part of this package: importing it names the alternative."""
 
-from sqlbuffer.compat.memmap.absent import absent
+from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES
 
-raise absent("video")
+raise ALTERNATIVES.error("video")

@@ -9,7 +9,7 @@ of processes.
 
 from typing import Any
 
-from sqlbuffer.compat.minestudio.absent import ALTERNATIVES, absent
+from sqlbuffer.compat.minestudio.alternatives import ALTERNATIVES
 from sqlbuffer.compat.minestudio.config import Config, DatabaseConfig
 from sqlbuffer.compat.minestudio.datatypes import (
     FragmentDataDict,
@@ -49,5 +49,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Say what to use instead of the names that MineStudio has and this package has not."""
     if name in ALTERNATIVES:
-        raise absent(name)
+        raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

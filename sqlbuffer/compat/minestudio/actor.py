@@ -1,5 +1,5 @@
 """Not part of this package: importing it names the alternative."""
 
-from sqlbuffer.compat.minestudio.absent import absent
+from sqlbuffer.compat.minestudio.alternatives import ALTERNATIVES
 
-raise absent("actor")
+raise ALTERNATIVES.error("actor")

@@ -228,9 +228,9 @@ def test_a_url_of_another_database_is_refused():
 
 
 def test_a_subclass_of_the_user_is_made_by_its_type(monkeypatch):
-    from sqlbuffer.compat.ding import base
+    from sqlbuffer.compat.ding import registry
 
-    monkeypatch.setattr(base, "_classes", dict(base._classes))
+    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
 
     @ding.register_buffer("twice")
     class Twice(NaiveReplayBuffer):

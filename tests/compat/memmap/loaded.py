@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.compat.memmap import loading
+from sqlbuffer.compat.memmap.datasets import loading
 from tests.compat.memmap.model import Model
 
 FIELDS = {"x": ("float", (2,), -1.0), "r": "float", "done": "bool", "v": ("float", (1,))}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sqlbuffer.compat.memmap.collector import EpisodeCollector
+from sqlbuffer.compat.memmap.episode_collector import EpisodeCollector
 from tests.compat.memmap.loaded import SHAPE, LoadedModel
 
 torch = pytest.importorskip("torch")

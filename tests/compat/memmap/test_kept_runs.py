@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import sqlbuffer
-from sqlbuffer.compat.memmap import base, cells
-from sqlbuffer.compat.memmap.kept_runs import KeptRuns, RunKey
+from sqlbuffer.compat.memmap.slots import cells, slot_reader
+from sqlbuffer.compat.memmap.slots.episode_cache import CacheKey, EpisodeCache
 from tests.support.processes import run_at_once
 from tests.support.statements import selects
 
@@ -81,7 +81,7 @@ def test_however_many_slots_may_be_looked_at(make, monkeypatch):
     buffer = make(fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS)
     for first in (0, 100, 200):
         store(buffer, first)
-    monkeypatch.setattr(base, "MOST_ALONG", 2)
+    monkeypatch.setattr(slot_reader, "MOST_ALONG", 2)
     assert episodes_of(buffer) == episodes_of(buffer) == [steps(0), steps(100), steps(200)]
 
 
@@ -206,15 +206,15 @@ def test_another_size_is_refused(make, reopen, buffer, cache_bytes):
 
 
 def test_what_was_read_longest_ago_is_forgotten_first():
-    kept = KeptRuns(30)
+    kept = EpisodeCache(30)
     of = {n: {"x": np.full(6, n, np.uint8), "y": np.zeros(4, np.uint8)} for n in range(5)}
     for n in range(3):
-        kept.put(RunKey(n, 9, 0), of[n])
-    assert kept.get(RunKey(0, 9, 0)) is of[0]
-    kept.put(RunKey(3, 9, 0), of[3])
-    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [of[0], None, of[2], of[3]]
+        kept.put(CacheKey(n, 9, 0), of[n])
+    assert kept.get(CacheKey(0, 9, 0)) is of[0]
+    kept.put(CacheKey(3, 9, 0), of[3])
+    assert [kept.get(CacheKey(n, 9, 0)) for n in range(4)] == [of[0], None, of[2], of[3]]
     later = {"x": np.zeros(25, np.uint8)}
-    kept.put(RunKey(0, 9, 1), later)
-    assert [kept.get(RunKey(n, 9, 0)) for n in range(4)] == [None] * 4
-    assert kept.get(RunKey(0, 9, 1)) is later
-    assert kept.get(RunKey(0, 8, 1)) is None
+    kept.put(CacheKey(0, 9, 1), later)
+    assert [kept.get(CacheKey(n, 9, 0)) for n in range(4)] == [None] * 4
+    assert kept.get(CacheKey(0, 9, 1)) is later
+    assert kept.get(CacheKey(0, 8, 1)) is None

@@ -12,7 +12,12 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Subset, TensorDataset  # noqa: E402
 
-from sqlbuffer.compat.memmap import datasets  # noqa: E402
+from sqlbuffer.compat.memmap import (  # noqa: E402
+    ReplayDatasetNStep,
+    ReplayDatasetTimestep,
+    ReplayDatasetTimeWindow,
+    ReplayDatasetTrajectory,
+)
 from sqlbuffer.errors import InsufficientDataError  # noqa: E402
 from tests.compat.memmap.loaded import fill, step  # noqa: E402
 
@@ -385,7 +390,7 @@ def test_items_are_of_their_own(buffer):
 
 
 def test_windows_lie_within_their_episodes(buffer):
-    dataset = datasets.ReplayDatasetTimeWindow(buffer, 2, return_indices=True)
+    dataset = ReplayDatasetTimeWindow(buffer, 2, return_indices=True)
     assert len(dataset) == 3
     np.random.seed(0)  # noqa: NPY002
     seen = [first(buffer.dataloader(3, dataset=dataset, return_mask=True)) for _ in range(60)]
@@ -406,7 +411,7 @@ def test_windows_lie_within_their_episodes(buffer):
 
 
 def test_windows_are_drawn_from_the_random_numbers_of_numpy(buffer):
-    dataset = datasets.ReplayDatasetTimeWindow(buffer, 2, fields=("r",), return_indices=True)
+    dataset = ReplayDatasetTimeWindow(buffer, 2, fields=("r",), return_indices=True)
     np.random.seed(5)  # noqa: NPY002
     expected = [np.random.randint(0, n) for n in (2, 1, 4, 2, 1, 4)]  # noqa: NPY002
     np.random.seed(5)  # noqa: NPY002
@@ -420,7 +425,7 @@ def test_windows_are_drawn_from_the_random_numbers_of_numpy(buffer):
         "_index",
         "_start",
     ]
-    chosen = datasets.ReplayDatasetTimeWindow(buffer, 9, filter_meta={"task": 1})
+    chosen = ReplayDatasetTimeWindow(buffer, 9, filter_meta={"task": 1})
     assert [item["_lens"].item() for item in chosen] == [1]
 
 
@@ -429,7 +434,7 @@ def test_windows_are_drawn_from_the_random_numbers_of_numpy(buffer):
 )
 def test_windows_have_a_length(buffer, length, error):
     with pytest.raises(error, match="window_length"):
-        datasets.ReplayDatasetTimeWindow(buffer, length)
+        ReplayDatasetTimeWindow(buffer, length)
 
 
 def test_all_data_is_padded_with_defaults_and_has_lengths(buffer):
@@ -468,8 +473,8 @@ def test_an_empty_buffer_has_no_dataset(new_buffer):
         with pytest.raises(ValueError, match="replay buffer is empty"):
             call()
     assert buffer.get_all_data() == {}
-    assert len(datasets.ReplayDatasetTrajectory(buffer)) == 0
-    assert len(datasets.ReplayDatasetTimeWindow(buffer, 2)) == 0
+    assert len(ReplayDatasetTrajectory(buffer)) == 0
+    assert len(ReplayDatasetTimeWindow(buffer, 2)) == 0
 
 
 def test_episodes_of_one_step_have_no_transitions(new_buffer):
@@ -590,14 +595,14 @@ def test_a_dataset_opens_a_folder_or_a_url(make, buffer_url, tmp_path):
         buffer.close()
         for given in (str(folder), folder):
             opened = [
-                datasets.ReplayDatasetTrajectory(given, fields=("r",)),
-                datasets.ReplayDatasetTimestep(given, fields=("r",), filter_meta={"task": 3}),
-                datasets.ReplayDatasetNStep(given, 1, current_fields=("r",)),
-                datasets.ReplayDatasetTimeWindow(given, 2, fields=("r",)),
+                ReplayDatasetTrajectory(given, fields=("r",)),
+                ReplayDatasetTimestep(given, fields=("r",), filter_meta={"task": 3}),
+                ReplayDatasetNStep(given, 1, current_fields=("r",)),
+                ReplayDatasetTimeWindow(given, 2, fields=("r",)),
             ]
             assert [dataset[0]["r"].tolist() for dataset in opened] == [[1, 2], 1, 1, [1, 2]]
             for dataset in opened:
                 assert dataset.replay_buffer.read_only
                 dataset.replay_buffer.close()
     with pytest.raises(ValueError, match="there is no replay buffer in"):
-        datasets.ReplayDatasetTrajectory(tmp_path / "missing")
+        ReplayDatasetTrajectory(tmp_path / "missing")

@@ -7,9 +7,10 @@ import pytest
 
 import sqlbuffer.compat.memmap as memmap
 from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError, ReplayBuffer
-from sqlbuffer.compat.memmap.absent import ALTERNATIVES, METHODS
-from sqlbuffer.compat.memmap.config import Config, core_fields, core_names
-from sqlbuffer.compat.memmap.tracks import Track, parse_tracks
+from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES, METHODS
+from sqlbuffer.compat.memmap.config.buffer_config import Config
+from sqlbuffer.compat.memmap.config.database_fields import core_fields, core_names
+from sqlbuffer.compat.memmap.config.declared_fields import DeclaredField, parse_fields
 from sqlbuffer.errors import StorageUnreachableError
 from tests.support.sql import run
 
@@ -17,12 +18,12 @@ SIZES = {"max_episodes": 2, "max_timesteps": 3}
 
 
 def test_a_declaration_is_a_type_a_shape_and_a_default():
-    tracks = parse_tracks(
+    tracks = parse_fields(
         {"a": "int", "b": ("float", 8), "c": ("bool", (2, 3)), "d": ("uint8", (), 7)}, "fields"
     )
     assert list(tracks.values()) == [
-        Track("a", "int"), Track("b", "float", (8,)), Track("c", "bool", (2, 3)),
-        Track("d", "uint8", (), 7),
+        DeclaredField("a", "int"), DeclaredField("b", "float", (8,)),
+        DeclaredField("c", "bool", (2, 3)), DeclaredField("d", "uint8", (), 7),
     ]  # fmt: skip
     assert [track.dtype.str for track in tracks.values()] == ["<i4", "<f4", "|b1", "|u1"]
     assert [track.fill.item() for track in tracks.values()] == [0, 0.0, False, 7]
@@ -35,7 +36,7 @@ def test_other_declarations_are_refused():
         ("int", (), [1]),
     ):  # fmt: skip
         with pytest.raises(MemmapTypeError, match="fields 'x': a declaration is"):
-            parse_tracks({"x": bad}, "fields")
+            parse_fields({"x": bad}, "fields")
     for bad, message in (
         (("int", -1), "negative"),
         (("uint8", (), 300), "from 0 to 255"),
@@ -43,12 +44,12 @@ def test_other_declarations_are_refused():
         (("float", 10**9), "bytes"),
     ):
         with pytest.raises(MemmapError, match=message):
-            parse_tracks({"x": bad}, "fields")
+            parse_fields({"x": bad}, "fields")
     for bad in (None, [("x", "int")], "int"):
         with pytest.raises(TypeError, match="fields is a dict"):
-            parse_tracks(bad, "fields")
+            parse_fields(bad, "fields")
     with pytest.raises(TypeError, match="a name is a text"):
-        parse_tracks({1: "int"}, "fields")
+        parse_fields({1: "int"}, "fields")
 
 
 def test_names_that_cannot_be_fields_are_refused():
@@ -68,11 +69,13 @@ def test_names_that_cannot_be_fields_are_refused():
 
 def test_names_that_the_core_keeps_for_itself_are_stored_under_others():
     names = ("state", "state_", "reward", "action", "x_lens", "keys")
-    assert core_names({name: Track(name, "int") for name in names}) == {
+    assert core_names({name: DeclaredField(name, "int") for name in names}) == {
         "state": "state_", "state_": "state__", "reward": "reward_", "action": "action",
         "x_lens": "x_lens_", "keys": "keys_",
     }  # fmt: skip
-    fields = core_fields({"state": Track("state", "float", (2,), 1.5), "r": Track("r", "int")})
+    fields = core_fields(
+        {"state": DeclaredField("state", "float", (2,), 1.5), "r": DeclaredField("r", "int")}
+    )
     assert fields.specs["state_"].default_value.tolist() == [1.5, 1.5]
     assert (fields.specs["r"].column, fields.specs["state_"].column) == (True, False)
 

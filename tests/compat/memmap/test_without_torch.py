@@ -3,20 +3,26 @@
 import importlib
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 
+from sqlbuffer.compat import memmap
 from sqlbuffer.compat.memmap import ConcatReplayBuffer, ReplayBuffer
+from sqlbuffer.compat.memmap.datasets import loading
 from sqlbuffer.errors import MissingExtraError
 from tests.compat.memmap.loaded import SHAPE, fill
+
+# Modules that the datasets share.
+NEED_TORCH = ("batches", "concat_dataset", "slot_dataset")
 
 
 @pytest.fixture
 def no_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in ("datasets", "items", "joined"):
-        monkeypatch.delitem(sys.modules, f"sqlbuffer.compat.memmap.{name}", raising=False)
+    for name in (*NEED_TORCH, *set(loading.DATASETS.values())):
+        monkeypatch.delitem(sys.modules, f"{loading.__package__}.{name}", raising=False)
 
 
 def test_importing_and_storing_import_no_torch(tmp_path):
@@ -43,7 +49,8 @@ def test_loaders_say_that_they_need_torch(no_torch, tmp_path):
         lambda: buffer.dataloader(2),
         lambda: both.dataloader(2),
         lambda: collector.dataloader(2),
-        lambda: importlib.import_module("sqlbuffer.compat.memmap.datasets"),
+        *(partial(getattr, memmap, name) for name in loading.DATASETS),
+        *(partial(importlib.import_module, f"{loading.__package__}.{n}") for n in NEED_TORCH),
     ):
         with pytest.raises(MissingExtraError, match=r"pip install sqlbuffer\[torch\]"):
             call()

@@ -17,7 +17,7 @@ from sqlbuffer.compat.minestudio import (
     FragmentTypeError,
     ReplayBufferInterface,
 )
-from sqlbuffer.compat.minestudio.absent import ALTERNATIVES
+from sqlbuffer.compat.minestudio.alternatives import ALTERNATIVES
 from tests.compat.minestudio.conftest import CONFIG, Make
 from tests.compat.minestudio.fragments import indices, make_fragment, send, send_all
 

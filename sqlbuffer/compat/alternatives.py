@@ -1,0 +1,29 @@
+"""Names of other libraries that this package does not have, and what to use instead."""
+
+from collections.abc import Mapping
+
+
+class Alternatives(dict[str, str]):
+    """What to use instead of each name that this package does not have.
+
+    Args:
+        library: The library that has the names.
+        instead: What to use instead, by name.
+
+    Example:
+        >>> alternatives = Alternatives("AWorld", {"RedisStorage": "ReplayBuffer(url=...)"})
+        >>> alternatives.message("RedisStorage")
+        'sqlbuffer has no RedisStorage of AWorld; instead, ReplayBuffer(url=...)'
+    """
+
+    def __init__(self, library: str, instead: Mapping[str, str]) -> None:
+        super().__init__(instead)
+        self._library = library
+
+    def message(self, name: str) -> str:
+        """Return what to tell the user of a name."""
+        return f"sqlbuffer has no {name} of {self._library}; instead, {self[name]}"
+
+    def error(self, name: str) -> ImportError:
+        """Return the error for importing a name."""
+        return ImportError(self.message(name))

@@ -1,0 +1,1 @@
+"""The classes of DI-engine's buffers."""

@@ -1,0 +1,399 @@
+"""`AdvancedReplayBuffer`: draws by priority, with limits of use and staleness."""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from sqlbuffer.compat.ding.buffers.advanced_arguments import (
+    INDEX,
+    PRIORITY,
+    UNIQUE_ID,
+    checked_fraction,
+    checked_iteration,
+    checked_limit,
+    checked_ratio,
+    envstep_of,
+    initial_priority,
+    model_version,
+    new_priorities,
+)
+from sqlbuffer.compat.ding.buffers.naive import checked_range
+from sqlbuffer.compat.ding.buffers.opening import opened_ring
+from sqlbuffer.compat.ding.buffers.ring import RingBuffer, checked_size, items_of
+from sqlbuffer.compat.ding.config import checked_count
+from sqlbuffer.compat.ding.contents.advanced_state import (
+    AdvancedState,
+    from_file,
+    from_state_dict,
+    to_file,
+    to_state_dict,
+)
+from sqlbuffer.compat.ding.contents.item_codec import Encoded, item_of, records_of
+from sqlbuffer.compat.ding.errors import ItemError, ReplayConfigError, ReplayError
+from sqlbuffer.compat.ding.monitors.batch_figures import BatchFigures
+from sqlbuffer.compat.ding.monitors.throughput import is_first_rank, limit_of
+from sqlbuffer.compat.ding.registry import register_buffer
+from sqlbuffer.compat.ding.utils import generate_id
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.open_buffer import OpenerOptions
+from sqlbuffer.storage.extensions.prioritized_ring import (
+    ID,
+    VERSION,
+    CreditLedger,
+    PriorityRing,
+    Sampled,
+    WantedItems,
+    number_of,
+)
+
+logger = logging.getLogger("sqlbuffer")
+
+# Keys of a sampled item that are not its own.
+OWN_KEYS = frozenset({UNIQUE_ID, INDEX, PRIORITY, "use", "staleness", "IS"})
+
+
+def is_dict(data: Any) -> bool:
+    """Return True for a dict."""
+    return isinstance(data, dict)
+
+
+@register_buffer("advanced")
+class AdvancedReplayBuffer(RingBuffer):
+    """A ring of dicts that are drawn by priority, so often and so long as its limits let them.
+
+    An item is drawn with probability p^alpha / sum, one from each of equal parts of the sum: it is
+    repeated only where its weight is more than a part. It leaves when it was sampled `max_use`
+    times, and before a sample when it is `max_staleness` iterations old.
+
+    With a `url` everything is shared: items, priorities, uses, ids, `push_count`, `beta`, and the
+    counts of the rate limit.
+
+    Attributes:
+        alpha: Exponent of the priorities.
+        check_list: Predicates that an item must pass to be pushed.
+
+    Example:
+        >>> buffer = AdvancedReplayBuffer({"replay_buffer_size": 100, "seed": 1})
+        >>> buffer.push([{"obs": i, "priority": p} for i, p in enumerate((1.0, 2.0, 8.0))], 0)
+        >>> batch = buffer.sample(3, cur_learner_iter=0, sample_range=slice(2, None))
+        >>> [(item["obs"], item["priority"], item["use"]) for item in batch]
+        [(2, 8.0, 1), (2, 8.0, 2), (2, 8.0, 3)]
+        >>> keys = ("replay_unique_id", "replay_buffer_idx")
+        >>> info = {key: [item[key] for item in batch] for key in keys}
+        >>> buffer.update({**info, "priority": [0.5, 0.5, 2.0]})
+        >>> buffer.sample(1, 1, sample_range=slice(-1, None))[0]["priority"]
+        2.00001
+        >>> buffer.close()
+    """
+
+    config: ClassVar[Mapping[str, Any]] = {
+        "type": "advanced",
+        "replay_buffer_size": 4096,
+        "max_use": float("inf"),
+        "max_staleness": float("inf"),
+        "alpha": 0.6,
+        "beta": 0.4,
+        "anneal_step": 100_000,
+        "enable_track_used_data": False,
+        "deepcopy": False,
+        "thruput_controller": {
+            # Items pushed for each one sampled. Above `max` pushes are refused and their items
+            # thrown away; below `min` a sample is None.
+            "push_sample_rate_limit": {"max": float("inf"), "min": 0},
+            "window_seconds": 30,
+            "sample_min_limit_ratio": 1,
+        },
+        "monitor": {
+            "sampled_data_attr": {"average_range": 5, "print_freq": 200},
+            "periodic_thruput": {"seconds": 60},
+        },
+    }
+
+    _ring: PriorityRing
+
+    def __init__(
+        self,
+        cfg: Any = None,
+        tb_logger: Any = None,
+        exp_name: str | None = "default_experiment",
+        instance_name: str | None = "buffer",
+    ) -> None:
+        self.check_list: list[Callable[[Any], bool]] = [is_dict]
+        super().__init__(cfg, tb_logger, exp_name, instance_name)
+        self._envstep = -1
+
+    def _check_config(self) -> None:
+        super()._check_config()
+        cfg = self._cfg
+        self.alpha = checked_fraction(cfg.alpha, "alpha")
+        self._first_beta = checked_fraction(cfg.beta, "beta")
+        self._anneal_step = checked_count(cfg.anneal_step, "anneal_step", 0)
+        self._deepcopy = bool(cfg.deepcopy)
+        self._max_use = checked_limit(cfg.max_use, "max_use", above=0)
+        self._max_staleness = checked_limit(cfg.max_staleness, "max_staleness")
+        control = cfg.thruput_controller
+        self._rate_limit = limit_of(control)
+        self._least_ratio = checked_ratio(control.sample_min_limit_ratio)
+        self._figures = BatchFigures(cfg.monitor.sampled_data_attr)
+
+    def _opened(self, url: str, name: str) -> PriorityRing:
+        limits, options = Limits(priorities=True), OpenerOptions(alpha=self.alpha)
+        store = opened_ring(url, name, "advanced", self._size, limits, options).store
+        if store.info.alpha != self.alpha:
+            raise ReplayConfigError(
+                f"buffer {name!r} at {store.shown_url} was made with alpha={store.info.alpha:g}, "
+                f"not {self.alpha:g}; give that one, or another name: {{'name': ...}}"
+            )
+        return PriorityRing(store, "advanced", self._size, self._rate_limit)
+
+    def _periodic_seconds(self) -> Any:
+        return self._cfg.monitor.periodic_thruput.seconds
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the next batch's importance weights; set it to change it for every
+        process of the buffer.
+        """
+        kept = CreditLedger.of(self._ring.counts()).beta
+        return self._first_beta if kept is None else kept
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._ring.set_beta(checked_fraction(beta, "beta"))
+
+    @property
+    def _beta_step(self) -> float:
+        """What a sample adds to beta."""
+        return (1 - self._first_beta) / self._anneal_step if self._anneal_step else 0.0
+
+    def push(self, data: list[Any] | Any, cur_collector_envstep: int) -> None:
+        """Put in a dict, or each of a list: all or none. The oldest leave where there are too many.
+
+        What `check_list` refuses is left out. Each dict is given its `replay_unique_id`,
+        `replay_buffer_idx` and, where it has none, `priority`, unless the config says `deepcopy`.
+        Under a rate limit a push may be refused, which is logged: its items are thrown away.
+
+        Args:
+            data: A dict, or a list of them. Its `priority` is the largest that was set by `update`
+                (1.0 before) where it has none; `collect_iter`, an integer or a list of them, tells
+                how old it is.
+            cur_collector_envstep: The collector's step; kept as the column `step`.
+
+        Raises:
+            ItemError: An item cannot be stored; names the place in it.
+        """
+        items = self._checked_items(data)
+        if not items:
+            return
+        kept = items[-self._size :]
+        records = self._records(kept, cur_collector_envstep)
+        self._check_sizes(records)
+        name, ring = self._instance_name, self._ring
+        pushed = ring.push_items(records, len(items), name, track=self._tracks)
+        if pushed.refused is not None:
+            logger.warning("%s: %d items are refused: %s", name, len(items), pushed.refused)
+            return
+        if not self._deepcopy:
+            for item, number, place in zip(kept, pushed.numbers, pushed.places, strict=True):
+                item[UNIQUE_ID], item[INDEX] = generate_id(name, number), place
+                if item.get(PRIORITY) is None:
+                    item[PRIORITY] = pushed.default
+        self._envstep = envstep_of(cur_collector_envstep)
+        skipped = items[: len(items) - len(kept)]
+        self._noted(pushed=len(items), removed=pushed.left.n + len(skipped))
+        self._used([*map(item_of, pushed.left.rows), *skipped])
+
+    def _checked_items(self, data: Any) -> list[Any]:
+        items = data if isinstance(data, list) else [data]
+        found = [item for item in items if all(check(item) for check in self.check_list)]
+        if len(found) < len(items) and not isinstance(data, list):
+            logger.warning(
+                "%s: an item is left out, since it fails check_list: %.200r",
+                self._instance_name,
+                data,
+            )
+        for i, item in enumerate(found):
+            if not isinstance(item, dict):
+                raise ItemError(f"item {i} is a dict, got {item!r:.200}")
+        return found
+
+    def _records(self, items: Sequence[Any], envstep: Any) -> list[Record]:
+        stripped = [
+            item
+            if OWN_KEYS.isdisjoint(item)
+            else {key: value for key, value in item.items() if key not in OWN_KEYS}
+            for item in items
+        ]
+        found = records_of(stripped, self._source, envstep)
+        for i, item in enumerate(items):
+            priority, version = item.get(PRIORITY), item.get("collect_iter")
+            # A plain integer is the row's version already.
+            if priority is not None or (version is not None and type(version) is not int):
+                found[i] = found[i]._replace(
+                    initial_priority=initial_priority(priority, i),
+                    model_version=model_version(version, i),
+                )
+        return found
+
+    def sample(
+        self, size: int, cur_learner_iter: int, sample_range: slice | None = None
+    ) -> list[Any] | None:
+        """Draw items by priority, one from each of `size` equal parts of all weights.
+
+        Args:
+            size: How many.
+            cur_learner_iter: The learner's iteration, which staleness goes by.
+            sample_range: Which items by age, 0 being the oldest: `slice(-10, None)` are the newest
+                ten. Importance weights stay those of the whole buffer.
+
+        Returns:
+            A list of `size` dicts, each a copy, with `replay_unique_id`, `replay_buffer_idx` (its
+            place in the ring), `priority`, `use` (how often it was sampled, itself included),
+            `staleness` (-1 without `collect_iter`) and `IS`, (least weight / its weight)^beta; or
+            None where there are fewer than size * `sample_min_limit_ratio` items, the rate limit
+            refuses it, or all are used up.
+
+        Raises:
+            ReplayError: A negative size, or a range without items.
+        """
+        size, iteration = checked_size(size), checked_iteration(cur_learner_iter)
+        if size == 0:
+            return []
+        which = None if sample_range is None else checked_range(sample_range)
+        found = self._ring.sample(self._wanted(size, iteration, which))
+        self._used(items_of(found.left))
+        if found.refused is not None:
+            self._noted(removed=found.n_removed)
+            if found.is_empty_range:
+                raise ReplayError(f"sample_range={which}: {found.refused}")
+            logger.info("%s: no sample: %s", self._instance_name, found.refused)
+            return None
+        self._noted(sampled=size, removed=found.n_removed)
+        batch = self._batch(found, iteration)
+        figures = self._figures.add(batch)
+        if figures is not None:
+            self._write({**figures, "beta": found.beta}, iteration)
+        return batch
+
+    def _wanted(self, size: int, iteration: int, which: slice | None) -> WantedItems:
+        oldest = None
+        if self._max_staleness is not None:
+            oldest = math.floor(iteration - self._max_staleness) + 1
+        with self._mutex:
+            seed = int(self._rng.integers(2**62))
+        return WantedItems(
+            size=size,
+            beta=self._first_beta,
+            beta_step=self._beta_step,
+            least_held=size * self._least_ratio,
+            which=which,
+            max_use=self._max_use,
+            oldest_version=oldest,
+            keeps_used=self._tracks,
+            tracks=self._tracks,
+            seed=seed,
+        )
+
+    def _batch(self, found: Sampled, iteration: int) -> list[Any]:
+        batch = []
+        for row, priority, weight, use in zip(
+            found.rows, found.priorities, found.weights, found.uses, strict=True
+        ):
+            item, version = item_of(row), row[VERSION]
+            item[UNIQUE_ID] = row[ID]
+            item[INDEX] = self._ring.place_of(number_of(row[ID]), found.counts)
+            item[PRIORITY], item["use"], item["IS"] = priority, use, weight
+            item["staleness"] = -1 if version is None else iteration - version
+            batch.append(item)
+        return batch
+
+    def _write(self, figures: Mapping[str, Any], iteration: int) -> None:
+        shown = ", ".join(f"{name} {value:g}" for name, value in figures.items())
+        logger.info("%s at iteration %d: %s", self._instance_name, iteration, shown)
+        if self._tb_logger is None or not is_first_rank():
+            return
+        for name, value in figures.items():
+            for axis, x in (("iter", iteration), ("step", self._envstep)):
+                if x != -1:
+                    tag = f"{self._instance_name}_{axis}/{name}"
+                    self._tb_logger.add_scalar(tag, value, x)
+
+    def update(self, info: Any) -> None:
+        """Set the priorities of items, to p + 1e-5 each; the largest p is what new items have.
+
+        Items that are no longer where they were are skipped. Without a key `priority` nothing is
+        done.
+
+        Args:
+            info: Lists `replay_unique_id`, `replay_buffer_idx` and `priority`, as sampled items
+                have them; the shortest decides. Of equal items the last counts.
+
+        Raises:
+            MissingListError: It has `priority`, and lacks one of the others; a KeyError.
+            TypeError: It is no dict, or one of them no list.
+            PriorityError: A priority that is negative or no number; none is set.
+        """
+        given = new_priorities(info)
+        if not given:
+            return
+        n_set = self._ring.update(given, self._max_use if self._tracks else None)
+        if n_set < len(given):
+            logger.debug("%s: %d items have left", self._instance_name, len(given) - n_set)
+
+    def clear(self) -> None:
+        """Remove all items, for every process that shares it; `push_count`, ids and `beta` stay."""
+        left = self._ring.clear_items(track=self._tracks)
+        self._noted(removed=left.n)
+        self._used(items_of(left.rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that it holds, as copies: `data`, the items in their places and None in the
+        empty ones, `use_count`, `tail`, `head`, `max_priority`, `beta`, `anneal_step`,
+        `next_unique_id`, `valid_count` and `push_count`.
+        """
+        held = self._ring.held()
+        return to_state_dict(held, self._size, self._first_beta, self._anneal_step)
+
+    def load_state_dict(self, _state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
+        """Hold what `state_dict` returned, instead of what there is; for every process that shares
+        it. Of a larger buffer the newest items are kept.
+
+        Args:
+            _state_dict: The state; with `data` alone its items are pushed, but for None.
+            deepcopy: Without effect: what it holds is a copy always.
+
+        Raises:
+            MissingDataError: It lacks `data`.
+            ReplayError: What it says does not fit together.
+        """
+        found = from_state_dict(_state_dict, self._size)
+        if found is None:
+            self.push([copy.copy(item) for item in _state_dict["data"] if item is not None], -1)
+        else:
+            self._hold(found)
+
+    def _hold(self, state: AdvancedState) -> None:
+        records = [
+            record._replace(id=id_, initial_priority=priority)
+            for record, id_, priority in zip(
+                self._records(state.items, 0), state.ids, state.priorities, strict=True
+            )
+        ]
+        self._check_sizes(records)
+        self._ring.hold(records, state.uses, state.counts, state.ledger)
+        if state.anneal_step is not None:
+            self._anneal_step = state.anneal_step
+
+    def _to_file(self) -> tuple[list[Encoded], dict[str, Any]]:
+        held = self._ring.held()
+        return to_file(held, self._size, self._first_beta, self._anneal_step)
+
+    def _hold_file(self, items: Sequence[Encoded], head: Mapping[str, Any]) -> None:
+        found = from_file(items, head, self._size)
+        if isinstance(found, list):
+            self.push(found, -1)
+        else:
+            self._hold(found)

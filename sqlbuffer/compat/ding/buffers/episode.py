@@ -1,0 +1,76 @@
+"""`EpisodeReplayBuffer`: its items are whole episodes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import orjson
+
+from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer
+from sqlbuffer.compat.ding.registry import register_buffer
+from sqlbuffer.encoding.records import Record
+
+logger = logging.getLogger("sqlbuffer")
+
+
+@register_buffer("episode")
+class EpisodeReplayBuffer(NaiveReplayBuffer):
+    """A naive buffer each item of which is an episode: a list of steps.
+
+    One episode is pushed as `[episode]`: a list is taken for many items.
+
+    Config: as that of `NaiveReplayBuffer`; `replay_buffer_size` counts episodes.
+
+    Example:
+        >>> buffer = EpisodeReplayBuffer({"replay_buffer_size": 10})
+        >>> buffer.push([[{"obs": 1}, {"obs": 2}], [{"obs": 3}]], cur_collector_envstep=3)
+        >>> buffer.episode_len
+        [2, 1]
+    """
+
+    config: ClassVar[Mapping[str, Any]] = {**NaiveReplayBuffer.config, "type": "episode"}
+    _is_warned = False
+
+    @property
+    def episode_len(self) -> list[int]:
+        """How many steps each episode has, the oldest first.
+
+        Raises:
+            TypeError: An item has no length.
+        """
+        found: list[int] = []
+        for text in self._ring.notes():
+            if text is None:
+                raise TypeError(
+                    f"{self._instance_name}: item {len(found)} is no episode; push episodes as "
+                    "lists of steps: push([episode], ...)"
+                )
+            found.append(orjson.loads(text)["length"])
+        return found
+
+    def push(self, data: list[Any] | Any, cur_collector_envstep: int) -> None:
+        """Put in an episode that is no list, or each of a list of episodes; see
+        `NaiveReplayBuffer.push`.
+        """
+        if isinstance(data, list) and not self._is_warned and any(map(_is_step, data)):
+            self._is_warned = True
+            logger.warning(
+                "%s: steps were pushed as episodes of their own; push one episode as "
+                "push([episode], ...)",
+                self._instance_name,
+            )
+        super().push(data, cur_collector_envstep)
+
+    def _records(self, items: Sequence[Any], envstep: Any) -> list[Record]:
+        records = super()._records(items, envstep)
+        # So that lengths are read without the episodes.
+        return [
+            record._replace(extra=f'{{"length":{len(item)}}}')
+            if hasattr(item, "__len__")
+            else record
+            for record, item in zip(records, items, strict=True)
+        ]
+
+
+def _is_step(item: Any) -> bool:
+    return isinstance(item, Mapping)

@@ -1,0 +1,115 @@
+"""`SequenceReplayBuffer`: draws items that follow one another."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer, keys_by_age
+from sqlbuffer.compat.ding.buffers.ring import checked_size, items_of
+from sqlbuffer.compat.ding.config import checked_count
+from sqlbuffer.compat.ding.errors import ReplayError
+from sqlbuffer.compat.ding.registry import register_buffer
+from sqlbuffer.storage.sampling.candidates import Candidates
+
+
+@register_buffer("sequence")
+class SequenceReplayBuffer(NaiveReplayBuffer):
+    """A ring of the steps of episodes that all have the same length, pushed one after the other.
+
+    Config: as that of `NaiveReplayBuffer`, and `episode_length` (500), which is not DI-engine's:
+    500 stands in its code.
+
+    Example:
+        >>> buffer = SequenceReplayBuffer({"episode_length": 4, "seed": 1})
+        >>> buffer.push(list(range(8)), cur_collector_envstep=0)
+        >>> windows = buffer.sample(2, 3, cur_learner_iter=0)
+        >>> all(window in ([0, 1, 2], [1, 2, 3], [4, 5, 6], [5, 6, 7]) for window in windows)
+        True
+    """
+
+    config: ClassVar[Mapping[str, Any]] = {
+        **NaiveReplayBuffer.config,
+        "type": "sequence",
+        "episode_length": 500,
+    }
+
+    def _check_config(self) -> None:
+        super()._check_config()
+        self._length = checked_count(self._cfg.episode_length, "episode_length")
+
+    def sample(  # type: ignore[override]  # as DI-engine has it
+        self,
+        batch: int,
+        sequence: int,
+        cur_learner_iter: int,
+        sample_range: Any = None,
+        replace: bool = False,
+    ) -> list[list[Any]] | None:
+        """Draw windows uniformly over all that lie within an episode.
+
+        Args:
+            batch: How many windows.
+            sequence: How many items each has.
+            cur_learner_iter: The learner's iteration; not used.
+            sample_range: None.
+            replace: A window may be drawn several times. Windows may overlap in any case.
+
+        Returns:
+            `batch` lists of `sequence` items each, in the order in which they were pushed, each a
+            copy; None where there are fewer than `batch * sequence` items, or too few windows.
+
+        Raises:
+            NotImplementedError: A range.
+            ReplayError: A negative number, or windows longer than an episode.
+        """
+        if sample_range is not None:
+            raise NotImplementedError("a sequence buffer has no sample_range: leave it out")
+        batch, sequence = checked_size(batch), checked_size(sequence)
+        if not 1 <= sequence <= self._length:
+            raise ReplayError(
+                f"a window has from 1 to {self._length} items, as an episode has (config key "
+                f"episode_length), got sequence={sequence}"
+            )
+        if batch == 0:
+            return []
+        n = self.count()
+        rows = self._ring.draw(
+            lambda candidates: self._chosen(candidates, n, batch, sequence, replace)
+        )
+        if len(rows) < batch * sequence:
+            self._warn_of_few(batch * sequence)
+            return None
+        self._noted(sampled=batch * sequence)
+        items = items_of(rows)
+        return [items[start : start + sequence] for start in range(0, len(items), sequence)]
+
+    def _chosen(
+        self, candidates: Candidates, n: int, batch: int, sequence: int, replace: bool
+    ) -> list[int]:
+        keys = keys_by_age(candidates, n)
+        counts = self._ring.counts_of(candidates.connection)
+        starts = window_starts(len(keys), counts.push_count, sequence, self._length)
+        if not len(starts) or (
+            not replace and (batch > len(starts) or batch * sequence > len(keys))
+        ):
+            return []
+        with self._mutex:
+            drawn = self._rng.choice(starts, batch, replace=replace).tolist()
+        return [int(keys[start + i]) for start in drawn for i in range(sequence)]
+
+
+def window_starts(n: int, push_count: int, sequence: int, length: int) -> NDArray[np.int64]:
+    """Return where the windows begin that lie within an episode, as ages from the oldest item.
+
+    Args:
+        n: How many items there are: the last of those that were pushed.
+        push_count: How many were pushed.
+        sequence: How many items a window has.
+        length: How many an episode has; the first began with the first item that was pushed.
+    """
+    ages = np.arange(max(0, n - sequence + 1))
+    places = (push_count - n + ages) % length
+    found: NDArray[np.int64] = ages[places <= length - sequence]
+    return found

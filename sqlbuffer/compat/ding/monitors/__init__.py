@@ -1,0 +1,1 @@
+"""What is logged of a buffer, and what limits its throughput."""

@@ -1,0 +1,1 @@
+"""The values of stored fields as arrays that write to the database."""

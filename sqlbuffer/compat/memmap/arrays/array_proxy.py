@@ -1,0 +1,258 @@
+"""`data[...]` and `meta_data[...]`: arrays that read from the database and write to it."""
+
+import math
+import operator
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.compat.memmap.arrays.array_view import (
+    Chain,
+    View,
+    WritesThrough,
+    is_basic,
+    plain_index,
+)
+from sqlbuffer.compat.memmap.config.declared_fields import DeclaredField
+from sqlbuffer.compat.memmap.errors import MemmapError
+from sqlbuffer.compat.memmap.rows.casting import cast
+
+Ints = NDArray[np.int64]
+# Reads what cells have: their places along each leading axis -> array.
+Read = Callable[..., NDArray[Any]]
+
+
+class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
+    """One field of all slots, like an array of numpy; each access asks the database.
+
+    An index without arrays returns a `View`: an array with the values of this moment, and assigning
+    to it writes to the database, one transaction an assignment. Write many values in one
+    assignment: `data['returns'][3, :10] = values`. An index with arrays returns a copy, as numpy
+    does.
+
+    Args:
+        track: The field.
+        leading: The shape before that of one value: slots, or slots and steps.
+        read: Returns the values of cells, given an index array for each leading axis.
+        write: Sets them.
+        flush: Stores what waits.
+        again: Returns such a proxy for a view, which does not keep the buffer from being deleted.
+
+    Example:
+        >>> import tempfile
+        >>> from sqlbuffer.compat.memmap import ReplayBuffer
+        >>> buffer = ReplayBuffer(tempfile.mkdtemp(), 3, 5, fields={"reward": "float"})
+        >>> buffer.store_episode(reward=[1.0, 2.0])
+        >>> buffer.data["reward"][0, 1:3] = 7.0
+        >>> buffer.data["reward"][0][4] = 9.0
+        >>> buffer.data["reward"][0]
+        array([1., 7., 7., 0., 9.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        track: DeclaredField,
+        leading: tuple[int, ...],
+        read: Read,
+        write: Callable[..., None],
+        flush: Callable[[], None],
+        again: Callable[[], "ArrayProxy"],
+    ) -> None:
+        self._track, self._leading, self._again = track, leading, again
+        self._read, self._write, self.flush = read, write, flush
+        self.shape = (*leading, *track.shape)
+        self.dtype = track.dtype
+        self.ndim = len(self.shape)
+        self.size = math.prod(self.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        index = plain_index(index)
+        found = self.pick((index,))
+        if found.ndim == 0:
+            return found[()]
+        return View.of(found, self._again, (index,)) if is_basic(index) else found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.put((plain_index(index),), self.cast(value))
+
+    def pick(self, chain: Chain) -> NDArray[Any]:
+        """Return a writable array of what indices pick, one after the other."""
+        if self._is_leading(chain):
+            return self._read(*self._places(chain, ()))
+        # One place for each item of a value: cells are read once, and items picked from them.
+        *places, items = self._places(chain, self._track.shape)
+        cells, back = self._cells([place.ravel() for place in places])
+        return self._items(cells)[back, items.ravel()].reshape(items.shape)
+
+    def put(self, chain: Chain, value: NDArray[Any]) -> None:
+        """Set what indices pick, one after the other."""
+        if self._is_leading(chain):
+            places = self._places(chain, ())
+            target = np.empty((*places[0].shape, *self._track.shape), self.dtype)
+            target[...] = value
+            flat = target.reshape(places[0].size, *self._track.shape)
+            self._write(flat, *(place.ravel() for place in places))
+            return
+        *places, items = self._places(chain, self._track.shape)
+        target = np.empty(items.shape, self.dtype)
+        target[...] = value
+        cells, back = self._cells([place.ravel() for place in places])
+        values = self._items(cells)
+        values[back, items.ravel()] = target.ravel()
+        self._write(values.reshape(len(values), *self._track.shape), *cells)
+
+    def cast(self, value: Any) -> NDArray[Any]:
+        """Return a value in the dtype of the field."""
+        return cast(self._track, value)
+
+    def _items(self, cells: list[Ints]) -> NDArray[Any]:
+        """Return the values of cells, each in one row."""
+        n_items = math.prod(self._track.shape)
+        return np.array(self._read(*cells)).reshape(len(cells[0]), n_items)
+
+    def _is_leading(self, chain: Chain) -> bool:
+        """Return True if indices pick slots and steps, and no parts of values."""
+        if not self._track.shape:
+            return True
+        # Which axes a second index is about depends on the first.
+        index, *others = chain
+        if others:
+            return False
+        used = 0
+        for part in index if isinstance(index, tuple) else (index,):
+            if part is None or part is Ellipsis:
+                return False
+            used += part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
+        return used <= len(self._leading)
+
+    def _places(self, chain: Chain, items: tuple[int, ...]) -> list[Ints]:
+        """Return what indices pick: of each leading axis the place, and of values the item.
+
+        The grids that numpy picks from have strides of zero, and take no memory.
+        """
+        shape = (*self._leading, *items)
+        grids = []
+        for axis, n in enumerate(self._leading):
+            column = np.arange(n).reshape(*(-1 if i == axis else 1 for i in range(len(shape))))
+            grids.append(_picked(np.broadcast_to(column, shape), chain))
+        if items:
+            numbers = np.arange(math.prod(items)).reshape(*(1 for _ in self._leading), *items)
+            grids.append(_picked(np.broadcast_to(numbers, shape), chain))
+        return grids
+
+    def _cells(self, places: list[Ints]) -> tuple[list[Ints], Ints]:
+        """Return the distinct cells of items, and which each item is of."""
+        keys = places[0] if len(places) == 1 else places[0] * self._leading[1] + places[1]
+        found, back = np.unique(keys, return_inverse=True)
+        if len(places) == 1:
+            return [found], back.reshape(-1)
+        return list(np.divmod(found, self._leading[1])), back.reshape(-1)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("values of a database are copied: copy=False cannot be kept")
+        found: NDArray[Any] = np.asarray(self[:])
+        if dtype is not None:
+            found = found.astype(dtype, copy=False)
+        return found.copy() if copy else found
+
+    def _set_all(self, value: Any) -> None:
+        self[:] = value
+
+    def _current(self) -> NDArray[Any]:
+        return self.pick((slice(None),))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what an array of numpy has: `sum`, `tolist`, `astype`, `T`, ..."""
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"an array proxy has no attribute {name!r}")
+        return getattr(np.asarray(self), name)
+
+    def copy(self) -> NDArray[Any]:
+        """Return all values as an array that can be changed; it is not stored."""
+        return self._current()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])
+
+    def __contains__(self, value: Any) -> bool:
+        return value in np.asarray(self)
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __index__(self) -> int:
+        return operator.index(np.asarray(self))
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+    def __str__(self) -> str:
+        return str(np.asarray(self))
+
+
+class ArrayProxies(Mapping[str, ArrayProxy]):
+    """The proxies of all fields by name, made as they are asked for.
+
+    Args:
+        names: The fields.
+        make: Makes one.
+    """
+
+    def __init__(self, names: Collection[str], make: Callable[[str], ArrayProxy]) -> None:
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: str) -> ArrayProxy:
+        if name not in self._names:
+            raise KeyError(f"no field {name!r}; the fields are {', '.join(self._names) or 'none'}")
+        return self._make(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Take back what `data[name] += 1` computed, which is written already; nothing else."""
+        if not isinstance(value, ArrayProxy) or name not in self._names:
+            raise TypeError(f"assign to a part of the field: data[{name!r}][:] = ...")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def proxy_maker(make: Callable[[str], ArrayProxy], name: str) -> Callable[[], ArrayProxy]:
+    """Return a function that makes a proxy as long as its buffer is there.
+
+    Args:
+        make: A method of the buffer.
+        name: The field.
+    """
+    method = weakref.WeakMethod(make)
+
+    def again() -> ArrayProxy:
+        found = method()
+        if found is None:
+            raise MemmapError(
+                f"the buffer of this array of {name!r} was deleted, and changes cannot be stored: "
+                f"keep a reference to the buffer, or change a copy()"
+            )
+        return found(name)
+
+    return again
+
+
+def _picked(grid: Ints, chain: Chain) -> Ints:
+    for index in chain:
+        grid = grid[index]
+    return np.asarray(grid)

@@ -1,0 +1,1 @@
+"""What a buffer is made with, and how the database stores its fields."""

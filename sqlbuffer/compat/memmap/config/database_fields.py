@@ -1,0 +1,83 @@
+"""The typed fields and columns that declared fields have in the database."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.compat.memmap.config.declared_fields import DeclaredField
+from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields.declarations import BUILT_IN, RESERVED
+from sqlbuffer.fields.specs import FieldSpec
+
+# Larger defaults are not kept in the declaration of the field.
+MAX_DEFAULT_ITEMS = 1_024
+# Scalar fields of these names and kinds are the columns of the same name.
+_COLUMNS = {"reward": ("int", "float", "uint8"), "terminated": ("bool",), "truncated": ("bool",)}
+
+
+def core_names(tracks: Mapping[str, DeclaredField]) -> dict[str, str]:
+    """Return what each field is called in the database, where some names mean something else."""
+    found: dict[str, str] = {}
+    for name in tracks:
+        own = name
+        while own in (*BUILT_IN, *RESERVED) or own.endswith("_lens") or own in found.values():
+            own += "_"
+        found[name] = own
+    return found
+
+
+def core_fields(tracks: Mapping[str, DeclaredField], observations: Any = None) -> Fields:
+    """Return the typed fields of the buffer in the database; conditions can use scalars.
+
+    Args:
+        tracks: The fields.
+        observations: The names of those that an observation is made of; None: `obs`, or those that
+            are stored.
+
+    Raises:
+        MemmapTypeError: These are no names.
+        MemmapError: No such field.
+    """
+    names = core_names(tracks)
+    unsaid = frozenset({"observations"} if observations is None else ())
+    if observations is None:
+        observations = [name for name in tracks if name == "obs"]
+    elif not isinstance(observations, (tuple, list)):
+        raise MemmapTypeError(
+            f"observation_fields are names of fields such as ('state',), got {observations!r}"
+        )
+    for name in observations:
+        if name not in tracks:
+            raise MemmapError(
+                f"observation_fields: {name!r} is none of the fields {', '.join(tracks) or 'none'}"
+            )
+    specs = {
+        names[name]: FieldSpec(
+            names[name],
+            track.dtype,
+            track.shape,
+            _default(track),
+            track.shape == (),
+        )
+        for name, track in tracks.items()
+    }
+    return Fields(specs, tuple(names[name] for name in observations), unsaid=unsaid)
+
+
+def own_columns(tracks: Mapping[str, DeclaredField]) -> dict[str, str]:
+    """Return the fields that are columns of every row in the database: column -> field."""
+    return {
+        name: name
+        for name, kinds in _COLUMNS.items()
+        if name in tracks and tracks[name].shape == () and tracks[name].kind in kinds
+    }
+
+
+def _default(track: DeclaredField) -> tuple[tuple[int, ...], bytes] | None:
+    """Return the default as the database keeps it, in the declaration: none of large fields."""
+    if math.prod(track.shape) > MAX_DEFAULT_ITEMS:
+        return None
+    return track.shape, np.full(track.shape, track.fill, track.dtype).tobytes()

@@ -1,0 +1,1 @@
+"""Torch datasets and data loaders over the slots of a buffer."""

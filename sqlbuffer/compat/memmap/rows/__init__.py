@@ -1,0 +1,1 @@
+"""Values of fields as rows of the database."""

@@ -1,0 +1,204 @@
+"""Encodes the fields of steps and episodes as bytes and columns."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.compat.memmap.config.database_fields import core_names, own_columns
+from sqlbuffer.compat.memmap.config.declared_fields import INTERNAL, DeclaredField
+from sqlbuffer.compat.memmap.errors import MemmapTypeError
+from sqlbuffer.compat.memmap.rows.casting import exact, full, is_scalar
+from sqlbuffer.compat.memmap.rows.tensors import is_tensor
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.records import encode_real
+from sqlbuffer.storage.rows.pieces import Columns
+
+# JSON has these as they are.
+_MAX_PLAIN = 1e15
+# Larger values of an episode are kept as bytes only.
+MAX_SAID_ITEMS = 256
+
+
+class RowCoder:
+    """Rows of fields as the database has them.
+
+    Args:
+        tracks: The fields.
+        layout: How the database lays out their bytes.
+    """
+
+    def __init__(self, tracks: Mapping[str, DeclaredField], layout: Layout) -> None:
+        self.tracks, self.layout = dict(tracks), layout
+        self.names = core_names(tracks)
+        self._own = {column: self.names[name] for column, name in own_columns(tracks).items()}
+        self.scalars = sorted(self.names[n] for n, track in tracks.items() if track.shape == ())
+        self.blank = np.zeros((), layout.record)
+        for name, track in tracks.items():
+            self.blank[self.names[name]] = track.fill
+        self.size = layout.size_bytes
+
+    def blanks(self, shape: int | tuple[int, ...]) -> NDArray[Any]:
+        """Return rows in which nothing was written."""
+        return np.full(shape, self.blank)
+
+    def columns(self, rows: NDArray[Any]) -> Columns:
+        """Return what the database has of rows.
+
+        Args:
+            rows: Structured array of shape (n,).
+        """
+        raw, size, n = rows.tobytes(), self.size, len(rows)
+        blobs = [raw[i * size : (i + 1) * size] for i in range(n)]
+        scalars = {name: rows[name].tolist() for name in self.scalars}
+        texts: Sequence[str | None] = [None] * n
+        if scalars:
+            encode = _dumps if all(map(self._is_plain, map(rows.__getitem__, scalars))) else _tagged
+            names = tuple(scalars)
+            texts = [
+                encode(dict(zip(names, values, strict=True)))
+                for values in zip(*scalars.values(), strict=True)
+            ]
+        rewards, terminated, truncated = (
+            [None] * n if found is None else found for found in self.own_columns(scalars)
+        )
+        return Columns(blobs, texts, [_real(each) for each in rewards], terminated, truncated)
+
+    def own_columns(self, scalars: Mapping[str, Any]) -> list[Any]:
+        """Return reward, terminated and truncated of fields by name; None where none is that."""
+        return [
+            scalars[self._own[name]] if name in self._own else None
+            for name in ("reward", "terminated", "truncated")
+        ]
+
+    @staticmethod
+    def _is_plain(values: NDArray[Any]) -> bool:
+        """Tell whether JSON has all of the numbers as they are."""
+        if values.dtype.kind != "f":
+            return True
+        # In range; and zeros are positive.
+        return bool(
+            (np.abs(values) < _MAX_PLAIN).all() and not np.signbit(values[values == 0]).any()
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether JSON has a number as it is: in range, and no negative zero."""
+    if type(value) is not float:
+        return True
+    return -_MAX_PLAIN < value < _MAX_PLAIN and (value != 0.0 or math.copysign(1.0, value) > 0)
+
+
+def _dumps(values: dict[str, Any]) -> str:
+    return orjson.dumps(values).decode()
+
+
+def _tagged(values: dict[str, Any]) -> str | None:
+    return Encoder().json(values, "fields")
+
+
+def _real(value: Any) -> float | None:
+    """Return what the column of rewards holds: no NaN, and no negative zero."""
+    return None if value is None else encode_real(value, "reward_t", "reward", {})
+
+
+class StepPacker:
+    """Packs one step after the other, at a few microseconds each; not for several threads.
+
+    Args:
+        rows: How a row is laid out.
+    """
+
+    def __init__(self, rows: RowCoder) -> None:
+        self._rows = rows
+        self._row = rows.blanks(1)
+        self._puts = [
+            (name, track, full(track, track.fill), self._row[rows.names[name]])
+            for name, track in rows.tracks.items()
+        ]
+        self._scalars = [(name, self._row[name]) for name in rows.scalars]
+
+    def pack(self, data: Mapping[str, Any]) -> tuple[list[Any], Columns]:
+        """Return what is said to be stored of each field, and what the database has of the row.
+
+        Args:
+            data: Values by name; None or missing is the default. Other names are left alone.
+
+        Raises:
+            MemmapError: A value of another shape.
+            OverflowError: An integer that the field cannot hold.
+        """
+        stored = []
+        for name, track, default, place in self._puts:
+            value = data.get(name)
+            if isinstance(value, np.ndarray):
+                if value.dtype != track.dtype or value.shape != track.shape:
+                    place[0] = exact(track, value)
+                else:
+                    place[0] = value
+                stored.append(value)
+                continue
+            given, own = (default.copy(), default) if value is None else _step(track, value)
+            place[0] = own
+            stored.append(given)
+        return stored, self._columns()
+
+    def _columns(self) -> Columns:
+        """Return what the database has of the row: `RowCoder.columns`, in a third of its time."""
+        scalars = {name: place.item() for name, place in self._scalars}
+        text = None
+        if scalars:
+            is_plain = all(map(_is_plain, scalars.values()))
+            text = _dumps(scalars) if is_plain else _tagged(scalars)
+        reward, terminated, truncated = self._rows.own_columns(scalars)
+        return Columns([self._row.tobytes()], [text], [_real(reward)], [terminated], [truncated])
+
+
+def _step(track: DeclaredField, value: Any) -> tuple[Any, NDArray[Any]]:
+    """Return what is said to be stored of a value, and what is."""
+    if is_scalar(value):
+        value = full(track, value)
+        return value, value
+    if not isinstance(value, (list, tuple)) and not is_tensor(value):
+        raise MemmapTypeError(
+            f"field {track.name} - expected a number, an array, a tensor or a list, got {value!r}"
+        )
+    return value, exact(track, value)
+
+
+class MetaCoder:
+    """What is kept of an episode, as bytes.
+
+    Args:
+        tracks: The fields, those among them that are not kept so left out.
+    """
+
+    def __init__(self, tracks: Mapping[str, DeclaredField]) -> None:
+        self.tracks = {name: track for name, track in tracks.items() if name not in INTERNAL}
+        # By number: these names may be any text.
+        self.keys = {name: f"f{i}" for i, name in enumerate(self.tracks)}
+        self.dtype = np.dtype(
+            [(self.keys[name], track.dtype, track.shape) for name, track in self.tracks.items()]
+        )
+        self.blank = np.zeros((), self.dtype)
+        for name, track in self.tracks.items():
+            self.blank[self.keys[name]] = track.fill
+
+    def unpack(self, raw: bytes | None) -> NDArray[Any]:
+        """Return the values of an episode, of shape ()."""
+        if not raw:
+            return self.blank.copy()
+        return np.frombuffer(bytearray(raw), self.dtype)[0:1].reshape(()).copy()
+
+    def said(self, row: NDArray[Any]) -> str | None:
+        """Return the values as JSON, for the list of episodes: those that are not large."""
+        values = {
+            name: row[self.keys[name]].tolist()
+            for name, track in self.tracks.items()
+            if np.prod(track.shape, dtype=int) <= MAX_SAID_ITEMS
+        }
+        return Encoder().json(values, "meta") if values else None

@@ -1,0 +1,1 @@
+"""Slots of a buffer: reading, storing and changing the episodes in them."""

@@ -1,0 +1,289 @@
+"""The values of steps by slot and time: read and changed, whether they have a row or not."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.compat.memmap.rows.row_codec import RowCoder
+from sqlbuffer.compat.memmap.slots.episode_cache import CacheKey, Columns, EpisodeCache
+from sqlbuffer.storage.extensions.lookups import slot_rows, slot_runs
+from sqlbuffer.storage.extensions.slots import Slots, State
+from sqlbuffer.storage.rows.payload_changes import replace_payload
+from sqlbuffer.storage.store import BufferStore
+
+Ints = NDArray[np.int64]
+Run = tuple[int, int, int]  # slot, first and last step
+
+# Steps of a run, on average, from which on the database joins their rows.
+LONG_RUN = 8
+# Values have a limit of 1 GB in both databases.
+MAX_JOINED_BYTES = 64 * 1024 * 1024
+
+
+@dataclass
+class Snapshot:
+    """What a thread reads in, all of it of one moment.
+
+    Attributes:
+        connection: Where it reads.
+        open_lengths: The lengths of the episodes that this process has open, all steps of which are
+            stored.
+        states: The states of slots that were looked at; None where one was never used.
+    """
+
+    connection: Any
+    open_lengths: dict[int, int]
+    states: dict[int, State | None]
+
+    def see(self, slots: Iterable[int], found: Iterable[State]) -> None:
+        """Note the states of slots that were looked at, and whatever of others."""
+        self.states.update(dict.fromkeys(slots))
+        self.states.update((state.slot, state) for state in found)
+
+
+class Cells:
+    """The cells of a buffer. What was never written has its field's default.
+
+    Attributes:
+        kept: What was read before of whole episodes.
+
+    Args:
+        store: The buffer.
+        slots: Its slots.
+        rows: How a row is laid out.
+        max_timesteps: Steps of a slot.
+        kept: Where that is kept.
+    """
+
+    def __init__(
+        self,
+        store: BufferStore,
+        slots: Slots,
+        rows: RowCoder,
+        max_timesteps: int,
+        kept: EpisodeCache,
+    ) -> None:
+        self._store, self._slots, self._rows = store, slots, rows
+        self._t, self.kept = max_timesteps, kept
+        self._tail = np.dtype([("t", "<i4"), ("row", rows.layout.record)])
+
+    def read(
+        self,
+        names: Iterable[str],
+        slots: Ints,
+        ts: Ints,
+        snapshot: Callable[[], AbstractContextManager[Snapshot]],
+    ) -> dict[str, NDArray[Any]]:
+        """Return the values of fields in cells.
+
+        Args:
+            names: The fields.
+            slots: The slot of each cell, of any shape S.
+            ts: The step, likewise.
+            snapshot: Gives what to read in.
+
+        Returns:
+            `{name: array of shape (*S, *shape)}`.
+        """
+        names, given = list(names), (slots * self._t + ts).ravel()
+        if not names:
+            return {}
+        with snapshot() as moment:
+            found = self._whole(moment, names, given)
+            if found is None:
+                found = self._single(moment.connection, names, given)
+        return {
+            name: values.reshape((*slots.shape, *values.shape[1:]))
+            for name, values in found.items()
+        }
+
+    def _single(self, connection: Any, names: list[str], given: Ints) -> dict[str, NDArray[Any]]:
+        """Return the values in cells, whichever and in whatever order."""
+        keys, back = _distinct(given)
+        tracks = self._rows.tracks
+        found = {
+            name: np.full((len(keys), *tracks[name].shape), tracks[name].fill) for name in names
+        }
+        if len(keys):
+            self._fill(connection, keys, found)
+        return found if back is None else {name: each[back] for name, each in found.items()}
+
+    def _fill(self, connection: Any, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
+        own = self._rows.names
+        places, blobs, seqs = self._stored(connection, keys, _runs(keys, self._t))
+        if len(blobs):
+            arrays = self._rows.layout.unpack(blobs, [own[name] for name in found], seqs=seqs)
+            for name, values in found.items():
+                values[places] = arrays[own[name]]
+        if len(blobs) < len(keys):
+            left = np.ones(len(keys), bool)
+            left[places] = False
+            missing = np.flatnonzero(left)
+            at, rows = self._in_tails(connection, keys[missing])
+            for name, values in found.items():
+                values[missing[at]] = rows[own[name]]
+
+    def _whole(
+        self, moment: Snapshot, names: list[str], given: Ints
+    ) -> dict[str, NDArray[Any]] | None:
+        """Return the values in cells that are few long runs, or None where they are not, or where a
+        step has no row.
+        """
+        if not len(given):
+            return None
+        runs = _runs(given, self._t)
+        sizes = [(last - first + 1) * self._rows.size for _, first, last in runs]
+        if len(given) < LONG_RUN * len(runs) or max(sizes) > MAX_JOINED_BYTES:
+            return None
+        keys = [_key(run, moment.states) for run in runs]
+        columns = [None if key is None else self.kept.get(key) for key in keys]
+        left = [i for i, kept in enumerate(columns) if kept is None]
+        if left:
+            read = slot_runs(moment.connection, self._store.info.id, [runs[i] for i in left])
+            if read is None or [len(rows or b"") for rows in read] != [sizes[i] for i in left]:
+                return None
+            for i, raw in zip(left, read, strict=True):
+                key = keys[i]
+                columns[i] = now = self._unpacked(raw, self._rows.names if key else names)
+                if key is not None:
+                    self.kept.put(key, now)
+        return {name: np.concatenate([each[name] for each in columns if each]) for name in names}
+
+    def _unpacked(self, raw: Any, names: Iterable[str]) -> Columns:
+        """Return fields of joined rows, each an array of its own."""
+        rows = np.frombuffer(raw, self._rows.layout.record)
+        return {name: np.ascontiguousarray(rows[self._rows.names[name]]) for name in names}
+
+    def _stored(
+        self, connection: Any, keys: Ints, runs: list[Run]
+    ) -> tuple[Ints, list[Any], list[int]]:
+        """Return where among sorted keys those are that have a row, their bytes and numbers."""
+        found = slot_rows(connection, self._store.info.id, runs)
+        if not found:
+            return np.empty(0, np.int64), [], []
+        runs_of, ts, seqs, blobs = zip(*found, strict=True)
+        slots = np.array([slot for slot, _, _ in runs], np.int64)[np.array(runs_of, np.int64)]
+        places = np.searchsorted(keys, slots * self._t + np.array(ts, np.int64))
+        return places, list(blobs), list(seqs)
+
+    def _in_tails(self, connection: Any, keys: Ints) -> tuple[Ints, NDArray[Any]]:
+        """Return which of sorted keys are in tails, and their rows."""
+        tails = self._slots.tails(connection, np.unique(keys // self._t).tolist())
+        at: list[Ints] = [np.empty(0, np.int64)]
+        rows = [self._rows.blanks(0)]
+        for slot, raw in tails.items():
+            tail = np.frombuffer(raw, self._tail)
+            theirs = slot * self._t + tail["t"].astype(np.int64)
+            places = np.searchsorted(keys, theirs)
+            is_wanted = (places < len(keys)) & (keys[np.minimum(places, len(keys) - 1)] == theirs)
+            at.append(places[is_wanted])
+            rows.append(tail["row"][is_wanted])
+        return np.concatenate(at), np.concatenate(rows)
+
+    def write(self, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]]) -> None:
+        """Change cells, those that have a row and others, in one transaction.
+
+        Args:
+            slots: The slot of each cell, of shape (n,); of cells named twice the last one counts.
+            ts: The step, likewise.
+            values: For each field that is written an array of shape (n, *shape) of its dtype.
+        """
+        if not len(slots):
+            return
+        self._store.write(lambda connection: self._change(connection, slots, ts, values))
+
+    def _change(
+        self, connection: Any, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]]
+    ) -> None:
+        keys, back = _distinct(slots * self._t + ts)
+        last = np.arange(len(keys)) if back is None else _last_of(back, len(keys))
+        values = {name: array[last] for name, array in values.items()}
+        self._slots.lock(connection)
+        self._slots.note_change(connection)
+        places, blobs, seqs = self._stored(connection, keys, _runs(keys, self._t))
+        if blobs:
+            rows = _joined(blobs, self._rows.layout.record)
+            for name, array in values.items():
+                rows[self._rows.names[name]] = array[places]
+            replace_payload(
+                connection,
+                self._store.info.id,
+                seqs,
+                self._rows.columns(rows),
+                [self._rows.names[name] for name in values],
+            )
+        left = np.ones(len(keys), bool)
+        left[places] = False
+        if left.any():
+            self._change_tails(
+                connection, keys[left], {name: array[left] for name, array in values.items()}
+            )
+
+    def _change_tails(
+        self, connection: Any, keys: Ints, values: Mapping[str, NDArray[Any]]
+    ) -> None:
+        of = keys // self._t
+        wanted = np.unique(of).tolist()
+        held = self._slots.tails(connection, wanted)
+        changed = {}
+        for slot in wanted:
+            own = np.flatnonzero(of == slot)
+            new = {name: array[own] for name, array in values.items()}
+            changed[slot] = self._tail_with(held.get(slot, b""), keys[own] % self._t, new)
+        self._slots.set_tails(connection, changed)
+
+    def _tail_with(self, raw: bytes, ts: Ints, values: Mapping[str, NDArray[Any]]) -> bytes:
+        """Return a slot's tail with cells of it changed."""
+        held = np.frombuffer(raw, self._tail)
+        all_ts = np.union1d(held["t"], ts)
+        tail = np.zeros(len(all_ts), self._tail)
+        tail["t"], tail["row"] = all_ts, self._rows.blank
+        tail[np.searchsorted(all_ts, held["t"])] = held
+        at = np.searchsorted(all_ts, ts)
+        rows = tail["row"][at]
+        for name, array in values.items():
+            rows[self._rows.names[name]] = array
+        tail["row"][at] = rows
+        return tail.tobytes()
+
+
+def _distinct(keys: Ints) -> tuple[Ints, Ints | None]:
+    """Return keys in order, each once, and which of them each given one is; None: as they were."""
+    if len(keys) < 2 or (keys[1:] > keys[:-1]).all():
+        return keys, None
+    found, back = np.unique(keys, return_inverse=True)
+    return found, back.reshape(-1)
+
+
+def _last_of(back: Ints, n: int) -> Ints:
+    """Return where each of n distinct keys was given last."""
+    last = np.zeros(n, np.int64)
+    np.maximum.at(last, back, np.arange(len(back)))
+    return last
+
+
+def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
+    """Return keys as runs of (slot, first step, last step), in their order."""
+    slots, ts = np.divmod(keys, max_timesteps)
+    breaks = np.flatnonzero((np.diff(keys) != 1) | (np.diff(slots) != 0)) + 1
+    first = np.concatenate([[0], breaks])
+    last = np.concatenate([breaks, [len(keys)]]) - 1
+    return list(zip(slots[first].tolist(), ts[first].tolist(), ts[last].tolist(), strict=True))
+
+
+def _key(run: Run, states: Mapping[int, State | None]) -> CacheKey | None:
+    """Return what the rows of a run are kept under; None where it is no episode from its start."""
+    slot, first, last = run
+    state = states.get(slot)
+    if first or state is None or state.episode is None:
+        return None
+    return CacheKey(state.episode, last, state.changes)
+
+
+def _joined(blobs: Sequence[Any], record: np.dtype[Any]) -> NDArray[Any]:
+    """Return rows of bytes as one structured array that can be changed."""
+    return np.frombuffer(bytearray(b"").join(blobs), record)

@@ -1,0 +1,66 @@
+"""Whole episodes that were read before, kept as the operating system keeps pages of a file."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from sqlbuffer.storage.database.fork_lock import ForkLock
+
+MAX_BYTES = 2**27
+Columns = Mapping[str, NDArray[Any]]
+
+
+class CacheKey(NamedTuple):
+    """What says that rows are still the same: rows are never changed without a new `changes`.
+
+    Attributes:
+        episode: The number of the episode; none is given twice.
+        last: Its last step that was read, from the first one on.
+        changes: How often stored steps of the buffer had been changed.
+    """
+
+    episode: int
+    last: int
+    changes: int
+
+
+class EpisodeCache:
+    """The fields of episodes; what was read longest ago is forgotten first.
+
+    Attributes:
+        max_bytes: How many bytes are kept; 0 keeps nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self._n_bytes = max_bytes, 0
+        self._runs: OrderedDict[tuple[int, int], tuple[int, Columns]] = OrderedDict()
+        self._mutex = ForkLock()
+
+    def get(self, key: CacheKey) -> Columns | None:
+        """Return the fields of an episode, if they are kept; nobody may write to them."""
+        with self._mutex:
+            kept = self._runs.get((key.episode, key.last))
+            if kept is None or kept[0] != key.changes:
+                return None
+            self._runs.move_to_end((key.episode, key.last))
+            return kept[1]
+
+    def put(self, key: CacheKey, columns: Columns) -> None:
+        """Keep the fields of an episode."""
+        if _size(columns) > self.max_bytes:
+            return
+        with self._mutex:
+            before = self._runs.pop((key.episode, key.last), None)
+            if before is not None:
+                self._n_bytes -= _size(before[1])
+            self._runs[key.episode, key.last] = (key.changes, columns)
+            self._n_bytes += _size(columns)
+            while self._n_bytes > self.max_bytes:
+                _, (_, forgotten) = self._runs.popitem(last=False)
+                self._n_bytes -= _size(forgotten)
+
+
+def _size(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())

@@ -1,0 +1,329 @@
+"""The episodes that one process is writing, on their way to the database."""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+from numpy.typing import NDArray
+
+from sqlbuffer.compat.memmap.config.buffer_config import Config
+from sqlbuffer.compat.memmap.errors import MemmapError
+from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, RowCoder
+from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.storage.buffers.keys import EpisodeKey
+from sqlbuffer.storage.database import holders
+from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.storage.extensions.slots import (
+    Opening,
+    SlotEnding,
+    SlotLostError,
+    Slots,
+    SlotsFullError,
+)
+from sqlbuffer.storage.rows.pieces import Columns
+from sqlbuffer.storage.store import BufferStore, Written
+from sqlbuffer.storage.writing.write_queue import WriteQueue
+
+
+@dataclass
+class OpenEpisode:
+    """An episode that is being written.
+
+    Attributes:
+        turn: The turn of its slot.
+        slot: The slot.
+        key: Its id in the database.
+        meta: Its meta values, structured, of shape ().
+        length: Steps so far.
+        last_t: The last one that has a row; -1 without any.
+        first_t: The first one.
+        return_: Sum of its rewards.
+        is_dirty: The database has other meta values.
+    """
+
+    turn: int
+    slot: int
+    key: str
+    meta: NDArray[Any]
+    length: int = 0
+    last_t: int = -1
+    first_t: int = -1
+    return_: float | None = None
+    is_dirty: bool = False
+
+    @property
+    def is_begun(self) -> bool:
+        """It has a step."""
+        return self.last_t >= 0
+
+
+class EpisodeWriter:
+    """Writes episodes to the slots of a buffer; the steps go through a queue.
+
+    Args:
+        store: The buffer.
+        config: What it was made with.
+        rows: How its steps are laid out.
+        metas: How its meta values are.
+        flush_s: How long a step waits at most before it is stored.
+    """
+
+    def __init__(
+        self, store: BufferStore, config: Config, rows: RowCoder, metas: MetaCoder, flush_s: float
+    ) -> None:
+        self._store, self._config, self._flush_s = store, config, flush_s
+        self._rows, self._metas = rows, metas
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be a writer that has nothing open: a new one, or a forked child."""
+        self._pid = os.getpid()
+        self.holder = holders.new_holder(self)
+        config = self._config
+        self.slots = Slots(self._store, config.max_episodes, config.circular, self.holder)
+        self.open: list[OpenEpisode] = []
+        self._is_closing = False
+        self._openings: dict[str, Opening] = {}
+        self._mutex = threading.Lock()
+        self._queue = WriteQueue(self._write, self._flush_s)
+        _writers.add(self)
+
+    def check_process(self) -> None:
+        """In a forked child: leave what is open to the parent."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process opened what is open."""
+        return self._pid == os.getpid()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is open, and nothing waits."""
+        return not self.open and self._queue.is_empty
+
+    def claim(self, n: int) -> list[OpenEpisode]:
+        """Begin n more episodes beside those that are open.
+
+        Raises:
+            MemmapError: The buffer is full.
+        """
+        self.check_process()
+        at_process_end(_end_all, priority=1)  # before the queue stores what waits
+        try:
+            turns = self.slots.claim(n)
+        except SlotsFullError:
+            raise self.full() from None
+        made = [
+            OpenEpisode(turn, turn % self._config.max_episodes, uuid7(), self._metas.blank.copy())
+            for turn in turns
+        ]
+        self.open += made
+        return made
+
+    def full(self) -> MemmapError:
+        """Return the error of a buffer without a free slot."""
+        n = self._config.max_episodes
+        if self._config.circular:
+            return MemmapError(
+                f"the replay buffer is full: other writers have all of its {n} slots open at once; "
+                f"make it with more `max_episodes`"
+            )
+        return MemmapError(
+            f"The replay buffer is full ({n} episodes) and is not set to be circular. Please set "
+            f"`circular = True` or clear the buffer."
+        )
+
+    def add(self, open_: OpenEpisode, t: int, columns: Columns, row: int = 0) -> None:
+        """Add a step to an open episode: one of the rows of `columns`."""
+        meta = None
+        if not open_.is_begun:
+            meta = self._metas.said(open_.meta)
+            open_.is_dirty = False
+            opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
+            with self._mutex:
+                self._openings[open_.key] = opening
+        record = _record(open_, t, tuple(column[row] for column in columns))
+        self._queue.add(record, meta)
+        _count(open_, t, record.reward_t)
+
+    def finish(self, lengths: Sequence[int]) -> None:
+        """End the first of the open episodes, drop the others, and store all of it.
+
+        Args:
+            lengths: The length of each that ends; more are begun, where fewer are open.
+        """
+        if len(lengths) > len(self.open):
+            self.claim(len(lengths) - len(self.open))
+        self._end(lengths)
+        self.drop()
+        self._queue.flush()
+
+    def _end(self, lengths: Sequence[int]) -> None:
+        """Give the ends of the first of the open episodes to the queue."""
+        ended, self.open = self.open[: len(lengths)], self.open[len(lengths) :]
+        for open_, length in zip(ended, lengths, strict=True):
+            open_.length = length
+            self._queue.end(self.ending(open_))
+
+    def ending(self, open_: OpenEpisode) -> SlotEnding:
+        """Return how an open episode ends."""
+        key = open_.key if open_.is_begun else ""
+        said = self._metas.said(open_.meta) if open_.is_dirty else None
+        return SlotEnding(
+            key, key, "complete", open_.length, open_.return_,
+            f"{key}/{open_.first_t}", f"{key}/{open_.last_t}", None, None,
+            open_.turn, open_.meta.tobytes(), said, open_.is_begun,
+        )  # fmt: skip
+
+    def store_whole(self, rows: NDArray[Any], meta: NDArray[Any]) -> None:
+        """Store a whole episode in one transaction, in the next slot.
+
+        Raises:
+            MemmapError: The buffer is full.
+        """
+        self.check_process()
+        self._queue.flush()
+        key, packed, said = uuid7(), meta.tobytes(), self._metas.said(meta)
+        open_ = OpenEpisode(-1, -1, key, meta)
+        values = zip(*self._rows.columns(rows), strict=True)
+        records = [_record(open_, t, row) for t, row in enumerate(values)]
+        for t, record in enumerate(records):
+            _count(open_, t, record.reward_t)
+        ending = EpisodeEnd(
+            key, key, "complete", open_.length, open_.return_, f"{key}/0",
+            f"{key}/{open_.length - 1}", None,
+        )  # fmt: skip
+
+        def then(connection: Any, _seqs: Mapping[str, int]) -> None:
+            self.slots.place(connection, key, open_.length, packed)
+
+        metas = {} if said is None else {(key, key): said}
+        try:
+            self._store.insert(records, endings=[ending], metas=metas, then=then)
+        except SlotsFullError:
+            raise self.full() from None
+
+    def drop(self) -> None:
+        """Let go of the open episodes: their steps leave, their slots are free."""
+        if not self.open:
+            return
+        self._queue.flush()
+        dropped, self.open = self.open, []
+        for open_ in dropped:
+            self._openings.pop(open_.key, None)
+        self.slots.release([open_.turn for open_ in dropped])
+
+    def flush(self) -> None:
+        """Store all that waits."""
+        if not self.is_own:
+            return
+        self._queue.flush()
+        if dirty := [open_ for open_ in self.open if open_.is_dirty and open_.is_begun]:
+            self._say_meanwhile(dirty)
+
+    def _say_meanwhile(self, dirty: Sequence[OpenEpisode]) -> None:
+        """Store what was said of open episodes since they began."""
+        metas = {open_.slot: open_.meta.tobytes() for open_ in dirty}
+        said = {open_.slot: self._metas.said(open_.meta) for open_ in dirty}
+
+        def work(connection: Any) -> None:
+            self.slots.lock(connection)
+            self.slots.set_metas(connection, metas, {s: t for s, t in said.items() if t})
+
+        self._store.write(work)
+        for open_ in dirty:
+            open_.is_dirty = False
+
+    def close(self) -> None:
+        """End the open episodes that have steps, drop the others, and store what waits.
+
+        A buffer that was dropped in the meantime has nothing to keep.
+        """
+        if self.is_own:
+            self._is_closing = True
+            with suppress(BufferNotFoundError):
+                self.finish(self._lengths())
+            self.slots.leave()
+            holders.forget(self.holder)
+
+    def end_at_exit(self) -> None:
+        """End the open episodes that have steps; the queue stores this at the end of the process.
+
+        The slots of the others are free as soon as this process is gone.
+        """
+        if self.is_own:
+            self._is_closing = True
+            self._end(self._lengths())
+            self.open = []
+
+    def _lengths(self) -> list[int]:
+        """Return the lengths of the open episodes that have steps, which are the first ones."""
+        return [open_.length for open_ in self.open if open_.length]
+
+    def _write(
+        self,
+        records: Sequence[Record],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> Written:
+        keys = dict.fromkeys(record.episode_key for record in records if record.episode_key)
+        with self._mutex:
+            begun = [self._openings[key] for key in keys if key in self._openings]
+        ended = [ending for ending in endings if isinstance(ending, SlotEnding)]
+
+        def then(connection: Any, _seqs: Mapping[str, int]) -> None:
+            if begun or ended:
+                self.slots.change(connection, begun, ended)
+
+        try:
+            written = self._store.insert(records, endings=endings, metas=metas, then=then)
+        except BufferNotFoundError:
+            if not self._is_closing:
+                raise
+            written = Written([], [], [], {})
+        except SlotLostError:
+            raise MemmapError(
+                "an episode is lost: this process had not been heard of for so long that another "
+                "one took its slot"
+            ) from None
+        with self._mutex:
+            for opening in begun:
+                self._openings.pop(opening.key, None)
+        return written
+
+
+_writers: "WeakSet[EpisodeWriter]" = WeakSet()
+
+
+def _end_all() -> None:
+    for writer in list(_writers):
+        writer.end_at_exit()
+
+
+def _record(open_: OpenEpisode, t: int, row: tuple[Any, ...]) -> Record:
+    """Return the record of a step; the row is one of `Columns`."""
+    arrays, fields, reward, terminated, truncated = row
+    key = open_.key
+    return Record(
+        f"{key}/{t}", key, None, "default", None, t, t, time.time(), key, None,
+        None, None, None, None, fields, reward, None, None, terminated, truncated, None,
+        arrays or None, None, None,
+    )  # fmt: skip
+
+
+def _count(open_: OpenEpisode, t: int, reward: float | None) -> None:
+    if open_.first_t < 0:
+        open_.first_t = t
+    open_.last_t, open_.length = t, max(open_.length, t + 1)
+    if reward is not None:
+        open_.return_ = (open_.return_ or 0.0) + reward

@@ -1,0 +1,172 @@
+"""Opening and making the buffer behind a folder or a URL."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from sqlbuffer.compat.memmap.config.buffer_config import Config, target
+from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    SchemaMissingError,
+    StorageReadOnlyError,
+    StorageUnreachableError,
+)
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.buffers import catalog
+from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.extensions.slots import find_ring, make_ring, other_writers
+from sqlbuffer.storage.store import BufferStore
+
+
+def check_options(
+    overwrite: Any, read_only: Any, flush_every: Any, name: Any, cache_bytes: Any
+) -> None:
+    """Raise where an option of the constructor is none."""
+    if overwrite is not None and not isinstance(overwrite, bool):
+        raise MemmapTypeError(f"overwrite is True or False, got {overwrite!r}")
+    if not isinstance(read_only, bool):
+        raise MemmapTypeError(f"read_only is True or False, got {read_only!r}")
+    if not isinstance(flush_every, int) or isinstance(flush_every, bool):
+        raise MemmapTypeError(f"flush_every_store_step is a number, got {flush_every!r}")
+    if flush_every < 0:
+        raise MemmapError(f"flush_every_store_step must be >= 0, got {flush_every}")
+    if not isinstance(name, str) or not name:
+        raise MemmapTypeError(f"name is a text, got {name!r}")
+    if not isinstance(cache_bytes, int) or isinstance(cache_bytes, bool) or cache_bytes < 0:
+        raise MemmapTypeError(f"cache_bytes is a number of bytes, 0 for none, got {cache_bytes!r}")
+
+
+def open_or_make(
+    folder: Any, name: str, config: Config, fields: Fields, overwrite: bool | None
+) -> BufferStore:
+    """Return the buffer, made where there is none, or anew where it is to be overwritten.
+
+    Args:
+        folder: The folder or the URL.
+        name: Which buffer of the database.
+        config: What it is made with.
+        fields: How its fields are stored.
+        overwrite: Make it anew; None: in a folder.
+
+    Raises:
+        MemmapError: It is stored with another configuration, or another process writes to what is
+            to be overwritten.
+        StorageUnreachableError: The folder cannot be made.
+    """
+    url, path = target(folder)
+    if path is not None:
+        _make_folder(path)
+    store = _found(url, name)
+    if store is not None and (overwrite or (overwrite is None and path is not None)):
+        _drop(store, url, fields, folder)
+        store = None
+    if store is None:
+        store = BufferStore.open(url, name, limits=Limits(), create=None, fields=fields)
+    # Its maker may have died, or may not have had the right, before it had slots.
+    if find_ring(store) is None and _is_unused(store, fields):
+        make_ring(store, config.to_json())
+    check_same(folder, config, stored_config(store, folder))
+    return store
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageUnreachableError(
+            f"cannot make the folder {path}: {error.strerror}; name a folder that may be written"
+        ) from error
+
+
+def _is_unused(store: BufferStore, fields: Fields) -> bool:
+    return store.info.fields.specs == fields.specs and store.count(EVERYTHING) == 0
+
+
+@contextmanager
+def roles_in_errors(folder: Any) -> Iterator[None]:
+    """Have the error of a role that may not write say which one may, and how to read."""
+    try:
+        yield
+    except StorageReadOnlyError as error:
+        if target(folder)[0].startswith("sqlite"):
+            raise
+        raise StorageReadOnlyError(
+            f"{error}. Storing here takes the role sqlbuffer_learner or the owner's; to read, open "
+            f"it with overwrite=False, read_only=True"
+        ) from None
+
+
+def _found(url: str, name: str) -> BufferStore | None:
+    try:
+        return BufferStore.open(url, name, limits=Limits(), create=False)
+    except (BufferNotFoundError, SchemaMissingError):
+        return None
+
+
+def open_existing(folder: Any, name: str) -> tuple[BufferStore, Config]:
+    """Return a buffer that there is, and what it was made with.
+
+    Raises:
+        MemmapError: There is none.
+    """
+    url, path = target(folder)
+    store = _found(url, name)
+    if store is None:
+        raise _missing(folder, path, name)
+    return store, stored_config(store, folder)
+
+
+def stored_config(store: BufferStore, folder: Any) -> Config:
+    """Return what a buffer was made with."""
+    ring = find_ring(store)
+    if ring is None:
+        raise MemmapError(
+            f"buffer {store.info.name!r} at {store.shown_url} was made by another part of this "
+            f"package and has no slots of episodes; choose another name=..."
+        )
+    return Config.from_json(orjson.loads(ring.config))
+
+
+def check_same(folder: Any, given: Config, stored: Config) -> None:
+    """Raise where a buffer was made with another configuration."""
+    if lines := given.differences(stored):
+        raise MemmapError(
+            f"buffer at `{folder}` was created with a different config:\n  "
+            + "\n  ".join(lines)
+            + "\nPass `overwrite = True` to recreate the buffer with the new config."
+        )
+
+
+def _drop(store: BufferStore, url: str, fields: Fields, folder: Any) -> None:
+    """Delete a buffer, unless another process writes to it."""
+    # One whose maker died before it had slots is deleted as well.
+    if find_ring(store) is None and store.info.fields.specs != fields.specs:
+        stored_config(store, folder)
+    others = other_writers(store)
+    if others:
+        host, pid, _ = others[0].rsplit(" ", 2)
+        raise MemmapError(
+            f"process {pid} on {host} writes to the buffer at `{folder}`: overwriting would delete "
+            f"its episodes. Pass `overwrite = False` to write beside it, or end it first."
+        )
+    catalog.drop_buffer(url, store.info.name, store.options.retry_s)
+
+
+def _missing(folder: Any, path: Path | None, name: str) -> MemmapError:
+    if path is None:
+        return MemmapError(f"there is no buffer {name!r} at this URL")
+    hint = ""
+    if (path / "metadata.pkl").exists():
+        hint = (
+            "; it has files of memmap-replay-buffer itself, which are copied by reading each "
+            "episode there and giving it to `store_episode` here"
+        )
+    return MemmapError(
+        f"there is no replay buffer in {folder} (no replay.sqlite, which this package has in place "
+        f"of metadata.pkl){hint}"
+    )
