@@ -13,12 +13,12 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.buffers.standby import StandbyWatermark
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
 from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.dialects.arrays import id_array, number_array, real_array
-from sqlbuffer.storage.dialects.standby import StandbyWatermark
 from sqlbuffer.storage.priorities.blocks import SEAL_TIMEOUT_S, Blocks
 from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
 
