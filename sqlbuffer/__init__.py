@@ -4,12 +4,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlbuffer.buffer import ReplayBuffer, StoreResult
+    from sqlbuffer.buffer import ReplayBuffer
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.fields.env_fields import fields_from_env
     from sqlbuffer.fields.specs import FieldSpec
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.front.prioritising import PriorityUpdate
+    from sqlbuffer.front.write_calls import StoreResult
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query.builder import QueryBuilder

@@ -41,9 +41,9 @@ from sqlbuffer.rate_limits import Policy, check_policy
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import Limits
 from sqlbuffer.storage.buffers.keys import EpisodeKey
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S, OpenerOptions
-from sqlbuffer.storage.flow.pacing import WAIT_S
-from sqlbuffer.storage.store import BufferStore, Written
+from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S, OpenerOptions
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.insertion import Written
 from sqlbuffer.storage.writing.write_queue import FLUSH_S, WriteQueue
 
 if TYPE_CHECKING:

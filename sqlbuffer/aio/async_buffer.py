@@ -13,9 +13,9 @@ from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
 from sqlbuffer.aio.async_lease import AsyncLease
 from sqlbuffer.aio.thread_calls import in_thread
 from sqlbuffer.arguments import SAME, Condition, Rows, Same
-from sqlbuffer.buffer import StoreResult
 from sqlbuffer.front.draw_calls import AnyConverter
 from sqlbuffer.front.prioritising import EPS, PriorityUpdate
+from sqlbuffer.front.write_calls import StoreResult
 from sqlbuffer.rate_limits import FlowState, Policy
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats

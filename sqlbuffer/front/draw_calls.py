@@ -22,7 +22,7 @@ from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
 from sqlbuffer.steps.converters import Converter
-from sqlbuffer.storage.sampling.draws import sample_batch, sample_rows, sample_tasks
+from sqlbuffer.storage.draws import sample_batch, sample_rows, sample_tasks
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader

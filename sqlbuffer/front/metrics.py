@@ -55,7 +55,7 @@ class Monitoring(Parts):
             BufferNotFoundError: The buffer was dropped.
         """
         check_window(window_s)
-        return self._store.pacer.stats(float(window_s))
+        return self._store.stats(float(window_s))
 
 
 def check_window(window_s: float) -> None:

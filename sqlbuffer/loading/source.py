@@ -13,8 +13,8 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.draws import noted_batch, return_batch, sample_batch
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.draws import noted_batch, return_batch, sample_batch
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 

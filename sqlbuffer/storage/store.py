@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, case, delete, select, update
+from sqlalchemy import Connection, Engine, delete, select, update
 from sqlalchemy.engine import URL
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
@@ -20,17 +20,18 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers import catalog, sessions
 from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import (
     DEFAULT_OPTIONS,
-    BufferWindow,
     OpenerOptions,
     retry_on_disconnect,
 )
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -48,37 +49,29 @@ from sqlbuffer.storage.episodes import lifecycle
 from sqlbuffer.storage.episodes.tables import episodes as episode_rows
 from sqlbuffer.storage.extensions.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.labels.labelling import Labelling
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.keeping import LeaseKeeping, Ledger, not_leased
-from sqlbuffer.storage.leases.use_counts import Housekeeping
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.priorities.upkeep import Upkeep
+from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention import quarantine as quarantining
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.quarantine import Rows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, prepared
-from sqlbuffer.storage.rows.removal import remove_rows, remove_where
-from sqlbuffer.storage.rows.row_queries import RowQueries
+from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.restrictions import Restrictions, SampledWindow
-from sqlbuffer.storage.writing.insertion import Insertion, Outcome, Row
+from sqlbuffer.storage.sampling.restrictions import Restrictions
+from sqlbuffer.storage.use_counts.counted_buffer import Housekeeping
+from sqlbuffer.storage.writing.insertion import Insertion, Outcome, Written
 
 T = TypeVar("T")
 Then = Callable[[Connection, Mapping[str, int]], None]
-
-
-@dataclass(frozen=True)
-class Written:
-    """What became of a batch, as ids; and the number of each."""
-
-    inserted: list[str]
-    duplicates: list[str]
-    conflicts: list[str]
-    seqs: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -125,6 +118,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         self._updates = count(1)
         self.pacer = Pacer(self)
         self.expiry = Expiry(self)
+        self.remove_expired_if_due = self.expiry.run_if_due
 
     @classmethod
     def open(
@@ -291,7 +285,9 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
                 self.info.id, window.low, resolve_labels(node, window.has_labels)
             )
             seq = statements.seq_for(node)
-            n_removed = self._remove(connection, matching, seq <= window.high, seq=seq)
+            n_removed = remove_where(
+                connection, self.info.id, matching, seq <= window.high, seq=seq
+            )
             if has_slots and n_removed:
                 empty_slots(connection, self.info.id)
             return n_removed
@@ -306,8 +302,8 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         def work(connection: Connection) -> int:
             has_slots = lock_ring(connection, self.info.id)
             window = self.note_deletion(connection)
-            self._remove(connection, experiences.c.seq <= window.low)
-            n_removed = self._remove(connection, experiences.c.seq <= window.high)
+            remove_where(connection, self.info.id, experiences.c.seq <= window.low)
+            n_removed = remove_where(connection, self.info.id, experiences.c.seq <= window.high)
             connection.execute(delete(episode_rows).where(episode_rows.c.buffer_id == self.info.id))
             if has_slots:
                 clear_slots(connection, self.info.id)
@@ -380,44 +376,14 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
                 left = experiences.c.seq <= low
                 if self.info.leases:
                     left = left & not_leased(self.info.id)
-                self._remove(connection, left)
+                remove_where(connection, self.info.id, left)
 
         self.write(work)
 
-    def lock(self, connection: Connection) -> None:
-        """Hold the row of the buffer until the transaction ends."""
-        if not sessions.lock(connection, self.info.id):
-            raise self._dropped()
-
-    def note_deletion(self, connection: Connection) -> BufferWindow:
-        """Keep the window's lower end, and tell every process that rows inside it leave; return the
-        window.
-        """
-        window = self._window(connection)
-        low_seq = case((buffers.c.low_seq < window.low, window.low), else_=buffers.c.low_seq)
-        connection.execute(
-            update(buffers)
-            .where(buffers.c.id == self.info.id)
-            .values(deletions=buffers.c.deletions + 1, low_seq=low_seq)
-        )
-        return window
-
-    def remove_counted(self, connection: Connection, seqs: Sequence[int], cause: str) -> int:
-        """Delete rows by key, count them in the buffer's column for why they leave, and return how
-        many there were.
-        """
-        if not seqs:
-            return 0
-        self.note_deletion(connection)
-        n_removed = remove_rows(connection, self.info.id, seqs)
-        counted = {cause: buffers.c[cause] + n_removed}
-        connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(counted))
-        return n_removed
-
-    def _remove(
-        self, connection: Connection, *conditions: Any, seq: Any = experiences.c.seq
-    ) -> int:
-        return remove_where(connection, self.info.id, *conditions, seq=seq)
+    def stats(self, window_s: float) -> Stats:
+        """Return figures of the buffer, with rates over that many seconds."""
+        self.pacer.publish_now()
+        return self.survive(lambda: stats(self, window_s))
 
     @retry_on_disconnect
     def draw(
@@ -434,7 +400,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         with self.candidates(node, columns, sampled=True) as candidates:
             found = choose(candidates)
         self._skip_barred(candidates)
-        self.expiry.run_if_due()
+        self.remove_expired_if_due()
         return found
 
     @retry_on_disconnect
@@ -452,7 +418,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         with self.candidates(node, sampled=True) as candidates:
             limits = candidates.limits.of_steps
             found = self._tasks(candidates.connection, choose(candidates), payloads, limits)
-        self.expiry.run_if_due()
+        self.remove_expired_if_due()
         tasks = [rows for rows in found.values() if rows]
         return DrawnTasks(tasks, candidates.clock, candidates.window_low)
 
@@ -498,7 +464,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
             sessions.start(connection, self.info.id, key)
 
         self.write(work)
-        self.expiry.run_if_due()
+        self.remove_expired_if_due()
 
     def set_version(self, version: int, session: str | None) -> bool:
         """Note the model version of a session, by default of the current one, and move the clock
@@ -518,5 +484,5 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
                 f"buffer {self.info.name!r} has no session {session!r}; start it with "
                 f"start_session({session!r}), or leave session_id out"
             )
-        self.expiry.run_if_due()
+        self.remove_expired_if_due()
         return is_current

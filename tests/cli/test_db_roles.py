@@ -10,8 +10,8 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
-from sqlbuffer.storage.leases import use_counts
 from sqlbuffer.storage.schema import triggers
+from sqlbuffer.storage.use_counts import counting
 from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
@@ -99,8 +99,8 @@ def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, 
         buffer.set_clock(3)
         assert len(buffer.sample(3)) == 3
         assert len(buffer.sample_tasks(1)[0]) == 4
-        use_counts.give_back(buffer._store, [(1,)])
-        buffer._store.housekeeping.cleaned_to = -2 * use_counts.CLEANED_AT_ONCE
+        counting.give_back(buffer._store, [(1,)])
+        buffer._store.housekeeping.cleaned_to = -2 * counting.CLEANED_AT_ONCE
         assert len(buffer.sample(1)) == 1
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
         found = connection.execute("SELECT DISTINCT clock, buffer FROM v_samples").fetchall()

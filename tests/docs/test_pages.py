@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, ReplayBuffer
+from sqlbuffer.storage.buffers.open_buffer import WAIT_S
 from sqlbuffer.storage.schema.views import VIEWS
 from tests.cli.conftest import existing_logins
 from tests.conftest import close_pool
@@ -136,9 +137,9 @@ def test_pacing_gives_the_figures_that_the_code_has():
     from sqlbuffer.storage.writing import write_queue
 
     text = " ".join(text_of("docs/pacing.md").split())
-    assert f"{pacing.WAIT_S:.0f} seconds unless it is given" in text
+    assert f"{WAIT_S:.0f} seconds unless it is given" in text
     assert f"waits when {write_queue.MAX_ROWS:,} are waiting" in text
-    assert (pacing.HEARTBEAT_S, limiters.ALIVE_S, pacing.TELL_S) == (1.0, 5.0, 5.0)
+    assert (pacing.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
 
 
 def test_watching(read):

@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.rows.follower import Follower
-from sqlbuffer.storage.rows.row_queries import STEP
+from sqlbuffer.storage.rows.stored_rows import STEP
 from tests.support.servers import own_server, server_programs
 from tests.support.sql import buffer_id, plain_engine, run_outside_transaction
 from tests.support.stepped_rows import make_row

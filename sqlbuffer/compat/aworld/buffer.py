@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import StoreResult
 from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage
 from sqlbuffer.compat.aworld.storage.sql import SQLStorage
+from sqlbuffer.front.write_calls import StoreResult
 from sqlbuffer.steps.converters import Converter, DefaultConverter
 from sqlbuffer.steps.data_rows import DataRow
 

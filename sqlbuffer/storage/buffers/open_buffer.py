@@ -1,44 +1,34 @@
-"""An opened buffer: its connections and its window."""
+"""An open buffer: its connections, its transactions and its window."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, Select
+from sqlalchemy import Connection, Engine, Select, case, update
 from sqlalchemy.engine import URL
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
     BufferNotFoundError,
 )
-from sqlbuffer.query.condition_tree import Node
-from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.storage.buffers import sessions
+from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.windows import BufferWindow, select_window
 from sqlbuffer.storage.database.engine import (
     begin_epoch,
     close_idle,
     engine_for,
-    server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.base import Dialect
-from sqlbuffer.storage.flow.pacing import WAIT_S
-from sqlbuffer.storage.labels.late_values import resolve_labels
-from sqlbuffer.storage.priorities.priority_candidates import Priorities
-from sqlbuffer.storage.priorities.upkeep import Upkeep
-from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.payload_parts import Payloads
-from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.restrictions import Restrictions, SampledWindow
-from sqlbuffer.storage.writing.applied_writes import WriteOnce
 
 RETRY_S = 30.0
+WAIT_S = 300.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,20 +54,6 @@ class OpenerOptions:
 DEFAULT_OPTIONS = OpenerOptions()
 
 
-@dataclass(frozen=True)
-class BufferWindow:
-    """Which rows a buffer is: those with low < seq <= high."""
-
-    max_capacity: int | None
-    max_episodes: int | None
-    evict_by: str
-    deletions: int
-    live_rows: int
-    low: int
-    high: int
-    has_labels: bool
-
-
 Method = Callable[Concatenate[Any, P], T]
 
 
@@ -93,25 +69,22 @@ def retry_on_disconnect(method: Method[P, T]) -> Method[P, T]:
 
 
 class OpenBuffer:
-    """What all that is asked of a buffer goes by.
+    """A buffer that this process has opened: its connections, transactions and window.
 
     Attributes:
         url: Resolved URL of the database.
         info: The buffer.
         options: What the opener chose.
-        restrictions: What it restricts sampling to.
         layout: How the bytes of its rows are laid out.
     """
 
     url: URL
     info: BufferInfo
     options: OpenerOptions
-    restrictions: Restrictions
     layout: Layout
     _engine: Engine | None
     _made_engine: bool
     _dialect: Dialect
-    _upkeep: Upkeep
 
     @property
     def engine(self) -> Engine:
@@ -166,7 +139,7 @@ class OpenBuffer:
             return self._window(connection)
 
     def _window(self, connection: Connection) -> BufferWindow:
-        row = connection.execute(statements.window(self.info.id)).one_or_none()
+        row = connection.execute(select_window(self.info.id)).one_or_none()
         if row is None:
             raise self._dropped()
         return BufferWindow(
@@ -180,6 +153,22 @@ class OpenBuffer:
             bool(row.has_labels),
         )
 
+    def lock(self, connection: Connection) -> None:
+        """Lock the row of the buffer until the transaction ends."""
+        if not sessions.lock(connection, self.info.id):
+            raise self._dropped()
+
+    def note_deletion(self, connection: Connection) -> BufferWindow:
+        """Keep the window's lower end, and count a deletion inside it; return the window."""
+        window = self._window(connection)
+        low_seq = case((buffers.c.low_seq < window.low, window.low), else_=buffers.c.low_seq)
+        connection.execute(
+            update(buffers)
+            .where(buffers.c.id == self.info.id)
+            .values(deletions=buffers.c.deletions + 1, low_seq=low_seq)
+        )
+        return window
+
     def dropped(self) -> BufferNotFoundError:
         """Return the error of a buffer that is there no more."""
         return self._dropped()
@@ -188,70 +177,6 @@ class OpenBuffer:
         return BufferNotFoundError(
             f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"
         )
-
-    @contextmanager
-    def candidates(
-        self,
-        node: Node,
-        columns: RowSelection | Sequence[Any] | None = None,
-        *,
-        sampled: bool = False,
-    ) -> Iterator[Candidates]:
-        """What a sampler chooses from, while the connection lives.
-
-        Args:
-            node: Which rows.
-            columns: What is read of them; whole rows by default.
-            sampled: Only those that may be sampled.
-        """
-        columns = self.whole_rows.reading if columns is None else columns
-        # One state throughout: rows that are evicted meanwhile stay in what is chosen.
-        with (
-            translated(self.url),
-            self._dialect.snapshot(self.engine, self._sampled_window) as connection,
-        ):
-            found = answer(connection)
-            if not found:
-                raise self._dropped()
-            now = SampledWindow(*found[0])
-            node = resolve_labels(node, bool(now.has_labels))
-            if not (sampled and self.restrictions.are_any(now)):
-                candidates = Candidates(connection, self.info.id, now.low, now.high, node, columns)
-            else:
-                candidates = self.restrictions.candidates(
-                    connection, now, server_epoch(self.engine), node, columns
-                )
-            candidates.has_labels = bool(now.has_labels)
-            if self.info.priorities:
-                candidates.priorities = self.priorities_of(candidates)
-            yield candidates
-
-    def priorities_of(self, candidates: Candidates) -> Priorities:
-        """Return the priorities of the candidates."""
-        return Priorities(candidates, self.info, self.options.alpha, self._upkeep)
-
-    @cached_property
-    def whole_rows(self) -> Payloads:
-        """What reads whole rows."""
-        return self.payloads()
-
-    def payloads(
-        self, wanted: SelectedFields | None = None, only: frozenset[str] | None = None
-    ) -> Payloads:
-        """Return what reads rows, whole or in part."""
-        return Payloads(self.info.id, self.layout, wanted, only)
-
-    @cached_property
-    def _sampled_window(self) -> str:
-        return text_of(statements.sampled_window(self.info.id, self.info.evict_by), self.engine)
-
-    def sampled_window(self, connection: Connection) -> SampledWindow:
-        """Return which rows may be sampled, and what limits go by."""
-        statement = statements.sampled_window(self.info.id, self.info.evict_by)
-        found = connection.execute(statement).one_or_none()
-        if found is None:
-            raise self._dropped()
-        return SampledWindow(*found)
 
     @retry_on_disconnect
     def settled(self) -> int:

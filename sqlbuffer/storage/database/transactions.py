@@ -5,7 +5,7 @@ transaction needs then travels in one message to the server and holds for it alo
 in transaction mode a `SET` of the session would reach other clients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -164,3 +164,15 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
     if begin.query is not None:
         commands.append(begin.query)
     return "; ".join(commands)
+
+
+def fetch(
+    connection: Connection, statement: Any, parameters: Mapping[str, Any] | None = None
+) -> list[tuple[Any, ...]]:
+    """Return what a select of whole rows finds, as the driver gives it: SQLAlchemy's rows would
+    take a third of the time that a sample does.
+    """
+    result = connection.execute(statement, parameters)
+    found: Any = result.cursor.fetchall()
+    result.close()
+    return list(found)

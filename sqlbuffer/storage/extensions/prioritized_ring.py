@@ -31,6 +31,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.extensions.lookups import seqs_of_ids
 from sqlbuffer.storage.extensions.ring_buffer import (
@@ -45,16 +46,17 @@ from sqlbuffer.storage.extensions.tables import item_rings
 from sqlbuffer.storage.priorities.tables import priority_blocks
 from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.removal import remove_counted
+from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.sampling.uses import add_uses, uses_of
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.insertion import Row
+from sqlbuffer.weighted_sampling import race as race
 from sqlbuffer.weighted_sampling.block_weights import importance_weights, weights_of
 from sqlbuffer.weighted_sampling.random_streams import key_of
 from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
@@ -511,7 +513,7 @@ class PriorityRing(ItemRing):
         # would read as many blocks again as items leave.
         self._set_priorities(connection, seqs, [0.0] * len(seqs))
         sums = self._sums(connection, seqs)
-        self.store.remove_counted(connection, seqs, cause)
+        remove_counted(connection, self.store, seqs, cause)
         if sums:
             connection.execute(insert(priority_blocks), sums)
         epoch = server_epoch(self.store.engine)

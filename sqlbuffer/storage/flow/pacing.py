@@ -12,34 +12,30 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import FlowControlError, SQLBufferError, StorageReadOnlyError
 from sqlbuffer.rate_limits import FlowState, Policy, RatioWindow, Role
-from sqlbuffer.stats import Stats
+from sqlbuffer.storage.buffers.applied_writes import WriteOnce
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.limiters import FlowReading
-from sqlbuffer.storage.inspect.buffer_stats import stats
-from sqlbuffer.storage.writing.applied_writes import WriteOnce
 from sqlbuffer.waits import pause
 
 T = TypeVar("T")
 
-if TYPE_CHECKING:
-    from sqlbuffer.storage.store import BufferStore
 
-WAIT_S = 300.0
 # How often one that waits looks, first and in the end.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.05, 0.25, 1.05
 HEARTBEAT_S = 1.0
 # How often a process tells what it has sampled without a limiter, and looks whether there is one.
-TELL_S = 5.0
+PUBLISH_S = 5.0
 # How long it waits for other writers where somebody waits for the answer.
 ASKED_S = 1.0
 TIDY_S = 600.0
@@ -59,7 +55,7 @@ class Pacer:
         store: The buffer.
     """
 
-    def __init__(self, store: "BufferStore") -> None:
+    def __init__(self, store: OpenBuffer) -> None:
         self._store = store
         self._mutex = ForkLock()
         self._policy: Policy | None = store.info.rate_limiter
@@ -70,9 +66,9 @@ class Pacer:
         self._pid = os.getpid()
         self._holder = new_name()
         self._rows = self._batches = self._correction = 0
-        self._may_tell = True
+        self._may_publish = True
         now = time.monotonic()
-        self._told_at, self._tidied_at = now, now - TIDY_S
+        self._published_at, self._tidied_at = now, now - TIDY_S
 
     @contextmanager
     def sampling(self, n: int, wait_s: float | None = None) -> Iterator[Callable[[int], None]]:
@@ -103,8 +99,8 @@ class Pacer:
                 self._correct(drawn - n)
             if drawn:
                 self._note(drawn, 1)
-                if time.monotonic() - self._told_at >= TELL_S:
-                    self.tell()
+                if time.monotonic() - self._published_at >= PUBLISH_S:
+                    self.publish_counts()
 
     def give_back(self, n: int) -> None:
         """Undo the count of a batch of n rows that was not handed out."""
@@ -137,15 +133,13 @@ class Pacer:
 
     def state(self) -> FlowState:
         """Return how the buffer keeps pace now."""
-        self._see_fork()
-        self.tell(ASKED_S)
+        self.publish_now()
         return self._retried(self._state)
 
-    def stats(self, window_s: float) -> Stats:
-        """Return figures of the buffer, with rates over so many seconds."""
+    def publish_now(self) -> None:
+        """Write what was sampled, for a caller that reads the counts next."""
         self._see_fork()
-        self.tell(ASKED_S)
-        return self._retried(lambda: stats(self._store, window_s))
+        self.publish_counts(ASKED_S)
 
     def _state(self) -> FlowState:
         store = self._store
@@ -166,12 +160,12 @@ class Pacer:
         self._retried(change)
         self._policy = policy
 
-    def tell(self, wait_s: float = 0.0) -> None:
+    def publish_counts(self, wait_s: float = 0.0) -> None:
         """Write what was sampled since the last time, unless that takes a longer wait."""
-        self._told_at = time.monotonic()
+        self._published_at = time.monotonic()
         with suppress(SQLBufferError):
             self._policy = self._read().policy
-        if not ((self._batches or self._rows) and self._may_tell):
+        if not ((self._batches or self._rows) and self._may_publish):
             return
         with self._mutex:
             rows, batches, self._rows, self._batches = self._rows, self._batches, 0, 0
@@ -182,7 +176,7 @@ class Pacer:
             if not isinstance(error, SQLBufferError):
                 raise
             # Busy, or unreachable: the next time.
-            self._may_tell = not isinstance(error, StorageReadOnlyError)
+            self._may_publish = not isinstance(error, StorageReadOnlyError)
 
     def _note(self, rows: int, batches: int) -> None:
         with self._mutex:
@@ -195,14 +189,14 @@ class Pacer:
             store.dialect.hurried(store.engine, wait_s) as connection,
         ):
             limiters.add_sampled(connection, store.info.id, self._holder, rows, batches)
-            if self._told_at - self._tidied_at >= TIDY_S:
+            if self._published_at - self._tidied_at >= TIDY_S:
                 limiters.tidy(connection, store.info.id)
-                self._tidied_at = self._told_at
+                self._tidied_at = self._published_at
 
     def _look_sometimes(self) -> None:
         """Find out now and then whether there is a limiter that was set after the opening."""
-        if self._policy is None and time.monotonic() - self._told_at >= TELL_S:
-            self.tell()
+        if self._policy is None and time.monotonic() - self._published_at >= PUBLISH_S:
+            self.publish_counts()
 
     def _see_fork(self) -> None:
         if self._pid != os.getpid():

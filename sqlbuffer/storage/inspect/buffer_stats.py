@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.windows import windows
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
@@ -20,14 +21,11 @@ from sqlbuffer.storage.flow.tables import flow as flow_rows
 from sqlbuffer.storage.flow.tables import flow_history
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.priorities.tables import priorities
-from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList, SeqList
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.store import BufferStore
 
 # At 300,000 rows 5,000 of them took 100 ms on either database. The median of 2,000 is between the
 # 0.48 and the 0.52 quantile nineteen times of twenty.
@@ -44,7 +42,7 @@ _NUMBERS = 2**40
 _ID = "buffer_id"
 
 
-def stats(store: "BufferStore", window_s: float) -> Stats:
+def stats(store: RowQueries, window_s: float) -> Stats:
     """Return the figures of a buffer, with rates over so many seconds."""
     rows = store.count(EVERYTHING)
     with translated(store.url), store.dialect.snapshot(store.engine) as connection:
@@ -122,7 +120,7 @@ def _among(column_: Any, ids: Sequence[int]) -> Any:
 
 
 def _about(ids: Sequence[int]) -> Any:
-    window, own = statements.windows.c, buffers.c
+    window, own = windows.c, buffers.c
     row = experiences.c
     inside = (row.buffer_id == window.buffer_id) & (row.seq > window.low_seq)
 
@@ -151,7 +149,7 @@ def _about(ids: Sequence[int]) -> Any:
             of_end(fn.age_s(row.inserted_at), row.seq).label("oldest_age_s"),
             of_end(fn.age_s(row.inserted_at), row.seq.desc()).label("newest_age_s"),
         )
-        .join_from(statements.windows, buffers, own.id == window.buffer_id)
+        .join_from(windows, buffers, own.id == window.buffer_id)
         .where(_among(own.id, ids))
         .order_by(own.name)
     )
@@ -267,7 +265,7 @@ def _sample_rates(
 def _episodes(connection: Connection, ids: Sequence[int]) -> dict[int, int]:
     """Return how many episodes each buffer has, up to a limit."""
     most = max(FEWEST_EPISODES, MOST_EPISODES // max(len(ids), 1))
-    window, own = statements.windows.c, episodes.c
+    window, own = windows.c, episodes.c
     held = (
         select(own.id)
         .where(
@@ -275,7 +273,7 @@ def _episodes(connection: Connection, ids: Sequence[int]) -> dict[int, int]:
             or_(own.last_seq > window.low_seq, own.last_seq.is_(None)),
         )
         .limit(most)
-        .correlate(statements.windows)
+        .correlate(windows)
         .subquery()
     )
     counted = select(func.count()).select_from(held).scalar_subquery()

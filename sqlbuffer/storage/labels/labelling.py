@@ -11,8 +11,10 @@ from sqlalchemy import Connection, Text, bindparam, case, cast, func, literal, s
 from sqlbuffer.codec.plain_json import INT64_MAX
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.condition_tree import Node
-from sqlbuffer.storage.buffers.open_buffer import BufferWindow, OpenBuffer
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.windows import BufferWindow
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import postgresql, sqlite
@@ -167,7 +169,7 @@ class Labelling(OpenBuffer):
         """
         parameters = {"of_buffer": self.info.id, "seqs": list(said)}
         histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
-        for seq, its_version, *reals, extra in statements.fetch(connection, _HISTORY, parameters):
+        for seq, its_version, *reals, extra in fetch(connection, _HISTORY, parameters):
             tree = None if extra is None else orjson.loads(extra)
             histories[seq][its_version] = Label._make((*reals, tree))
         for seq, label in said.items():
@@ -177,7 +179,7 @@ class Labelling(OpenBuffer):
         with_extra = any(label.extra is not None for label in now.values())
         parameters |= {"low": low, "with_extra": with_extra}
         rows = []
-        for seq, episode, reward, extra in statements.fetch(connection, _HELD, parameters):
+        for seq, episode, reward, extra in fetch(connection, _HELD, parameters):
             holds = now[seq]
             made = labelled_extra(extra, holds)
             rows.append(Labelled(seq, histories[seq][version], holds, made))

@@ -12,8 +12,8 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

@@ -48,7 +48,7 @@ from sqlbuffer.storage.leases.claim_request import (
 )
 from sqlbuffer.storage.leases.row_choice import lowest
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.sampling.eligibility import Eligibility, is_in_quarantine
+from sqlbuffer.storage.rows.eligibility import Eligibility, is_in_quarantine
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList, SeqList
 

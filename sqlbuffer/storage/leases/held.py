@@ -8,7 +8,7 @@ out is lost, whether somebody else has claimed its rows since or not.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -29,6 +29,7 @@ from sqlbuffer.errors import LeaseLostError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.windows import SampledWindow, windows
 from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.leases.claim_request import (
@@ -42,25 +43,21 @@ from sqlbuffer.storage.leases.claim_request import (
     is_free,
 )
 from sqlbuffer.storage.leases.groups import GroupChoice, LeaseGroup
+from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.leases.row_choice import choose_rows
 from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.leases.use_counts import Note, forget, note_rows
+from sqlbuffer.storage.rows.eligibility import is_in_quarantine
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
-from sqlbuffer.storage.rows.removal import remove_rows
-from sqlbuffer.storage.rows.row_queries import task_order
+from sqlbuffer.storage.rows.removal import remove_counted, remove_rows
 from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.rows.statements import ROW_COLUMNS, windows
+from sqlbuffer.storage.rows.statements import ROW_COLUMNS
+from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.eligibility import is_in_quarantine
-from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList
 from sqlbuffer.storage.schema.metadata import KEY
-from sqlbuffer.storage.writing.insertion import Row
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.use_counts.sample_log import Note, forget, log_batch
 
 # How long the rows of leases that nobody ended are kept.
 KEPT_S = 3_600.0
@@ -179,7 +176,7 @@ class Claim:
         scope: The queue at the last attempt.
     """
 
-    def __init__(self, store: "BufferStore", wanted: ClaimRequest) -> None:
+    def __init__(self, store: LeaseKeeping, wanted: ClaimRequest) -> None:
         self._store, self._wanted, self._lease_id = store, wanted, uuid7()
         self._chosen: list[list[int]] = []
         self.scope: Scope | None = None
@@ -191,7 +188,7 @@ class Claim:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
         held, late = self._store.survive(self._attempt)
-        self._store.expiry.run_if_due()
+        self._store.remove_expired_if_due()
         if late:
             drop(self._store, self._wanted, late)
         return held
@@ -218,7 +215,7 @@ class Claim:
                 held = self._held(connection, now, deadline)
                 if store.info.track_samples:
                     note = Note(f"lease ({self._wanted.order})")
-                    held.number = note_rows(connection, store, held.seqs, now.clock, note)
+                    held.number = log_batch(connection, store, held.seqs, now.clock, note)
         except IntegrityError as error:
             # An attempt of ours whose server process ended only now: look again.
             raise Deadlock(f"{error.orig}; try again") from error
@@ -271,7 +268,7 @@ class Claim:
         return HeldRows(self._lease_id, groups, deadline)
 
 
-def _clean(connection: Connection, store: "BufferStore") -> None:
+def _clean(connection: Connection, store: LeaseKeeping) -> None:
     """Delete the rows of leases that this process has ended, and sometimes of all long gone."""
     ledger, buffer = store.ledger, {BUFFER: store.info.id}
     done = ledger.done[:MOST_DONE]
@@ -283,7 +280,7 @@ def _clean(connection: Connection, store: "BufferStore") -> None:
         connection.execute(_FORGET_OLD, buffer)
 
 
-def _end_future_leases(connection: Connection, store: "BufferStore") -> None:
+def _end_future_leases(connection: Connection, store: LeaseKeeping) -> None:
     """End leases that began in the future: the clock was put back since, and they would hold their
     rows for longer than they were taken for.
     """
@@ -297,7 +294,7 @@ def _end_future_leases(connection: Connection, store: "BufferStore") -> None:
         connection.execute(_RELEASE_OF_LEASES, {**values, LEASES: ended})
 
 
-def complete(store: "BufferStore", held: HeldRows) -> None:
+def complete(store: LeaseKeeping, held: HeldRows) -> None:
     """Read what the rows of a batch have in parts.
 
     Behind the claim, in which others wait on SQLite; rows that were deleted since are left out.
@@ -312,7 +309,7 @@ def complete(store: "BufferStore", held: HeldRows) -> None:
     held.groups = store.survive(read)
 
 
-def renew(store: "BufferStore", held: HeldRows, lease_s: float) -> None:
+def renew(store: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
     """Have a lease run out so many seconds from now.
 
     Raises:
@@ -331,7 +328,7 @@ def renew(store: "BufferStore", held: HeldRows, lease_s: float) -> None:
     held.deadline = deadline
 
 
-def acknowledge(store: "BufferStore", held: HeldRows) -> None:
+def acknowledge(store: LeaseKeeping, held: HeldRows) -> None:
     """Count a use of each row of a batch, and retire those that were used as often as they may be.
 
     Rows that were deleted meanwhile are not counted.
@@ -361,7 +358,7 @@ def acknowledge(store: "BufferStore", held: HeldRows) -> None:
         retire(store)
 
 
-def give_back(store: "BufferStore", held: HeldRows) -> None:
+def give_back(store: LeaseKeeping, held: HeldRows) -> None:
     """Have others claim the rows of a batch at once; what is lost already stays as it is."""
 
     def work(connection: Connection) -> None:
@@ -377,11 +374,11 @@ def give_back(store: "BufferStore", held: HeldRows) -> None:
         forget(store, held.number)
 
 
-def _values(store: "BufferStore", held: HeldRows) -> dict[str, Any]:
+def _values(store: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
     return {BUFFER: store.info.id, LEASE: held.lease_id, SEQS: held.seqs}
 
 
-def _lost(store: "BufferStore", held: HeldRows, what: str) -> LeaseLostError:
+def _lost(store: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
     return LeaseLostError(
         f"buffer {store.info.name!r}: lease {held.lease_id} ran out before it was {what}: its "
         f"{len(held.seqs)} rows are others' to claim, and this use is not counted; lease for "
@@ -389,7 +386,7 @@ def _lost(store: "BufferStore", held: HeldRows, what: str) -> LeaseLostError:
     )
 
 
-def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int], low: int) -> None:
+def _evict(connection: Connection, store: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
     """Delete rows that left the window while they were held."""
     gone = [seq for seq in seqs if seq <= low]
     if gone:
@@ -397,7 +394,7 @@ def _evict(connection: Connection, store: "BufferStore", seqs: Sequence[int], lo
         remove_rows(connection, store.info.id, list(found))
 
 
-def retire(store: "BufferStore", *, kept: bool = False) -> int:
+def retire(store: LeaseKeeping, *, kept: bool = False) -> int:
     """Take rows out that were used as often as they may be, but those in quarantine; return how
     many.
 
@@ -420,23 +417,23 @@ def retire(store: "BufferStore", *, kept: bool = False) -> int:
     return n_retired
 
 
-def _is_any_used_up(store: "BufferStore") -> bool:
+def _is_any_used_up(store: LeaseKeeping) -> bool:
     values = {BUFFER: store.info.id, COUNT: 1}
     with translated(store.url), store.dialect.at_once(store.engine) as connection:
         return connection.execute(_USED_UP, values).first() is not None
 
 
-def _retire(connection: Connection, store: "BufferStore") -> int:
+def _retire(connection: Connection, store: LeaseKeeping) -> int:
     """Take some out; return how many, 0 where others are at it: they do it."""
     values = {BUFFER: store.info.id, COUNT: REMOVED_AT_ONCE}
     alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
     if connection.execute(alone, values).first() is None:
         return 0
     found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
-    return store.remove_counted(connection, list(found), "n_used_up")
+    return remove_counted(connection, store, list(found), "n_used_up")
 
 
-def drop(store: "BufferStore", wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
+def drop(store: LeaseKeeping, wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
     """Delete groups that have not become whole in time."""
 
     def work(connection: Connection) -> None:
@@ -445,8 +442,8 @@ def drop(store: "BufferStore", wanted: ClaimRequest, late: Sequence[LeaseGroup])
         now = store.sampled_window(connection)
         scope = Scope(store.info.id, now.low, None, store.restrictions.limits_of_leases(now))
         locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
-        store.remove_counted(
-            connection, sorted(seq for seqs in locked.values() for seq in seqs), "n_partial"
+        remove_counted(
+            connection, store, sorted(seq for seqs in locked.values() for seq in seqs), "n_partial"
         )
 
     store.write(work)

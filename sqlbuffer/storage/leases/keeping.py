@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, text_of
+from sqlbuffer.storage.buffers.open_buffer import text_of
+from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer
 
 T = TypeVar("T")
 
@@ -33,10 +34,18 @@ class Ledger:
     clock_checked_at: float = -math.inf
 
 
-class LeaseKeeping(OpenBuffer):
-    """The part of a buffer's store that leases use."""
+class LeaseKeeping(CountedBuffer):
+    """A buffer whose rows are leased.
+
+    Attributes:
+        ledger: What this process remembers of leases between calls.
+        pacer: The buffer's rate limiter.
+        remove_expired_if_due: Lets rows leave that may never be sampled again, when it is time.
+    """
 
     ledger: Ledger
+    pacer: Pacer
+    remove_expired_if_due: Callable[[], None]
 
     @property
     def epoch(self) -> int:
@@ -47,7 +56,7 @@ class LeaseKeeping(OpenBuffer):
     def _window_and_first(self) -> str:
         queue = queue_items.c
         first = select(func.min(queue.seq)).where(queue.buffer_id == self.info.id)
-        window = statements.sampled_window(self.info.id, self.info.evict_by)
+        window = select_sampled_window(self.info.id, self.info.evict_by)
         return text_of(window.add_columns(first.scalar_subquery()), self.engine)
 
     @contextmanager

@@ -24,7 +24,7 @@ from sqlbuffer.storage.leases.claim_request import (
     remembered,
 )
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.sampling.eligibility import Eligibility
+from sqlbuffer.storage.rows.eligibility import Eligibility
 
 # Of a window this narrow all rows are put into a random order: about a millisecond.
 SMALL_SPAN = 1_024

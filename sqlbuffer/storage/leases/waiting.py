@@ -4,11 +4,12 @@ import random
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, literal, select
 
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
+from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (
@@ -22,14 +23,10 @@ from sqlbuffer.storage.leases.claim_request import (
 from sqlbuffer.storage.leases.claim_request import held as held_by_buffer
 from sqlbuffer.storage.leases.groups import groups
 from sqlbuffer.storage.leases.held import Claim, HeldRows
+from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
-from sqlbuffer.storage.sampling.restrictions import SampledWindow
+from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.waits import begin_wait
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.store import BufferStore
 
 # From one look to the next: 4 a second. Where a look takes long, so many times as long.
 PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
@@ -40,7 +37,7 @@ CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
 
 
 def claimed(
-    store: "BufferStore", wanted: ClaimRequest, timeout_s: float, cancelled: threading.Event
+    store: LeaseKeeping, wanted: ClaimRequest, timeout_s: float, cancelled: threading.Event
 ) -> HeldRows:
     """Return a batch, after a wait where there is too little.
 
@@ -72,7 +69,7 @@ def claimed(
 
 
 def _attempt(
-    store: "BufferStore", claim: Claim, wanted: ClaimRequest, wait_s: float
+    store: LeaseKeeping, claim: Claim, wanted: ClaimRequest, wait_s: float
 ) -> tuple[HeldRows | None, str]:
     """Try once; return the batch, or None and why there is none where it is known."""
     try:
@@ -103,7 +100,7 @@ class Look:
         said_enough: It did when it looked last.
     """
 
-    def __init__(self, store: "BufferStore", wanted: ClaimRequest) -> None:
+    def __init__(self, store: LeaseKeeping, wanted: ClaimRequest) -> None:
         self._store, self._wanted = store, wanted
         self._limits: Eligibility | None = None
         self._low = 0
@@ -158,7 +155,7 @@ def _look(
     """Select whether there may be enough under these limits, and the window; where no limits are
     given, the window alone.
     """
-    window = statements.sampled_window(buffer_id, evict_by).subquery("w").c
+    window = select_sampled_window(buffer_id, evict_by).subquery("w").c
     enough = literal(False) if limits is None else _is_enough(limits, wanted)
     return select(enough, *window)
 
@@ -176,10 +173,10 @@ def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 
 
-def missing(store: "BufferStore", wanted: ClaimRequest, timeout_s: float) -> str:
+def missing(store: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
     """Return what there was too little of, for people."""
     with translated(store.url), store.engine.connect() as connection:
-        window = statements.sampled_window(store.info.id, store.info.evict_by)
+        window = select_sampled_window(store.info.id, store.info.evict_by)
         now = SampledWindow(*connection.execute(window).one())
         limits = store.restrictions.limits_of_leases(now)
         scope = Scope(store.info.id, now.low, None, limits)

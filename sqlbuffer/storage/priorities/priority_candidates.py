@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities import priority_statements as statements
 from sqlbuffer.storage.priorities.upkeep import Upkeep, wasteful
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
-from sqlbuffer.storage.rows.statements import fetch
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.weighted_sampling.block_weights import Weights, weights_of
 

@@ -1,25 +1,51 @@
 """What keeps the priorities of a buffer."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from sqlbuffer.errors import (
     StorageBusyError,
     StorageFullError,
     StorageReadOnlyError,
 )
-from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.priorities.blocks import Blocks
+from sqlbuffer.storage.priorities.priority_candidates import Priorities
+from sqlbuffer.storage.priorities.upkeep import Upkeep
+from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.sampled_buffer import SampledBuffer
 
 # How often updates of priorities follow what has left the window.
 UPDATES_A_CLEANING = 64
 
 
-class PriorityKeeping(OpenBuffer):
+class PriorityKeeping(SampledBuffer):
     """Sets the priorities of rows, and adds them up."""
 
     _updates: Iterator[int]
+    _upkeep: Upkeep
+
+    @contextmanager
+    def candidates(
+        self,
+        node: Node,
+        columns: RowSelection | Sequence[Any] | None = None,
+        *,
+        sampled: bool = False,
+    ) -> Iterator[Candidates]:
+        """Give the candidates their priorities; see `SampledBuffer.candidates`."""
+        with super().candidates(node, columns, sampled=sampled) as found:
+            if self.info.priorities:
+                found.priorities = self.priorities_of(found)
+            yield found
+
+    def priorities_of(self, candidates: Candidates) -> Priorities:
+        """Return the priorities of the candidates."""
+        return Priorities(candidates, self.info, self.options.alpha, self._upkeep)
 
     def update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
         """Set the priorities of rows, each given once, in ascending order; return how many there

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, select, update
 from sqlalchemy.sql.elements import ColumnElement
@@ -19,22 +19,19 @@ from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.stats import Removed
 from sqlbuffer.storage.buffers import keys
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.leases.held import retire
-from sqlbuffer.storage.leases.keeping import not_leased
+from sqlbuffer.storage.leases.keeping import LeaseKeeping, not_leased
 from sqlbuffer.storage.retention.tables import tasks
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.eligibility import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.eligibility import Eligibility, is_in_quarantine, is_used_up
-from sqlbuffer.storage.sampling.restrictions import SampledWindow
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.store import BufferStore
 
 # How often a process lets rows leave by itself, and for how long at most: a hundredth of its time.
 EXPIRE_EVERY_S = 10.0
@@ -70,7 +67,7 @@ class Expiry:
         store: The buffer.
     """
 
-    def __init__(self, store: "BufferStore") -> None:
+    def __init__(self, store: LeaseKeeping) -> None:
         self._store, self._mutex = store, ForkLock()
         info = store.info
         # What leases have used up they take out themselves.

@@ -21,8 +21,8 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.retention.tables import quarantine
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.eligibility import is_in_quarantine
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.eligibility import is_in_quarantine
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

@@ -4,7 +4,7 @@ import heapq
 
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, select
 
-from sqlbuffer.storage.rows.statements import fetch
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.rows.tables import experiences
 
 _own = experiences.c

@@ -1,8 +1,8 @@
 """Reading along with the writers of a buffer."""
 
 from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.insertion import Row
 
 
 class Follower:

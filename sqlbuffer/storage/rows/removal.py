@@ -1,9 +1,12 @@
 """Deletes rows, many of them in statements of a limited size."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.tables import experiences
@@ -40,3 +43,20 @@ def remove_where(
     while seqs := list(connection.execute(chunk).scalars()):
         removed += remove_rows(connection, buffer_id, seqs)
     return removed
+
+
+def remove_counted(
+    connection: Connection, buffer: OpenBuffer, seqs: Sequence[int], cause: str
+) -> int:
+    """Delete rows by key, and count them in the buffer's column for the cause.
+
+    Returns:
+        How many rows there were.
+    """
+    if not seqs:
+        return 0
+    buffer.note_deletion(connection)
+    n_removed = remove_rows(connection, buffer.info.id, seqs)
+    counted = {cause: buffers.c[cause] + n_removed}
+    connection.execute(update(buffers).where(buffers.c.id == buffer.info.id).values(counted))
+    return n_removed

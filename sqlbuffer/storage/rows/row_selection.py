@@ -26,8 +26,7 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.eligibility import (
+from sqlbuffer.storage.rows.eligibility import (
     NO_KIND,
     NO_LIMITS,
     Eligibility,
@@ -35,6 +34,7 @@ from sqlbuffer.storage.sampling.eligibility import (
     bar_step_by_parameters,
     hold_by_parameters,
 )
+from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

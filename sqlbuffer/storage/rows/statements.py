@@ -1,10 +1,9 @@
 """Selects over one buffer, the same for both databases."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
-    Connection,
     Select,
     Table,
     Text,
@@ -28,25 +27,6 @@ from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
-
-# The window of every buffer: its rows are those with low_seq < seq <= high_seq.
-windows = table(
-    "v_windows",
-    column("buffer_id"),
-    column("buffer", Text()),
-    column("max_capacity"),
-    column("max_episodes"),
-    column("evict_unit", Text()),
-    column("deletions"),
-    column("live_rows"),
-    column("clock"),
-    column("session_id"),
-    column("has_labels"),
-    column("has_quarantine"),
-    column("low_seq"),
-    column("high_seq"),
-)
-
 
 # The status of every episode, with those that are abandoned.
 episode_states = table(
@@ -84,11 +64,6 @@ COLUMNS = tuple(
 )  # fmt: skip
 
 
-def window(buffer_id: int) -> Select[Any]:
-    """Select the window of a buffer."""
-    return select(windows).where(windows.c.buffer_id == buffer_id)
-
-
 def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
     """Return `seq` as bounds and orders should name it: without index where the condition names ids
     or tasks.
@@ -115,30 +90,6 @@ def matching(buffer_id: int, node: Node, over: Any = experiences) -> ColumnEleme
 def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
     """Return the expression for rows of a buffer above `low` that match."""
     return and_(matching(buffer_id, node), seq_for(node) > low)
-
-
-def sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
-    """Select the window of a buffer in the order of `SampledWindow`, without a gap at the lower end
-    where whole tasks or episodes leave.
-
-    Args:
-        buffer_id: The buffer.
-        evict_by: What leaves at once.
-    """
-    low: ColumnElement[int] = windows.c.low_seq
-    if evict_by != "row":
-        # Nothing else tells where the oldest row is.
-        own = experiences.c
-        oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
-        low = func.coalesce(oldest.scalar_subquery(), low)
-    others = (
-        windows.c[name]
-        for name in (
-            "high_seq", "clock", "deletions", "live_rows", "session_id", "has_labels",
-            "has_quarantine",
-        )
-    )  # fmt: skip
-    return select(low, *others).where(windows.c.buffer_id == buffer_id)
 
 
 def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement[bool]:
@@ -177,18 +128,6 @@ def rows(
     if not has_labels:
         return select(*columns).where(where)
     return select(*late_values.with_late(columns)).select_from(late_values.joined()).where(where)
-
-
-def fetch(
-    connection: Connection, statement: Any, parameters: Mapping[str, Any] | None = None
-) -> list[tuple[Any, ...]]:
-    """Return what a select of whole rows finds, as the driver gives it: SQLAlchemy's rows would
-    take a third of the time that a sample does.
-    """
-    result = connection.execute(statement, parameters)
-    found: Any = result.cursor.fetchall()
-    result.close()
-    return list(found)
 
 
 def first_rows_of_tasks(

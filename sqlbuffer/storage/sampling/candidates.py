@@ -13,11 +13,12 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, NEAR, OWN, SEQS, RowSelection
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.weighted_sampling.block_weights import Weights
@@ -211,7 +212,7 @@ class Candidates:
         if self.reading.near is not None:
             parameters[LOW] = self.window_low
         statement = self.reading.statement(self.node, self.limits, has_labels=self.has_labels)
-        found = statements.fetch(self.connection, statement, parameters)
+        found = fetch(self.connection, statement, parameters)
         if not self.reading.has_places:
             self._payloads.update((row[0], row) for row in found)
         else:

@@ -7,8 +7,8 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates

@@ -1,7 +1,7 @@
 """What a buffer restricts sampling to: enough rows, and of them those that its limits leave."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -9,42 +9,13 @@ from sqlalchemy import Connection, func, select
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.eligibility import Eligibility, oldest_version
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates
-from sqlbuffer.storage.sampling.eligibility import Eligibility, oldest_version
 from sqlbuffer.storage.sampling.eligible_low import EligibleLow
-
-
-@dataclass(frozen=True)
-class SampledWindow:
-    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by.
-
-    Attributes:
-        low: Lower end.
-        high: The newest row.
-        clock: The buffer's clock.
-        deletions: Grows with every delete inside the window.
-        live_rows: Rows held, where tasks or episodes leave whole.
-        session: Number of the session now.
-        has_labels: Rows may have been annotated.
-        has_quarantine: Rows may be in quarantine.
-    """
-
-    low: int
-    high: int
-    clock: int | None
-    deletions: int
-    live_rows: int
-    session: int | None
-    has_labels: bool
-    has_quarantine: bool
-
-    @property
-    def span(self) -> int:
-        """How many rows there are at most."""
-        return max(self.high - self.low, 0)
 
 
 class Restrictions:

@@ -2,23 +2,33 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers import keys
+from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.base import Dialect
 from sqlbuffer.storage.episodes import lifecycle as episode_rows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
+from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.writing.applied_writes import WriteOnce
 
-Row = tuple[Any, ...]  # the columns of statements.ROW_COLUMNS
 ID = 1 + Record._fields.index("id")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a batch, as ids; and the number of each."""
+
+    inserted: list[str]
+    duplicates: list[str]
+    conflicts: list[str]
+    seqs: dict[str, int]
 
 
 @dataclass
@@ -169,6 +179,6 @@ class Insertion:
         if not ids:
             return {}
         where = (experiences.c.buffer_id == self._buffer_id) & keys.one_of(experiences.c.id, ids)
-        found = statements.fetch(connection, statements.rows(where))
+        found = fetch(connection, statements.rows(where))
         rows = found if self._payloads is None else self._payloads.held(connection, found)
         return {row[ID]: row for row in rows}

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
@@ -15,10 +14,8 @@ from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.flow.pacing import let_in_at_end
+from sqlbuffer.storage.writing.insertion import Written
 from sqlbuffer.waits import held
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.store import Written
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -31,7 +28,7 @@ FLUSH_ROWS, FLUSH_BYTES = 1_000, 8 * 2**20
 MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
 
 # Stores records and endings in one transaction.
-Write = Callable[[Sequence[Record], Sequence[EpisodeEnd], Mapping[EpisodeKey, str]], "Written"]
+Write = Callable[[Sequence[Record], Sequence[EpisodeEnd], Mapping[EpisodeKey, str]], Written]
 # Waits until some of so many rows may be stored; returns how many.
 Admit = Callable[[int], int]
 

@@ -6,8 +6,8 @@ import pytest
 
 from sqlbuffer import QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError, StorageUnreachableError
+from sqlbuffer.storage.buffers import applied_writes
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.writing import applied_writes
 from tests.support.proxy import proxied
 from tests.support.sql import run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of

@@ -242,7 +242,7 @@ def test_a_limiter_set_later_is_noticed_by_those_that_have_the_buffer_open(buffe
     with ReplayBuffer(buffer_url, wait_s=0) as writer, ReplayBuffer(buffer_url) as other:
         writer.store_batch(rows(5))
         other.set_rate_limiter(RateLimiter(1, 1, 2))
-        monkeypatch.setattr(pacing, "TELL_S", 0.0)
+        monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
         writer.store_batch(rows(3))  # 3 - 0 <= 1 + 2
         with pytest.raises(FlowControlError):
             writer.store_batch(rows(1))
@@ -555,7 +555,7 @@ def test_without_a_limiter_a_process_tells_what_it_sampled_now_and_then(buffer_u
         buffer.store_batch(rows(20))
         buffer.sample(4)
         assert scalar(buffer_url, "SELECT count(*) FROM flow") == 0
-        monkeypatch.setattr(pacing, "TELL_S", 0.0)
+        monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
         buffer.sample(6)
         assert run(buffer_url, "SELECT n_sampled, n_batches FROM flow") == [(10, 2)]
         assert run(buffer_url, "SELECT n_sampled, n_batches FROM flow_history") == [(10, 2)]
@@ -566,7 +566,7 @@ def test_without_a_limiter_a_process_tells_what_it_sampled_now_and_then(buffer_u
 
 def test_telling_does_not_wait_for_a_writer(sqlite_url, monkeypatch):
     """A writer is waited for up to 30 seconds, where it is."""
-    monkeypatch.setattr(pacing, "TELL_S", 0.0)
+    monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
     with ReplayBuffer(sqlite_url) as buffer:
         buffer.store_batch(rows(20))
         for writing in (buffer._store.dialect.writing, foreign_writer):
@@ -593,7 +593,7 @@ def foreign_writer(engine):
 
 
 def test_a_file_that_may_not_be_written_is_sampled_all_the_same(sqlite_url, tmp_path, monkeypatch):
-    monkeypatch.setattr(pacing, "TELL_S", 0.0)
+    monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
     with ReplayBuffer(sqlite_url) as buffer:
         buffer.store_batch(rows(20))
     run(sqlite_url, "PRAGMA wal_checkpoint(TRUNCATE)")

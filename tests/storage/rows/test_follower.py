@@ -7,7 +7,7 @@ from sqlalchemy import NullPool, create_engine, make_url
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.rows.follower import Follower
-from sqlbuffer.storage.rows.row_queries import STEP
+from sqlbuffer.storage.rows.stored_rows import STEP
 from tests.support.processes import running
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows

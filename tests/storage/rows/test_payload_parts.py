@@ -15,7 +15,8 @@ from sqlbuffer.front.inspection import look_at_rows
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
-from sqlbuffer.storage.rows import payload_parts, row_queries
+from sqlbuffer.storage.reading import row_queries
+from sqlbuffer.storage.rows import payload_parts
 from sqlbuffer.storage.rows.follower import Follower
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import lost_parts, make_fragment, parts_of

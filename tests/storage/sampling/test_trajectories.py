@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.query.tree_checks import check
-from sqlbuffer.storage.episodes import episode_candidates
+from sqlbuffer.storage.sampling import episode_candidates
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from tests.support.episodes import (
     EPISODES,

@@ -19,8 +19,8 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.samplers import Sampler
-from sqlbuffer.storage.leases import use_counts
 from sqlbuffer.storage.sampling.uses import claim_uses
+from sqlbuffer.storage.use_counts import counting
 from tests.storage.sampling.limited_rows import (
     FIELDS,
     arrays_of,
@@ -362,7 +362,7 @@ def test_evicted_and_deleted_rows_are_not_sampled(buffer_url):
 
 
 def test_counts_of_rows_that_left_are_forgotten(buffer_url, monkeypatch):
-    monkeypatch.setattr(use_counts, "CLEANED_AT_ONCE", 8)
+    monkeypatch.setattr(counting, "CLEANED_AT_ONCE", 8)
     with ReplayBuffer(buffer_url, max_use=5, max_capacity=20) as buffer:
         number = buffer_id(buffer_url)
         for start in range(1, 30):  # left behind, as eviction leaves them
@@ -432,11 +432,11 @@ def test_numbers_that_a_server_gives_anew_after_a_crash_are_drawn_at_once(make_d
 
 
 def test_uses_given_back_by_another_learner_are_found_again(buffer, buffer_url, monkeypatch):
-    monkeypatch.setattr(use_counts, "FLOOR_DOUBTED_AFTER_S", 0.0)
+    monkeypatch.setattr(counting, "FLOOR_DOUBTED_AFTER_S", 0.0)
     with ReplayBuffer(buffer_url) as other:
         assert len(buffer.sample(40, sampler=RandomSampler(replace=True))) == 40
         assert other.sample(3) == []
-        use_counts.give_back(buffer._store, [(4,), (5,)])
+        counting.give_back(buffer._store, [(4,), (5,)])
         assert sorted(seqs_of(other.sample(3))) == [4, 5]
 
 

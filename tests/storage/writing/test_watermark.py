@@ -7,7 +7,7 @@ import pytest
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.rows.follower import Follower
-from sqlbuffer.storage.rows.row_queries import STEP
+from sqlbuffer.storage.rows.stored_rows import STEP
 from tests.storage.plans.watch import Watch
 from tests.support import rows
 from tests.support.processes import running

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import StoreResult
+from sqlbuffer.front.write_calls import StoreResult
 from sqlbuffer.steps.data_rows import DataRow
 
 

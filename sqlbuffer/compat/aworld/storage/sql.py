@@ -5,10 +5,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import ReplayBuffer, StoreResult
+from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.compat.aworld.common import ActionType, StateType
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.front.write_calls import StoreResult
 from sqlbuffer.samplers import RandomTaskSample, TaskSampler
 from sqlbuffer.steps.data_rows import DataRow
 

@@ -40,7 +40,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, RingCounts
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
-from sqlbuffer.storage.writing.insertion import Row
+from sqlbuffer.storage.rows.stored_rows import Row
 
 logger = logging.getLogger("sqlbuffer")
 

@@ -17,7 +17,7 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.extensions.ring_buffer import ARRAYS, IN_PARTS, STATE
-from sqlbuffer.storage.writing.insertion import Row
+from sqlbuffer.storage.rows.stored_rows import Row
 
 Encoded = tuple[str | None, bytes | bytearray | None]
 

@@ -29,7 +29,8 @@ from sqlbuffer.storage.extensions.slots import (
     SlotsFullError,
 )
 from sqlbuffer.storage.rows.pieces import Columns
-from sqlbuffer.storage.store import BufferStore, Written
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.insertion import Written
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 

@@ -6,14 +6,15 @@ from sqlalchemy import BigInteger, Text, bindparam, cast, func, select
 
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.extensions.fragments.deleting import remove
 from sqlbuffer.storage.extensions.fragments.fetching import Prepared, prepared
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, read
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.insertion import Row
 
 _IS_ID = (experiences.c.buffer_id == ID) & (experiences.c.id == bindparam("id", type_=Text()))
 _SEQ = select(experiences.c.seq).where(_IS_ID)
@@ -49,7 +50,7 @@ class FragmentReader:
         with translated(store.url), store.dialect.snapshot(store.engine) as connection:
             select_row = statements.rows(_IS_ID, payloads.columns)
             given: dict[str, Any] = {"of": store.info.id, "id": id_}
-            found = statements.fetch(connection, select_row, given)
+            found = fetch(connection, select_row, given)
             rows = payloads.complete(connection, found)
             return rows[0] if rows else None
 

@@ -15,7 +15,6 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps
-from sqlbuffer.storage.episodes.episode_candidates import EpisodePopulation
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import (
     FINAL,
@@ -29,6 +28,7 @@ from sqlbuffer.storage.rows.row_selection import (
 )
 from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, Row, draw_plan
 from sqlbuffer.storage.sampling.readers.single_steps import (

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
 from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, PICK, PLACE, RowSelection, T
 from sqlbuffer.storage.rows.tables import experiences
@@ -201,7 +201,7 @@ class EpisodePopulation(Candidates):
         parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
         parameters |= self.limits.parameters
         statement = self.reading.picked(self.node, picks, self.limits, has_labels=self.has_labels)
-        found = statements.fetch(self.connection, statement, parameters)
+        found = fetch(self.connection, statement, parameters)
         self._sort(found)
         picked = {row[0]: (row[PLACE], row[T]) for row in found if row[-1] == PICK}
         self._probed.update(picked)

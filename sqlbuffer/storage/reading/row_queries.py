@@ -6,27 +6,28 @@ from typing import Any
 from sqlalchemy import Connection, Select, func, select
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
-from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.live_count import LiveCount
-from sqlbuffer.storage.buffers.open_buffer import (
-    BufferWindow,
-    OpenBuffer,
-    retry_on_disconnect,
-    text_of,
-)
+from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect, text_of
+from sqlbuffer.storage.buffers.windows import BufferWindow
 from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.seq_runs import SeqRuns
+from sqlbuffer.storage.rows.stored_rows import (
+    TASK_ID,
+    Row,
+    task_order,
+)
 from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.sampling.sampled_buffer import SampledBuffer
 from sqlbuffer.storage.schema.functions import explain
-from sqlbuffer.storage.writing.insertion import Row
 
 TASKS_AT_ONCE = 500
 FIRST_PAGE_ROWS = 200
@@ -36,13 +37,8 @@ PAGE_BYTES = 8 * 2**20
 # theirs.
 SETTLING_S = 0.05
 
-# Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
-TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
-    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
-)
 
-
-class RowQueries(OpenBuffer):
+class RowQueries(SampledBuffer):
     """Reads the rows of a buffer as they are."""
 
     _live_count: LiveCount
@@ -127,7 +123,7 @@ class RowQueries(OpenBuffer):
             page = statements.rows(
                 where & (seq <= end), payloads.columns, has_labels=window.has_labels
             )
-            found = statements.fetch(connection, page.order_by(seq).limit(limit))
+            found = fetch(connection, page.order_by(seq).limit(limit))
             rows = payloads.complete(connection, found, PAGE_BYTES)
             return rows, len(rows) == len(found) < limit
 
@@ -168,7 +164,7 @@ class RowQueries(OpenBuffer):
             chosen = wanted[start : start + TASKS_AT_ONCE]
             where = statements.of_tasks(self.info.id, window.low, chosen)
             select_rows = statements.rows(where, columns, has_labels=window.has_labels)
-            rows = statements.fetch(connection, select_rows)
+            rows = fetch(connection, select_rows)
             for row in payloads.complete(connection, _free(rows) if limits else rows):
                 found[row[TASK_ID]].append(row)
         for of_task in found.values():
@@ -200,18 +196,6 @@ def _free(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of tasks of which the last column says of no row that it is barred."""
     barred = {row[TASK_ID] for row in rows if row[-1]}
     return [row[:-1] for row in rows if row[TASK_ID] not in barred]
-
-
-def task_order(row: Row) -> tuple[Any, ...]:
-    """Order by episode, step and time, then by insert; what is missing comes first."""
-    seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
-    return (
-        episode is not None,
-        episode or "",
-        step,
-        float("-inf") if time is None else time,
-        seq,
-    )
 
 
 def _next_limit(page: Sequence[Row]) -> int:

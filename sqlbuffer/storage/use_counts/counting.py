@@ -6,21 +6,17 @@ out more often than it may be; and nobody waits while a batch is chosen. A learn
 the second has used its rows.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, func, select
 
-from sqlbuffer.errors import StorageReadOnlyError
-from sqlbuffer.storage.sampling.tables import samples, uses
+from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.sampling.uses import claim_uses, return_uses
-from sqlbuffer.storage.schema import functions as fn
-
-if TYPE_CHECKING:
-    from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
+from sqlbuffer.storage.use_counts.sample_log import Note, log_batch
 
 MAX_ROUNDS = 20
 # Counts of rows that left the window are deleted when so many more have left.
@@ -66,22 +62,6 @@ class ClaimKind(Generic[T]):
     join: Callable[[Sequence[T]], T]
 
 
-@dataclass(frozen=True)
-class Note:
-    """What is noted of a batch beside its rows."""
-
-    sampler: str
-    seed: str | None = None
-
-
-class Housekeeping:
-    """What one process remembers of when it cleaned up last."""
-
-    def __init__(self) -> None:
-        self.cleaned_to = 0
-        self.samples_cleaned_at: float | None = None
-
-
 @dataclass
 class _Kept(Generic[T]):
     parts: list[T]
@@ -97,13 +77,8 @@ class _Kept(Generic[T]):
             self.probabilities += [found.probabilities[i] for i in index]
 
 
-def needs_writes(store: "BufferStore") -> bool:
-    """Tell whether sampling from a buffer is a write."""
-    return store.info.max_use is not None or store.info.track_samples
-
-
 def claimed(
-    store: "BufferStore",
+    store: CountedBuffer,
     draw: Callable[[int, bool], Found[T]],
     n: int,
     kind: ClaimKind[T],
@@ -149,7 +124,7 @@ def claimed(
 
 
 def _fewer(
-    store: "BufferStore",
+    store: CountedBuffer,
     found: Found[T],
     index: Sequence[int],
     kept: _Kept[T],
@@ -166,12 +141,12 @@ def _fewer(
         return kind.take(found.content, []), None
     number = None
     if store.info.track_samples:
-        number = _writing(store, lambda connection: _note(connection, store, found, kept, note))
+        number = written(store, lambda connection: _log(connection, store, found, kept, note))
     return _joined(kept, kind), number
 
 
 def _claim(
-    store: "BufferStore",
+    store: CountedBuffer,
     found: Found[T],
     index: Sequence[int],
     kept: _Kept[T],
@@ -192,10 +167,10 @@ def _claim(
         now.add(found, places, kind)
         number = None
         if len(places) == len(index) and store.info.track_samples:
-            number = _note(connection, store, found, _both(kept, now), note)
+            number = _log(connection, store, found, _both(kept, now), note)
         return now, len(places), number
 
-    now, n_won, number = _writing(store, work)
+    now, n_won, number = written(store, work)
     store.dialect.wrote(store.engine, len(wanted))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
@@ -213,7 +188,7 @@ def _joined(kept: _Kept[T], kind: ClaimKind[T]) -> T:
     return kept.parts[0] if len(kept.parts) == 1 else kind.join(kept.parts)
 
 
-def _count(connection: Connection, store: "BufferStore", units: Sequence[Unit]) -> list[bool]:
+def _count(connection: Connection, store: CountedBuffer, units: Sequence[Unit]) -> list[bool]:
     """Count a use of each row of the units, and return which could be used whole."""
     if store.info.max_use is None:
         return [True] * len(units)
@@ -233,7 +208,7 @@ def _count(connection: Connection, store: "BufferStore", units: Sequence[Unit]) 
 
 
 def _take(
-    connection: Connection, store: "BufferStore", seqs: Sequence[int], max_use: int
+    connection: Connection, store: CountedBuffer, seqs: Sequence[int], max_use: int
 ) -> dict[int, int]:
     """Count a use for each occurrence of a row, and return {row: how many of them may be}."""
     # In ascending order, or two learners could wait for each other. Those that come twice are
@@ -250,7 +225,7 @@ def _take(
     return taken
 
 
-def give_back(store: "BufferStore", units: Sequence[Unit]) -> None:
+def give_back(store: CountedBuffer, units: Sequence[Unit]) -> None:
     """Undo the uses of things that were not handed out."""
     left = Counter(seq for unit in units for seq in unit)
     if not left or store.info.max_use is None:
@@ -262,71 +237,20 @@ def give_back(store: "BufferStore", units: Sequence[Unit]) -> None:
             return_uses(connection, store.info.id, sorted(again))
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
-    _writing(store, work)
+    written(store, work)
     store.restrictions.floor.forget()
 
 
-def noted(store: "BufferStore", found: Found[Any], note: Note) -> int | None:
-    """Note a batch that was read without a sampler, and return its number."""
-    if not store.info.track_samples or not found.units:
-        return None
-    whole: _Kept[Any] = _Kept([], list(found.units), None)
-    number: int = _writing(store, lambda connection: _note(connection, store, found, whole, note))
-    return number
-
-
-def note_rows(
-    connection: Connection,
-    store: "BufferStore",
-    seqs: Sequence[int],
-    clock: int | None,
-    note: Note,
+def _log(
+    connection: Connection, store: CountedBuffer, found: Found[Any], kept: _Kept[Any], note: Note
 ) -> int:
-    """Note a batch of rows in the transaction that hands it out, and return its number."""
-    found: Found[Any] = Found([], [(seq,) for seq in seqs], clock, 0)
-    return _note(connection, store, found, _Kept([], list(found.units), None), note)
-
-
-def forget(store: "BufferStore", number: int) -> None:
-    """Delete the note of a batch that was not handed out."""
-    own = (samples.c.buffer_id == store.info.id) & (samples.c.id == number)
-    _writing(store, lambda connection: connection.execute(delete(samples).where(own)))
-
-
-def _note(
-    connection: Connection, store: "BufferStore", found: Found[Any], kept: _Kept[Any], note: Note
-) -> int:
+    """Log a batch, and return its number."""
     seqs = [seq for unit in kept.units for seq in unit]
     probabilities = kept.probabilities if len(kept.probabilities or ()) == len(seqs) else None
-    values = {
-        "buffer_id": store.info.id,
-        "clock": found.clock,
-        "sampler": note.sampler,
-        "seed": note.seed,
-        "n_rows": len(seqs),
-        "seqs": seqs,
-        "probabilities": probabilities,
-    }
-    keep = store.housekeeping
-    now = time.monotonic()
-    if keep.samples_cleaned_at is None or now - keep.samples_cleaned_at > SECONDS_BETWEEN_CLEANINGS:
-        keep.samples_cleaned_at = now
-        _forget_old(connection, store)
-    made: Any = connection.execute(insert(samples).values(values)).inserted_primary_key
-    return int(made[0])
+    return log_batch(connection, store, seqs, found.clock, note, probabilities)
 
 
-def _forget_old(connection: Connection, store: "BufferStore") -> None:
-    own = samples.c
-    old = select(own.id).where(
-        own.buffer_id == store.info.id, own.sampled_at < fn.seconds_ago(store.info.keep_samples_s)
-    )
-    connection.execute(
-        delete(samples).where(own.id.in_(old.order_by(own.sampled_at).limit(CLEANED_AT_ONCE)))
-    )
-
-
-def _clean(store: "BufferStore", found: Found[Any]) -> None:
+def _clean(store: CountedBuffer, found: Found[Any]) -> None:
     """Delete the counts of rows that have left the window; eviction leaves them behind."""
     keep, buffer_id = store.housekeeping, store.info.id
     if store.info.max_use is None or found.window_low < keep.cleaned_to + CLEANED_AT_ONCE:
@@ -346,14 +270,4 @@ def _clean(store: "BufferStore", found: Found[Any]) -> None:
             connection.execute(delete(uses).where(gone, own.seq <= last))
         return int(last) if n == 4 * CLEANED_AT_ONCE else found.window_low
 
-    keep.cleaned_to = _writing(store, work)
-
-
-def _writing(store: "BufferStore", work: Callable[[Connection], Any]) -> Any:
-    try:
-        return store.write(work)
-    except StorageReadOnlyError as error:
-        what = "max_use" if store.info.max_use is not None else "track_samples"
-        raise StorageReadOnlyError(
-            f"sampling from buffer {store.info.name!r} writes ({what}): {error}"
-        ) from error
+    keep.cleaned_to = written(store, work)

@@ -9,23 +9,21 @@ from numpy.typing import NDArray
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.leases.use_counts import (
-    ClaimKind,
-    Found,
-    Note,
-    claimed,
-    forget,
-    give_back,
-    needs_writes,
-    noted,
-)
 from sqlbuffer.storage.rows.batch_parts import one_of, part_of, stacked
 from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.strategy import RowStrategy, TaskStrategy
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.insertion import Row
+from sqlbuffer.storage.use_counts.counted_buffer import needs_writes
+from sqlbuffer.storage.use_counts.counting import (
+    ClaimKind,
+    Found,
+    claimed,
+    give_back,
+)
+from sqlbuffer.storage.use_counts.sample_log import Note, forget, log_read_batch
 
 BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"
@@ -183,8 +181,8 @@ def noted_batch(store: BufferStore, batch: Batch, clock: int | None, what: str) 
         clock: The buffer's clock when it was read.
         what: What is noted for a sampler.
     """
-    found = Found(batch, _units(batch), clock, 0)
-    return _numbered(batch, noted(store, found, Note(what)))
+    number = log_read_batch(store, batch.info["seq"].tolist(), clock, Note(what))
+    return _numbered(batch, number)
 
 
 def return_batch(store: BufferStore, batch: Batch) -> None:

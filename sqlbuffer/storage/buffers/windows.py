@@ -1,0 +1,99 @@
+"""The window of a buffer: its rows are those with low_seq < seq <= high_seq."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, Text, column, func, select, table
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.storage.rows.tables import experiences
+
+windows = table(
+    "v_windows",
+    column("buffer_id"),
+    column("buffer", Text()),
+    column("max_capacity"),
+    column("max_episodes"),
+    column("evict_unit", Text()),
+    column("deletions"),
+    column("live_rows"),
+    column("clock"),
+    column("session_id"),
+    column("has_labels"),
+    column("has_quarantine"),
+    column("low_seq"),
+    column("high_seq"),
+)
+
+
+@dataclass(frozen=True)
+class BufferWindow:
+    """Which rows a buffer is: those with low < seq <= high."""
+
+    max_capacity: int | None
+    max_episodes: int | None
+    evict_by: str
+    deletions: int
+    live_rows: int
+    low: int
+    high: int
+    has_labels: bool
+
+
+@dataclass(frozen=True)
+class SampledWindow:
+    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by.
+
+    Attributes:
+        low: Lower end.
+        high: The newest row.
+        clock: The buffer's clock.
+        deletions: Grows with every delete inside the window.
+        live_rows: Rows held, where tasks or episodes leave whole.
+        session: Number of the session now.
+        has_labels: Rows may have been annotated.
+        has_quarantine: Rows may be in quarantine.
+    """
+
+    low: int
+    high: int
+    clock: int | None
+    deletions: int
+    live_rows: int
+    session: int | None
+    has_labels: bool
+    has_quarantine: bool
+
+    @property
+    def span(self) -> int:
+        """How many rows there are at most."""
+        return max(self.high - self.low, 0)
+
+
+def select_window(buffer_id: int) -> Select[Any]:
+    """Select the window of a buffer."""
+    return select(windows).where(windows.c.buffer_id == buffer_id)
+
+
+def select_sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
+    """Select the window of a buffer in the order of `SampledWindow`, without a gap at the lower end
+    where whole tasks or episodes leave.
+
+    Args:
+        buffer_id: The buffer.
+        evict_by: What leaves at once.
+    """
+    low: ColumnElement[int] = windows.c.low_seq
+    if evict_by != "row":
+        # Nothing else tells where the oldest row is.
+        own = experiences.c
+        oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
+        low = func.coalesce(oldest.scalar_subquery(), low)
+    others = (
+        windows.c[name]
+        for name in (
+            "high_seq", "clock", "deletions", "live_rows", "session_id", "has_labels",
+            "has_quarantine",
+        )
+    )  # fmt: skip
+    return select(low, *others).where(windows.c.buffer_id == buffer_id)

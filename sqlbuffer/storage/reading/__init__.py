@@ -1,0 +1,1 @@
+"""Rows of a buffer in insert order, by task, and counted."""

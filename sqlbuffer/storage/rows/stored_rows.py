@@ -1,0 +1,25 @@
+"""The columns of a stored row, and the order of the rows of a task."""
+
+from typing import Any
+
+from sqlbuffer.encoding.records import Record
+
+# Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
+TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
+    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+)
+
+# A stored row: seq, then the fields of a record.
+Row = tuple[Any, ...]
+
+
+def task_order(row: Row) -> tuple[Any, ...]:
+    """Order by episode, step and time, then by insert; what is missing comes first."""
+    seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
+    return (
+        episode is not None,
+        episode or "",
+        step,
+        float("-inf") if time is None else time,
+        seq,
+    )

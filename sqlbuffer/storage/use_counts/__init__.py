@@ -1,0 +1,1 @@
+"""How often rows are used, and the log of batches."""
