@@ -42,6 +42,7 @@ from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import Limits
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S, OpenerOptions
+from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Written
 from sqlbuffer.storage.writing.write_queue import FLUSH_S, WriteQueue
@@ -353,7 +354,7 @@ class ReplayBuffer(
             BufferNotFoundError: No such buffer.
         """
         check_options(None, retry_s)
-        catalog.drop_buffer(url, name, float(retry_s))
+        drop_buffer(url, name, float(retry_s))
 
     def __repr__(self) -> str:
         return f"ReplayBuffer({self._store.shown_url!r}, name={self.name!r})"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import Connection, Engine, Text, cast, delete, insert, literal, select
+from sqlalchemy import Connection, Engine, Text, cast, insert, literal, select
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
@@ -27,9 +27,7 @@ from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.base import dialect_for
 from sqlbuffer.storage.migrations import migrate
-from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.schema.metadata import JSON, metadata
+from sqlbuffer.storage.schema.metadata import JSON
 
 # The oldest that the tests ran on.
 OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
@@ -248,7 +246,7 @@ def open_buffer(
     """
     with translated(url):
         with engine.connect() as connection:
-            found = _find(connection, name)
+            found = find_buffer(connection, name)
         if found is None and may_create:
             if alpha is not None and not limits.priorities:
                 raise BufferConfigError("alpha goes with priorities=True")
@@ -267,9 +265,9 @@ def open_buffer(
                 # Another process was faster; its settings are compared like any other stored ones.
                 pass
             with engine.connect() as connection:
-                found = _find(connection, name)
+                found = find_buffer(connection, name)
     if found is None:
-        raise _not_found(name, url)
+        raise not_found(name, url)
     for setting, given in {**vars(limits), "compression": compression}.items():
         _compare(setting, given, getattr(found, setting), found)
     if alpha is not None and not found.priorities:
@@ -301,21 +299,10 @@ def list_buffers(url: str | URL | Engine | None, retry_s: float = 0.0) -> list[B
         with translated(resolved), engine.connect() as connection:
             return [_info(row) for row in connection.execute(_select().order_by(buffers.c.name))]
 
-    return _with_schema(url, resolved, retry_s, work)
+    return with_schema(url, resolved, retry_s, work)
 
 
-def drop_buffer(url: str | URL | Engine | None, name: str, retry_s: float = 0.0) -> None:
-    """Delete a buffer and all that belongs to it.
-
-    Raises:
-        BufferNotFoundError: No such buffer.
-    """
-    resolved = resolve_url(url)
-    dropped: list[int] = []
-    _with_schema(url, resolved, retry_s, lambda engine: _drop(engine, resolved, name, dropped))
-
-
-def _with_schema(
+def with_schema(
     url: str | URL | Engine | None,
     resolved: URL,
     retry_s: float,
@@ -326,41 +313,18 @@ def _with_schema(
     """
     own = url if isinstance(url, Engine) else None
 
-    def with_schema() -> T:
+    def attempt() -> T:
         engine = own if own is not None else engine_for(resolved)
         ensure_schema(engine, resolved, create=False)
         return work(engine)
 
     return retried_at_opening(
-        with_schema, retry_s, lambda: close_idle(resolved), lambda: was_reached(resolved, own)
+        attempt, retry_s, lambda: close_idle(resolved), lambda: was_reached(resolved, own)
     )
 
 
-def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
-    """Delete a buffer.
-
-    Args:
-        engine: The engine.
-        url: Its resolved URL.
-        name: The buffer.
-        dropped: Ids of buffers of that name that earlier attempts may have deleted.
-    """
-    dialect = dialect_for(engine)
-    with translated(url), dialect.writing(engine) as connection:
-        found = _find(connection, name)
-        if dropped and (found is None or found.id not in dropped):
-            return
-        if found is None:
-            raise _not_found(name, url)
-        connection.execute(delete(buffers).where(buffers.c.id == found.id))
-        remove_where(connection, found.id)
-        for table in metadata.tables.values():
-            if "buffer_id" in table.c and table is not experiences:
-                connection.execute(delete(table).where(table.c.buffer_id == found.id))
-        dropped.append(found.id)
-
-
-def _find(connection: Connection, name: str) -> BufferInfo | None:
+def find_buffer(connection: Connection, name: str) -> BufferInfo | None:
+    """Return a buffer by name."""
     row = connection.execute(_select().where(buffers.c.name == name)).one_or_none()
     return None if row is None else _info(row)
 
@@ -422,7 +386,8 @@ def _info(row: Any) -> BufferInfo:
     )
 
 
-def _not_found(name: str, url: URL) -> BufferNotFoundError:
+def not_found(name: str, url: URL) -> BufferNotFoundError:
+    """Return the error of a name that no buffer has."""
     return BufferNotFoundError(
         f"no buffer {name!r} in {shown_url(url)}; ReplayBuffer.list(url) names those there are"
     )

@@ -165,7 +165,9 @@ def test_numbers_of_a_transaction_that_is_undone_are_no_rows(buffer_url):
     with fill(buffer_url, 4_000) as buffer:
         dialect = buffer._store.dialect
         with dialect.writing(buffer._store.engine) as connection:
-            dialect.draw(connection, buffer._store.info.id, [f"burnt{i}" for i in range(300)])
+            dialect.reserve_seqs(
+                connection, buffer._store.info.id, [f"burnt{i}" for i in range(300)]
+            )
             connection.rollback()
         store_until_counted(buffer, buffer_url)
         assert len(buffer) == fresh_len(buffer_url) == n_rows(buffer_url) == 9_000

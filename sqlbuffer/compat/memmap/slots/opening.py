@@ -17,9 +17,9 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import Limits
 from sqlbuffer.storage.extensions.slots import find_ring, make_ring, other_writers
+from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 
 
@@ -154,7 +154,7 @@ def _drop(store: BufferStore, url: str, fields: Fields, folder: Any) -> None:
             f"process {pid} on {host} writes to the buffer at `{folder}`: overwriting would delete "
             f"its episodes. Pass `overwrite = False` to write beside it, or end it first."
         )
-    catalog.drop_buffer(url, store.info.name, store.options.retry_s)
+    drop_buffer(url, store.info.name, store.options.retry_s)
 
 
 def _missing(folder: Any, path: Path | None, name: str) -> MemmapError:
