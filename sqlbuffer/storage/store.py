@@ -30,7 +30,9 @@ from sqlbuffer.storage.buffers.open_buffer import (
     OpenerOptions,
     retry_on_disconnect,
 )
+from sqlbuffer.storage.buffers.settling import clean_after_write, settled_seq
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.engine import (
     close_idle,
@@ -46,6 +48,7 @@ from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.dialects.base import dialect_for
 from sqlbuffer.storage.episodes import lifecycle
+from sqlbuffer.storage.episodes.lifecycle import free_episode
 from sqlbuffer.storage.episodes.tables import episodes as episode_rows
 from sqlbuffer.storage.extensions.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.flow.pacing import Pacer
@@ -57,6 +60,7 @@ from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention import quarantine as quarantining
+from sqlbuffer.storage.retention.eviction import evict
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.quarantine import Rows
 from sqlbuffer.storage.rows import statements
@@ -111,6 +115,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         )
         self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
+        self.watermark = Watermark(info.id)
         self._upkeep = Upkeep()
         self.restrictions = Restrictions(info)
         self.housekeeping = Housekeeping()
@@ -215,7 +220,6 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
                 then(connection, seqs)
 
         insertion = Insertion(
-            self._dialect,
             self.once(),
             self.info.id,
             list(of_ids.values()),
@@ -227,7 +231,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         )
         outcome = self._insert(insertion)
         n_bytes = sum(r.payload_bytes for r in records if r.payload_bytes)
-        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes, self.info.id)
+        clean_after_write(self.engine, len(outcome.numbers), n_bytes, self.watermark)
         written = Written(list(outcome.numbers), [], [], outcome.seqs)
         fresh = set(outcome.numbers)
         for record in records:
@@ -263,12 +267,12 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
             insertion.replace(make(connection, known))
 
         insertion = Insertion(
-            self._dialect, self.once(), self.info.id, known, then, payloads=self.whole_rows,
+            self.once(), self.info.id, known, then, payloads=self.whole_rows,
             first=first, guarded=False,
         )  # fmt: skip
         outcome = self._insert(insertion)
         n_bytes = sum(record.payload_bytes for record in known if record.payload_bytes)
-        self._dialect.wrote(self.engine, len(outcome.numbers), n_bytes, self.info.id)
+        clean_after_write(self.engine, len(outcome.numbers), n_bytes, self.watermark)
 
     @retry_on_disconnect
     def _insert(self, insertion: Insertion) -> Outcome:
@@ -350,7 +354,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         key, task = beginning.key, beginning.task_id
 
         def work(connection: Connection) -> None:
-            known = self._dialect.free_episode(connection, self.info.id, key, task)
+            known = free_episode(connection, self.info.id, key, task)
             if known is not None or not lifecycle.begin(connection, self.info.id, beginning):
                 # Where there was none, another process has begun it meanwhile.
                 raise lifecycle.exists(key, task, "open" if known is None else known[0])
@@ -370,7 +374,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
             window = self.note_deletion(connection)
             connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(**limits))
             if window.evict_by != "row":
-                self._dialect.evict(connection, self.info.id)
+                evict(connection, self.info.id)
             else:
                 low = self._window(connection).low
                 left = experiences.c.seq <= low
@@ -429,7 +433,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         # The draw is done, whatever becomes of this.
         with suppress(StorageError), translated(self.url):
             epoch = server_epoch(self.engine)
-            settled = self._dialect.settled(self.engine, self.info.id)
+            settled = settled_seq(self.engine, self.watermark)
             with self._dialect.snapshot(self.engine, self._sampled_window) as connection:
                 for now in answer(connection):
                     self.restrictions.look(connection, SampledWindow(*now), settled, epoch)

@@ -13,10 +13,12 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageUnreachableError
 from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.base import Dialect
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.writing.reservation import WriteId
 
 # An id is kept for the time in which a call is repeated, and for this much longer: a commit may
@@ -27,6 +29,8 @@ MARGIN_S = 30.0
 LONGEST_KEPT_S = 86_400.0
 
 T = TypeVar("T")
+
+note_write = by_database(sqlite=sqlite.note_write, postgresql=postgresql.note_write)
 
 
 class WriteOnce(Generic[T]):
@@ -75,7 +79,7 @@ class WriteOnce(Generic[T]):
         """
         done: list[T] = []
         try:
-            query = self._query(notes)
+            query = self._query(engine, notes)
             with (
                 translated(self._url),
                 self._dialect.writing(engine, durability, query) as connection,
@@ -90,7 +94,7 @@ class WriteOnce(Generic[T]):
             raise
         return done[0]
 
-    def _query(self, notes: bool) -> str | None:
+    def _query(self, engine: Engine, notes: bool) -> str | None:
         """Return the query that stores the id; None: there is none to store, or the work does."""
         now = time.monotonic()
         self.note = None
@@ -108,4 +112,4 @@ class WriteOnce(Generic[T]):
         if notes and not self._in_doubt:
             self.note = WriteId(self._write_id, self._keep_s)
             return None
-        return self._dialect.note_write(self._buffer_id, self._write_id, self._keep_s)
+        return note_write(engine, self._buffer_id, self._write_id, self._keep_s)

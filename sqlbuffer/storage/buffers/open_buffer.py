@@ -15,7 +15,9 @@ from sqlbuffer.errors import (
 from sqlbuffer.storage.buffers import sessions
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.buffers.windows import BufferWindow, select_window
 from sqlbuffer.storage.database.engine import (
     begin_epoch,
@@ -82,6 +84,7 @@ class OpenBuffer:
     info: BufferInfo
     options: OpenerOptions
     layout: Layout
+    watermark: Watermark
     _engine: Engine | None
     _made_engine: bool
     _dialect: Dialect
@@ -182,7 +185,7 @@ class OpenBuffer:
     def settled(self) -> int:
         """Return a seq up to which no row can appear any more."""
         with translated(self.url):
-            settled = self._dialect.settled(self.engine, self.info.id)
+            settled = settled_seq(self.engine, self.watermark)
             return self.window().high if settled is None else settled
 
 

@@ -44,6 +44,7 @@ from sqlbuffer.storage.extensions.ring_buffer import (
 )
 from sqlbuffer.storage.extensions.tables import item_rings
 from sqlbuffer.storage.priorities.tables import priority_blocks
+from sqlbuffer.storage.priorities.updates import update_priorities
 from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_counted
@@ -536,7 +537,7 @@ class PriorityRing(ItemRing):
         self, connection: Connection, seqs: Sequence[int], priorities: Sequence[float]
     ) -> int:
         store = self.store
-        return store.dialect.update_priorities(connection, store.blocks, seqs, priorities)
+        return update_priorities(connection, store.blocks, seqs, priorities)
 
     def _clean_uses(self, connection: Connection, low: int) -> None:
         """Delete the counts of items that were pushed out, which eviction leaves behind."""

@@ -12,6 +12,7 @@ from sqlbuffer.codec.plain_json import INT64_MAX
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.windows import BufferWindow
 from sqlbuffer.storage.database.transactions import fetch
@@ -93,7 +94,7 @@ class Labelling(OpenBuffer):
     def annotate(self, annotation: Annotation) -> int:
         """Write what is said of rows, in one transaction; return how many the buffer holds."""
         n_rows = self.write(lambda connection: self._write_labels(connection, annotation))
-        self._dialect.wrote(self.engine, n_rows)
+        clean_after_write(self.engine, n_rows)
         return n_rows
 
     def _write_labels(self, connection: Connection, annotation: Annotation) -> int:

@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlbuffer.errors import LeaseLostError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.windows import SampledWindow, windows
 from sqlbuffer.storage.database.errors import Deadlock, translated
@@ -353,7 +354,7 @@ def acknowledge(store: LeaseKeeping, held: HeldRows) -> None:
 
     store.write(work)
     store.ledger.done.append(held.lease_id)
-    store.dialect.wrote(store.engine, len(held.seqs))
+    clean_after_write(store.engine, len(held.seqs))
     if max_use is not None:
         retire(store)
 

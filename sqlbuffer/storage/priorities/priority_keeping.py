@@ -11,9 +11,11 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
+from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.priorities.blocks import Blocks
 from sqlbuffer.storage.priorities.priority_candidates import Priorities
+from sqlbuffer.storage.priorities.updates import seal, update_priorities
 from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -59,7 +61,7 @@ class PriorityKeeping(SampledBuffer):
 
     def note_updates(self, n_updated: int) -> None:
         """Look after what an update of so many priorities leaves behind."""
-        self._dialect.wrote(self.engine, n_updated)
+        clean_after_write(self.engine, n_updated)
         if next(self._updates) % UPDATES_A_CLEANING == 0:
             self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
 
@@ -69,7 +71,7 @@ class PriorityKeeping(SampledBuffer):
             translated(self.url),
             self._dialect.writing(self.engine, self.options.durability) as connection,
         ):
-            return self._dialect.update_priorities(connection, self.blocks, seqs, priorities)
+            return update_priorities(connection, self.blocks, seqs, priorities)
 
     def seal(self, blocks: Sequence[int]) -> int:
         """Add up blocks of priorities, so that draws need not read their rows, and delete what is
@@ -118,7 +120,7 @@ class PriorityKeeping(SampledBuffer):
             # What is lost with a server is made again.
             self._dialect.writing(self.engine, "relaxed") as connection,
         ):
-            return self._dialect.seal(connection, self.blocks, blocks, settled)
+            return seal(connection, self.blocks, blocks, settled)
 
     @property
     def blocks(self) -> Blocks:

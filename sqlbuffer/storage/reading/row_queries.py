@@ -9,6 +9,7 @@ from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect, text_of
+from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.windows import BufferWindow
 from sqlbuffer.storage.database.engine import (
     server_epoch,
@@ -47,9 +48,7 @@ class RowQueries(SampledBuffer):
     def count(self, node: Node) -> int:
         """Return how many rows match; without a condition nothing is scanned."""
         with translated(self.url):
-            settled = (
-                self._dialect.settled(self.engine, self.info.id) if node == EVERYTHING else None
-            )
+            settled = settled_seq(self.engine, self.watermark) if node == EVERYTHING else None
             with self._dialect.snapshot(self.engine) as connection:
                 window = self._window(connection)
                 if node == EVERYTHING:
@@ -81,7 +80,7 @@ class RowQueries(SampledBuffer):
         between them those of runs of numbers: rows may still be committed there.
         """
         with translated(self.url):
-            settled = self._dialect.settled(self.engine, self.info.id, SETTLING_S)
+            settled = settled_seq(self.engine, self.watermark, SETTLING_S)
             with self._dialect.snapshot(self.engine) as connection:
                 high = self._window(connection).high
                 if settled is None or settled >= high:

@@ -18,6 +18,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.stats import Removed
 from sqlbuffer.storage.buffers import keys
+from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.errors import translated
@@ -162,7 +163,7 @@ class Expiry:
             return (start if len(victims) > MOST_ROWS else end), removed
 
         done, removed = write(work)
-        store.dialect.wrote(store.engine, removed.total)
+        clean_after_write(store.engine, removed.total)
         return done, removed
 
     def _window(self, connection: Connection) -> SampledWindow:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, delete, func, select
 
+from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.sampling.uses import claim_uses, return_uses
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
@@ -171,7 +172,7 @@ def _claim(
         return now, len(places), number
 
     now, n_won, number = written(store, work)
-    store.dialect.wrote(store.engine, len(wanted))
+    clean_after_write(store.engine, len(wanted))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
     return n_won, number

@@ -11,14 +11,19 @@ from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.base import Dialect
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import lifecycle as episode_rows
+from sqlbuffer.storage.episodes.lifecycle import free_episode
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.rows.tables import experiences
+from sqlbuffer.storage.writing import postgresql, sqlite
 
 ID = 1 + Record._fields.index("id")
+
+reserve_seqs = by_database(sqlite=sqlite.reserve_seqs, postgresql=postgresql.reserve_seqs)
+insert_records = by_database(sqlite=sqlite.insert_records, postgresql=postgresql.insert_records)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,6 @@ class Insertion:
     """Inserts records of distinct ids; may be tried again after a lost connection.
 
     Args:
-        dialect: The database's operations.
         once: Has each transaction take effect once.
         buffer_id: The buffer.
         records: The batch.
@@ -69,7 +73,6 @@ class Insertion:
 
     def __init__(
         self,
-        dialect: Dialect,
         once: WriteOnce[Outcome],
         buffer_id: int,
         records: Sequence[Record],
@@ -81,7 +84,7 @@ class Insertion:
         *,
         guarded: bool = True,
     ) -> None:
-        self._dialect, self._once, self._buffer_id = dialect, once, buffer_id
+        self._once, self._buffer_id = once, buffer_id
         self._records, self._then, self._metas = records, then, metas or {}
         self._whole, self._payloads, self._first = whole, payloads, first
         self._guarded = guarded
@@ -116,7 +119,7 @@ class Insertion:
         """Tell whether the buffer holds an episode of the batch's id; note its rows."""
         if self._whole is None:
             return False
-        known = self._dialect.free_episode(connection, self._buffer_id, *self._whole)
+        known = free_episode(connection, self._buffer_id, *self._whole)
         if known is None:
             return False
         status, length = known
@@ -132,9 +135,7 @@ class Insertion:
         ids = [record.id for record in self._records]
         given = [record.initial_priority for record in self._records]
         priorities = given if given.count(None) < len(given) else None
-        drawn = self._dialect.reserve_seqs(
-            connection, self._buffer_id, ids, priorities, self._once.note
-        )
+        drawn = reserve_seqs(connection, self._buffer_id, ids, priorities, self._once.note)
         held = drawn.held
         # Read before the insert, which may evict them.
         outcome.stored = self._rows_of_ids(connection, held)
@@ -146,7 +147,7 @@ class Insertion:
             if not new:
                 return
             try:
-                self._dialect.insert(
+                insert_records(
                     connection,
                     self._buffer_id,
                     seqs,

@@ -11,6 +11,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.rows.removal import remove_rows
+from sqlbuffer.storage.writing.insertion import reserve_seqs
 from tests.conftest import KINDS, close_pool
 from tests.support.array_rows import make_array_row
 from tests.support.processes import wait_until
@@ -163,11 +164,9 @@ def test_buffers_that_evict_whole_tasks_count_no_blocks(buffer_url):
 
 def test_numbers_of_a_transaction_that_is_undone_are_no_rows(buffer_url):
     with fill(buffer_url, 4_000) as buffer:
-        dialect = buffer._store.dialect
-        with dialect.writing(buffer._store.engine) as connection:
-            dialect.reserve_seqs(
-                connection, buffer._store.info.id, [f"burnt{i}" for i in range(300)]
-            )
+        opened = buffer._store
+        with opened.dialect.writing(opened.engine) as connection:
+            reserve_seqs(connection, opened.info.id, [f"burnt{i}" for i in range(300)])
             connection.rollback()
         store_until_counted(buffer, buffer_url)
         assert len(buffer) == fresh_len(buffer_url) == n_rows(buffer_url) == 9_000

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from sqlbuffer import Experience, ExpMeta, ReplayBuffer, StoreResult
 from sqlbuffer.errors import BufferNotFoundError, FieldError, StorageError
+from sqlbuffer.storage.writing import insertion
 from tests.support.processes import TIMEOUT_S, run_at_once
 from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar, stored_rows
 from tests.support.stepped_rows import (
@@ -460,19 +461,19 @@ def test_two_processes_that_send_the_same_rows_in_opposite_order_store_them_once
         assert sorted(steps_of(buffer)) == list(range(3_000))
 
 
-def test_a_row_committed_between_the_look_and_the_insert_is_found(make_database_url):
+def test_a_row_committed_between_the_look_and_the_insert_is_found(make_database_url, monkeypatch):
     """PostgreSQL only: on SQLite writers come one at a time."""
     url = make_database_url("postgresql", schema=True)
     buffer = ReplayBuffer(url)
-    insert = buffer._store._dialect.insert
+    insert = insertion.insert_records
 
     def insert_late(connection, *arguments, **options):
-        buffer._store._dialect.insert = insert
+        monkeypatch.undo()
         other = ReplayBuffer(url)
         other.store_batch([make_row(1, id="r1"), make_row(22, id="r2")])
         return insert(connection, *arguments, **options)
 
-    buffer._store._dialect.insert = insert_late
+    monkeypatch.setattr(insertion, "insert_records", insert_late)
     result = buffer.store_batch(make_rows(range(4), prefix="r"))
     assert result == StoreResult(inserted=2, duplicates=1, conflicts=1, conflicting_ids=("r2",))
     assert sorted(steps_of(buffer)) == [0, 1, 3, 22]

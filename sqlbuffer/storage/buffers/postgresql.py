@@ -1,0 +1,117 @@
+"""Finds the settled rows of a buffer on PostgreSQL, and counts them block by block."""
+
+import time
+from functools import partial
+
+import psycopg
+from sqlalchemy import Connection, Engine
+
+from sqlbuffer.storage.buffers.watermark import Watermark
+from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
+from sqlbuffer.storage.database.vacuum import cleaner_for
+from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.dialects.by_database import driver_of
+
+# A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock
+# until it ends. `sqlbuffer_draw_v1` and `sqlbuffer_number_row_v1` take it: it is written there too.
+WRITERS_LOCK = 1_397_836_866
+# Two statements in one message: a number drawn after the first one is not looked at. The lock is
+# taken for this message alone, 0.03 ms; a standby knows no locks of its primary.
+_LOOK = (
+    "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM sqlbuffer_seq_{0}; "
+    "SELECT CASE WHEN NOT pg_is_in_recovery() "
+    f"THEN pg_try_advisory_xact_lock({WRITERS_LOCK}, {{0}}) END"
+)
+# Readers hold it in another mode, for the moment of a look. With 5,000 locks of others: 7 ms.
+_WRITERS = (
+    "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' "
+    f"AND granted AND classid = {WRITERS_LOCK} AND objid = {{}} AND objsubid = 2 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+SETTLING_PAUSE_S = 0.001
+
+
+def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> int | None:
+    """Return a seq up to which no row can appear any more.
+
+    A writer locks the buffer before it draws numbers, until its transaction ends; see
+    `WRITERS_LOCK`. So the numbers up to `last_value` belong to transactions that have ended or that
+    hold the lock at a later look. In the other order a writer between the two looks would be
+    missed. A caller that reads rows by the result opens its snapshot afterwards.
+
+    Args:
+        engine: The engine.
+        watermark: What is known of the buffer. It learns what this finds.
+        wait_s: How long to wait for the writers of now, so that all rows that are there are
+            settled.
+    """
+    deadline = time.monotonic() + wait_s
+    known = watermark
+    with known.mutex, dialect_for(engine).at_once(engine) as connection:
+        last_value, is_free = _look(connection, known.buffer_id)
+        known.begin(server_epoch(engine))
+        if is_free is None:
+            return known.on_standby.look(driver_of(connection), known.buffer_id)
+        if last_value < max(known.settled, known.pending):
+            # No connection told of this crash; perhaps there is a pooler in between.
+            begin_epoch(engine)
+            known.begin(server_epoch(engine))
+        if is_free:
+            known.note(last_value, frozenset())
+        while known.settled < last_value:
+            found = driver_of(connection).execute(_WRITERS.format(known.buffer_id))
+            known.note(last_value, frozenset(name for (name,) in found))
+            if known.settled >= last_value or time.monotonic() >= deadline:
+                break
+            time.sleep(SETTLING_PAUSE_S)
+        return known.settled
+
+
+def _look(connection: Connection, buffer_id: int) -> tuple[int, bool | None]:
+    """Return the last number of a buffer, and whether no writer held its lock after that; None: a
+    standby.
+    """
+    # Several statements in one message need a cursor that asks for text.
+    cursor = psycopg.Cursor(driver_of(connection)).execute(_LOOK.format(buffer_id))
+    ((last_value,),) = cursor.fetchall()
+    cursor.nextset()
+    ((is_free,),) = cursor.fetchall()
+    return last_value, is_free
+
+
+def clean_after_write(
+    engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: Watermark | None = None
+) -> None:
+    """Clean up behind eviction, and count full blocks of rows, from time to time.
+
+    Args:
+        engine: The engine.
+        n_rows: How many rows were written.
+        n_bytes: Bytes of parts.
+        inserted_into: The watermark of the buffer that rows were inserted into.
+    """
+    cleaner = cleaner_for(engine)
+    if inserted_into is not None:
+        count = partial(_count_full_blocks, engine, inserted_into)
+        cleaner.inserted(inserted_into.buffer_id, count)
+    cleaner.wrote(engine, n_rows, n_bytes)
+
+
+def _count_full_blocks(
+    engine: Engine, watermark: Watermark, connection: Connection, buffer_id: int
+) -> None:
+    """Count the rows of those blocks that no row can come to, a few in a transaction."""
+    try:
+        end = settled_seq(engine, watermark)
+    except psycopg.errors.UndefinedTable:  # the buffer was dropped
+        return
+    statement = "SELECT sqlbuffer_count_rows_v1(%s::integer, %s::bigint)"
+    while connection.exec_driver_sql(statement, (buffer_id, end)).scalar_one():
+        pass
+
+
+def note_write(engine: Engine, buffer_id: int, write_id: str, keep_s: float) -> str | None:
+    """Return the query that stores the id of a write, and that finds false if the write was applied
+    before; see `Begin.query`.
+    """
+    return f"SELECT sqlbuffer_note_write_v1({buffer_id:d}, '{write_id}', {keep_s:f})"

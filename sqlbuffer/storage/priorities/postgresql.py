@@ -1,0 +1,32 @@
+"""Updates priorities on PostgreSQL."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.dialects.arrays import number_array, real_array
+from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.priorities.blocks import SEAL_TIMEOUT_S, Blocks
+
+_UPDATE = "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], %s::double precision[])"
+_SEAL = "SELECT sqlbuffer_seal_v1(%s::integer, %s::bigint[], %s::bigint, %s::bigint)"
+
+
+def update_priorities(
+    connection: Connection, of: Blocks, seqs: Sequence[int], priorities: Sequence[float]
+) -> int:
+    """Set the priorities of those rows that the buffer holds; return how many."""
+    values = (of.buffer_id, number_array(seqs), real_array(priorities))
+    ((n_updated,),) = driver_of(connection).execute(_UPDATE, values)
+    return int(n_updated)
+
+
+def seal(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
+    """Add up those of the blocks of priorities that no row can come to and that lie in the window;
+    delete what has left it. Return how many were added up.
+    """
+    driver = driver_of(connection)
+    driver.execute(f"SET LOCAL lock_timeout = '{SEAL_TIMEOUT_S}s'")
+    values = (of.buffer_id, list(blocks), settled, of.n_cleaned)
+    ((n_sealed,),) = driver.execute(_SEAL, values)
+    return int(n_sealed)

@@ -1,0 +1,9 @@
+"""Updates of priorities, and the blocks that add them up."""
+
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.priorities import postgresql, sqlite
+
+update_priorities = by_database(
+    sqlite=sqlite.update_priorities, postgresql=postgresql.update_priorities
+)
+seal = by_database(sqlite=sqlite.seal, postgresql=postgresql.seal)

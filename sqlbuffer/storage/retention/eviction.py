@@ -1,0 +1,6 @@
+"""Evicts what exceeds the limits of a buffer."""
+
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.retention import postgresql, sqlite
+
+evict = by_database(sqlite=sqlite.evict, postgresql=postgresql.evict)

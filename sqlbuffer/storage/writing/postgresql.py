@@ -1,0 +1,128 @@
+"""Inserts batches on PostgreSQL."""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from itertools import chain, repeat
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.dialects.arrays import id_array, real_array
+from sqlbuffer.storage.dialects.binary_copy import (
+    HEADER,
+    NULL,
+    TRAILER,
+    bigint_field,
+    bool_field,
+    bytes_field,
+    double_field,
+    integer_field,
+    jsonb_field,
+    text_field,
+)
+from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
+
+# Column -> its binary COPY form, for the columns of a record that need no other table.
+_ENCODE: dict[str, Callable[[Any], bytes]] = {
+    **dict.fromkeys(("id", "task_id", "task_name", "agent_id", "pre_agent"), text_field),
+    **dict.fromkeys(("step", "model_version"), bigint_field),
+    "t": integer_field,
+    **dict.fromkeys(("execute_time", "reward_t", "adv_t", "v_t"), double_field),
+    **dict.fromkeys(("state", "actions", "messages", "extra", "fields"), jsonb_field),
+    **dict.fromkeys(("terminated", "truncated"), bool_field),
+    "arrays": bytes_field,
+    "payload_bytes": bigint_field,
+}
+_FIELDS = [(Record._fields.index(name), encode) for name, encode in _ENCODE.items()]
+_PRIORITY = Record._fields.index("initial_priority")
+_COPY_COLUMNS = ", ".join(
+    ["buffer_id", "seq", "episode_id", "session_id", *_ENCODE, "initial_priority"]
+)
+_COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
+_ROW_HEAD = struct.Struct(">hii")
+_RESERVE = (
+    "SELECT held, seqs, priority FROM sqlbuffer_draw_v1(%s::integer, %s::text[], "
+    "%s::double precision[], %s::uuid, %s::double precision)"
+)
+
+
+def reserve_seqs(
+    connection: Connection,
+    buffer_id: int,
+    ids: Sequence[str],
+    priorities: Sequence[float | None] | None = None,
+    note: WriteId | None = None,
+) -> ReservedSeqs:
+    """Return which ids the buffer holds, and numbers for the others. Note the largest priority that
+    they are given, and store the id of the write if there is one to store.
+    """
+    reals = None if priorities is None else real_array(priorities)
+    write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
+    ((held, seqs, priority),) = driver_of(connection).execute(
+        _RESERVE, (buffer_id, id_array(ids), reals, write_id, keep_s)
+    )
+    return ReservedSeqs(set(held), sorted(seqs or ()), priority)
+
+
+def insert_records(
+    connection: Connection,
+    buffer_id: int,
+    seqs: Sequence[int],
+    records: Sequence[Record],
+    episode_ids: Sequence[int | None],
+    session_ids: Sequence[int | None],
+    priority: float | None = None,
+    *,
+    guarded: bool = True,
+) -> None:
+    """Write records under their numbers; `priority` is for those that were given none.
+
+    Raises:
+        UniqueViolation: Another writer has committed one of the ids. If the insert was guarded, the
+            transaction goes on.
+    """
+    rows = copied_rows(buffer_id, seqs, records, episode_ids, session_ids, priority)
+    with (
+        connection.begin_nested() if guarded else nullcontext(),
+        driver_of(connection).cursor() as cursor,
+        cursor.copy(_COPY) as copy,
+    ):
+        copy.write(b"".join([HEADER, rows, TRAILER]))
+
+
+def copied_rows(
+    buffer_id: int,
+    seqs: Sequence[int],
+    records: Sequence[Record],
+    episode_ids: Sequence[int | None],
+    session_ids: Sequence[int | None],
+    priority: float | None = None,
+) -> bytes:
+    """Return the body of a COPY.
+
+    Column by column: most hold the same value in every row of a batch, which is encoded once.
+    """
+    values = list(zip(*records, strict=True))
+    given = values[_PRIORITY]
+    columns = [
+        (seqs, bigint_field),
+        (episode_ids, bigint_field),
+        (session_ids, integer_field),
+        *((values[i], encode) for i, encode in _FIELDS),
+        ([priority if own is None else own for own in given], double_field),
+    ]
+    same = _ROW_HEAD.pack(len(columns) + 1, 4, buffer_id)
+    parts: list[Iterable[bytes]] = []
+    for column, encode in columns:
+        if column.count(column[0]) == len(column):
+            same += NULL if column[0] is None else encode(column[0])
+            continue
+        if same:
+            parts.append(repeat(same))
+            same = b""
+        parts.append([NULL if value is None else encode(value) for value in column])
+    parts.append([same] * len(records))
+    return b"".join(chain.from_iterable(zip(*parts)))  # noqa: B905, `repeat` has no end
