@@ -1,7 +1,7 @@
 """A queue for the writers of one SQLite file.
 
 SQLite's busy handler polls with sleeps: with several writers some starve, and checkpoints never get
-a turn. Writers that queue in the kernel on a lock file beside the database are served in turn.
+a turn. The kernel serves writers in turn if they queue on a lock file next to the database.
 """
 
 import os
@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy.engine import URL
+
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
+from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.sqlite_connections import forks_held_off
+from sqlbuffer.storage.database.urls import sqlite_path
 
 try:
     import fcntl
@@ -21,6 +25,13 @@ except ImportError:  # Windows: SQLite's own busy handler has to do
 # The descriptors open now: a forked child closes its copies, or it would hold the lock for as long
 # as it lives.
 _descriptors: set[int] = set()
+
+
+def lock_path(url: URL) -> Path | None:
+    """Return the file that writers of a database queue on; None: the database has no file."""
+    if url.get_backend_name() != "sqlite" or is_memory(url):
+        return None
+    return Path(f"{sqlite_path(url)}.lock")
 
 
 @contextmanager

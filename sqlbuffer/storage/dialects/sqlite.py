@@ -4,31 +4,22 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageFullError
-from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S, is_memory
+from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
 from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
-from sqlbuffer.storage.database.writer_lock import writer_lock
+from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 
 # What a deletion on a full disk takes besides: blocks of the file system, a few pages.
 _SPARE_BYTES = 2**18
-
-
-def lock_path(url: URL) -> Path | None:
-    """Return the file that writers of a database queue on; None where there is no file."""
-    if url.get_backend_name() != "sqlite" or is_memory(url):
-        return None
-    return Path(f"{sqlite_path(url)}.lock")
 
 
 class SQLite:

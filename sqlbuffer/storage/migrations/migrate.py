@@ -22,8 +22,7 @@ from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import shown_url
-from sqlbuffer.storage.database.writer_lock import writer_lock
-from sqlbuffer.storage.dialects.sqlite import lock_path
+from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 from sqlbuffer.storage.schema.tables import schema_info
 
 if TYPE_CHECKING:

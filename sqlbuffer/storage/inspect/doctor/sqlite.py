@@ -18,7 +18,7 @@ from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.wal import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
 from sqlbuffer.storage.database.wal import wal_path
-from sqlbuffer.storage.dialects.sqlite import lock_path
+from sqlbuffer.storage.database.writer_lock import lock_path
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
 
 try:
