@@ -17,8 +17,10 @@ def check_what_ships() -> None:
         "migrations/env.py",
         "migrations/script.py.mako",
         "migrations/versions/0001_*.py",
-        "storage/schema/sql/sqlite/*.sql",
-        "storage/schema/sql/postgresql/*.sql",
+        "migrations/versions/0001_first_schema/common/*.sql",
+        "migrations/versions/0001_first_schema/sqlite/*.sql",
+        "migrations/versions/0001_first_schema/postgresql/*.sql",
+        "storage/schema/roles.sql",
     ):
         assert list(package.glob(pattern)), f"the wheel has no {pattern}"
 

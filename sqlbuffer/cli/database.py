@@ -102,9 +102,9 @@ def roles() -> None:
     They are writer, learner and analyst.
     Whoever runs it may create roles and owns the schema. Run it again after each upgrade.
     """
-    from sqlbuffer.storage.schema import triggers
+    from sqlbuffer.storage.schema.roles import roles_script
 
-    typer.echo(triggers.body("postgresql", "roles"), nl=False)
+    typer.echo(roles_script(), nl=False)
 
 
 def _say(url: str | None, what: str) -> None:

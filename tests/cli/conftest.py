@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.cli import app
 from sqlbuffer.storage.migrations import migrate
-from sqlbuffer.storage.schema import triggers
+from sqlbuffer.storage.schema.roles import roles_script
 from tests.conftest import close_pool
 from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row
@@ -153,4 +153,4 @@ def with_roles(postgres_url, login):
 
 def execute_script(url):
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(triggers.body("postgresql", "roles"))
+        connection.execute(roles_script())

@@ -10,7 +10,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
-from sqlbuffer.storage.schema import triggers
+from sqlbuffer.storage.schema.roles import roles_script
 from sqlbuffer.storage.use_counts import counting
 from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
@@ -304,7 +304,7 @@ def test_the_script_says_what_is_missing_where_there_is_no_schema(postgres_url):
 
 
 def test_the_command_prints_the_script(run):
-    assert run("db", "roles").output == triggers.body("postgresql", "roles")
+    assert run("db", "roles").output == roles_script()
 
 
 MEMMAP = {

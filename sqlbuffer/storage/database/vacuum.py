@@ -24,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN
+from sqlbuffer.storage.schema.overlays import OVERLAYS
 
 # Counts the rows of those blocks of a buffer that no row can come to.
 Count = Callable[[Connection, int], None]
@@ -58,6 +59,11 @@ FORGET_TASK, SECONDS_BETWEEN_FORGETTING = "forget writes", 30.0
 # Not the generator that a program may have seeded.
 chance = random.SystemRandom().random
 
+# Tables of which rows die often.
+_TABLES = [
+    "experiences", "episodes", "tasks", "priority_blocks", "row_blocks", "samples", "flow",
+    "leases", "slots", "chunks", "applied_writes", *OVERLAYS,
+]  # fmt: skip
 _STATE = text(
     """
 SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
@@ -68,13 +74,7 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
         THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean,
     pg_table_size(s.relid) AS size_bytes, greatest(c.reltuples, 0)::double precision AS known
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
-WHERE s.relid IN (to_regclass('experiences'), to_regclass('episodes'), to_regclass('tasks'),
-    to_regclass('priorities'), to_regclass('priority_blocks'), to_regclass('row_blocks'),
-    to_regclass('uses'),
-    to_regclass('samples'), to_regclass('flow'), to_regclass('queue_items'), to_regclass('leases'),
-    to_regclass('labels'), to_regclass('label_history'), to_regclass('quarantine'),
-    to_regclass('payload_parts'), to_regclass('payload_changes'), to_regclass('slots'),
-    to_regclass('chunks'), to_regclass('applied_writes'))
+WHERE s.relid = ANY (SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])) AS t(name))
 """
 )
 
@@ -245,7 +245,7 @@ def _finish() -> None:
 
 
 def _tables(connection: Connection) -> list[Table]:
-    return [Table(*row) for row in connection.execute(_STATE)]
+    return [Table(*row) for row in connection.execute(_STATE, {"names": _TABLES})]
 
 
 def _lease(

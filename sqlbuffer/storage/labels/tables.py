@@ -1,25 +1,26 @@
 """The tables of what was annotated after the insert."""
 
-from sqlalchemy import BigInteger, Column, Double, Table
+from sqlalchemy import BigInteger, Column, Double
 
 from sqlbuffer.storage.schema.functions import utc_now
-from sqlbuffer.storage.schema.metadata import JSON, TIME, metadata, seq_key
+from sqlbuffer.storage.schema.metadata import JSON, TIME
+from sqlbuffer.storage.schema.overlays import overlay_table
 
 # What holds now of rows that were annotated: null where the row's own value does.
-labels = Table(
+labels = overlay_table(
     "labels",
-    metadata,
-    *seq_key(),
     Column("reward_t", Double, comment="reward given late"),
     Column("adv_t", Double, comment="advantage given late"),
     Column("v_t", Double, comment="value estimate given late"),
     Column("extra", JSON, comment="the row's extra with what was given late"),
+    flag="has_labels",
+    flag_comment="rows may have rows in labels and label_history",
+    learner_may="INSERT, UPDATE",
+    learner_sets_flag=True,
 )
 
-label_history = Table(
+label_history = overlay_table(
     "label_history",
-    metadata,
-    *seq_key(),
     Column(
         "version", BigInteger, primary_key=True, autoincrement=False, comment="the highest wins"
     ),
@@ -28,4 +29,6 @@ label_history = Table(
     Column("v_t", Double, comment="value estimate given"),
     Column("extra", JSON, comment="keys of extra given"),
     Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+    flag="has_labels",
+    learner_may="INSERT, UPDATE",
 )

@@ -3,12 +3,11 @@
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, false, text
 
 from sqlbuffer.storage.schema.functions import utc_now
-from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, seq_key
+from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.overlays import overlay_table
 
-queue_items = Table(
+queue_items = overlay_table(
     "queue_items",
-    metadata,
-    *seq_key(),
     Column("task_id", KEY, nullable=False, comment="its task"),
     Column("episode_id", BigInteger, comment="key of its episode"),
     Column("model_version", BigInteger, comment="version of the model that acted"),
@@ -43,6 +42,9 @@ queue_items = Table(
         server_default=utc_now(),
         comment="when the row was written",
     ),
+    flag="has_queue",
+    flag_comment="rows may have a row in queue_items",
+    learner_may="UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE",
 )
 Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
 

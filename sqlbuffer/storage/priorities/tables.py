@@ -2,13 +2,15 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, Table, false
 
-from sqlbuffer.storage.schema.metadata import buffer_key, metadata, seq_key
+from sqlbuffer.storage.schema.metadata import buffer_key, metadata
+from sqlbuffer.storage.schema.overlays import overlay_table
 
-priorities = Table(
+priorities = overlay_table(
     "priorities",
-    metadata,
-    *seq_key(),
     Column("priority", Double, nullable=False, comment="priority since the first update"),
+    flag="has_priorities",
+    flag_comment="rows may have a row in priorities",
+    leaves_late=True,
 )
 
 # What is known of the rows from block * block_size on. A block has no row before it is sealed, and

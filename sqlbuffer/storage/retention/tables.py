@@ -3,7 +3,8 @@
 from sqlalchemy import BigInteger, Column, Index, Table, Text
 
 from sqlbuffer.storage.schema.functions import utc_now
-from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, seq_key
+from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.overlays import overlay_table
 
 # Kept by triggers, for buffers that evict by task.
 tasks = Table(
@@ -16,10 +17,12 @@ tasks = Table(
 )
 Index(None, tasks.c.buffer_id, tasks.c.last_seq)
 
-quarantine = Table(
+quarantine = overlay_table(
     "quarantine",
-    metadata,
-    *seq_key(),
     Column("reason", Text, comment="why it is not sampled"),
     Column("quarantined_at", TIME, nullable=False, server_default=utc_now(), comment="since when"),
+    flag="has_quarantine",
+    flag_comment="rows may have a row in quarantine",
+    learner_may="INSERT, DELETE",
+    learner_sets_flag=True,
 )

@@ -3,7 +3,8 @@
 from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, Table, Text
 
 from sqlbuffer.storage.schema.functions import utc_now
-from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, buffer_key, metadata, seq_key
+from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.overlays import overlay_table
 
 experiences = Table(
     "experiences",
@@ -72,20 +73,22 @@ Index(
     postgresql_where=experiences.c.episode_id.is_not(None),
 )
 
-payload_parts = Table(
+payload_parts = overlay_table(
     "payload_parts",
-    metadata,
-    *seq_key(),
     Column("part", Integer, primary_key=True, autoincrement=False, comment="order of the part"),
     Column("bytes", BYTES, nullable=False, comment="content of the part"),
+    flag="has_parts",
+    flag_comment="rows may have rows in payload_parts",
+    writer_may="INSERT",
+    learner_may="INSERT",
 )
 
 # What became of rows that were changed after they were written (`replace_payload`).
-payload_changes = Table(
+payload_changes = overlay_table(
     "payload_changes",
-    metadata,
-    *seq_key(),
     Column("fields", Text, nullable=False, comment="which fields the last change wrote"),
     Column("n_changes", Integer, nullable=False, comment="how often the row was changed"),
     Column("changed_at", TIME, nullable=False, server_default=utc_now(), comment="when, last"),
+    flag="has_changes",
+    flag_comment="rows may have a row in payload_changes",
 )

@@ -3,13 +3,16 @@
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text
 
 from sqlbuffer.storage.schema.functions import utc_now
-from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata, seq_key
+from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
+from sqlbuffer.storage.schema.overlays import overlay_table
 
-uses = Table(
+uses = overlay_table(
     "uses",
-    metadata,
-    *seq_key(),
     Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
+    flag="has_uses",
+    flag_comment="rows may have a row in uses",
+    leaves_late=True,
+    learner_may="INSERT, UPDATE (n_uses), DELETE",
     # A batch of random rows touches a page for each: half as many in one tree as in two.
     sqlite_with_rowid=False,
 )

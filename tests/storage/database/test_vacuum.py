@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, make_url
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.schema import triggers
+from sqlbuffer.storage.schema.roles import roles_script
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import (
     connected,
@@ -219,7 +219,7 @@ def test_behind_an_engine_of_the_user_it_is_cleaned_as_well(url):
 @pytest.fixture
 def writer_url(url):
     with connected(url) as connection:
-        script = triggers.body("postgresql", "roles").replace("BEGIN;\n", "", 1)
+        script = roles_script().replace("BEGIN;\n", "", 1)
         connection.exec_driver_sql(script.replace("COMMIT;", "").replace("%", "%%"))
         name = make_url(url).database
         connection.exec_driver_sql(f'CREATE ROLE "{name}_w" LOGIN IN ROLE sqlbuffer_writer')

@@ -1,6 +1,7 @@
 """The migrations make what the models say, and can go there and back."""
 
 import re
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -12,7 +13,6 @@ from sqlalchemy import inspect, make_url, text
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations import migrate
-from sqlbuffer.storage.schema import triggers
 from sqlbuffer.storage.schema.metadata import metadata
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
@@ -172,15 +172,20 @@ def test_after_every_revision_all_its_objects_are_there(stepwise_url):
             assert set(TABLES) <= names_of(connection)
 
 
-def test_each_sql_file_belongs_to_a_revision():
-    from importlib import resources
+def test_each_sql_file_belongs_to_its_revision():
+    for script in scripts():
+        folder = Path(script.path).with_suffix("")
+        for dialect in ("sqlite", "postgresql"):
+            files = [path for part in ("common", dialect) for path in (folder / part).iterdir()]
+            named = [*script.module.OBJECTS[dialect], "tables"]
+            assert sorted(path.stem for path in files) == sorted(named)
+            assert all(path.read_text().startswith(("--", "CREATE")) for path in files)
 
-    for dialect in ("sqlite", "postgresql"):
-        folder = resources.files("sqlbuffer.storage.schema") / "sql" / dialect
-        files = {file.name.removesuffix(".sql") for file in folder.iterdir()}
-        named = {name for script in scripts() for name in script.module.OBJECTS[dialect]}
-        assert files - {"roles"} == named
-        assert all(triggers.body(dialect, name).startswith(("--", "CREATE")) for name in named)
+
+def test_migrations_import_nothing_from_the_package():
+    for script in scripts():
+        imported = re.findall(r"^ *(?:from|import) (\w+)", Path(script.path).read_text(), re.M)
+        assert "sqlbuffer" not in imported
 
 
 def test_up_down_and_up_again_gives_the_same_schema_and_leaves_nothing_between(stepwise_url):

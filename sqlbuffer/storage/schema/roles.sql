@@ -31,11 +31,10 @@ $$;
 
 GRANT SELECT ON
     v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_sessions, v_chunks, v_quarantine, v_labels, v_slots, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
-    buffers, experiences, episodes, sessions, tasks, priorities, priority_blocks, row_blocks, uses, samples, queue_items, leases, labels, label_history, quarantine, payload_parts,
-    payload_changes, slot_rings, slots, slot_writers, item_rings, fragment_pools, chunks, fragment_workers, prepared_lists, flow, flow_waits, flow_history, applied_writes, schema_info, maintenance, sqlbuffer_alembic_version
+    {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
-GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions, payload_parts TO sqlbuffer_writer, sqlbuffer_learner;
+GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT UPDATE (status, length, "return", reward, first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- What was sampled, and who waits.
@@ -48,8 +47,8 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, episodes, tasks, priorities, priority_blocks, row_blocks, uses, samples, flow, queue_items, leases, labels,
-            label_history, quarantine, payload_parts, payload_changes, slots, chunks, applied_writes
+        GRANT MAINTAIN ON experiences, episodes, tasks, priority_blocks, row_blocks, samples, flow, leases, slots, chunks, applied_writes,
+            {overlays}
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
@@ -57,15 +56,12 @@ $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
-    n_partial, has_quarantine, has_labels) ON buffers TO sqlbuffer_learner;
+    n_partial, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
-GRANT INSERT, DELETE ON quarantine TO sqlbuffer_learner;
-GRANT INSERT, UPDATE ON labels, label_history TO sqlbuffer_learner;
-GRANT INSERT, UPDATE (n_uses), DELETE ON uses TO sqlbuffer_learner;
 -- Items of compat.ding that leave take their weight out of the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
-GRANT UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE ON queue_items TO sqlbuffer_learner;
+{grants}
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;

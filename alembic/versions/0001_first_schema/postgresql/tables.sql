@@ -1,0 +1,706 @@
+CREATE TABLE buffers (
+    id SERIAL NOT NULL,
+    name TEXT COLLATE "C" NOT NULL,
+    max_capacity BIGINT,
+    max_episodes BIGINT,
+    evict_unit TEXT DEFAULT 'row' NOT NULL,
+    field_specs JSONB,
+    compression TEXT,
+    codec_version SMALLINT DEFAULT 1 NOT NULL,
+    alpha DOUBLE PRECISION,
+    max_priority DOUBLE PRECISION,
+    block_size INTEGER DEFAULT 256 NOT NULL,
+    max_use INTEGER,
+    max_staleness BIGINT,
+    clock BIGINT,
+    session_id INTEGER,
+    current_session_only BOOLEAN DEFAULT false NOT NULL,
+    keep_expired BOOLEAN DEFAULT false NOT NULL,
+    max_row_bytes BIGINT DEFAULT 268435456 NOT NULL,
+    min_size BIGINT DEFAULT 0 NOT NULL,
+    track_samples BOOLEAN DEFAULT false NOT NULL,
+    keep_samples_s DOUBLE PRECISION DEFAULT 604800 NOT NULL,
+    flow JSONB,
+    low_seq BIGINT DEFAULT 0 NOT NULL,
+    clean_seq BIGINT DEFAULT 0 NOT NULL,
+    next_seq BIGINT DEFAULT 1 NOT NULL,
+    live_rows BIGINT DEFAULT 0 NOT NULL,
+    live_episodes BIGINT DEFAULT 0 NOT NULL,
+    keep_episodes BIGINT DEFAULT 1000000 NOT NULL,
+    open_timeout_s DOUBLE PRECISION DEFAULT 3600 NOT NULL,
+    deletions BIGINT DEFAULT 0 NOT NULL,
+    n_expired BIGINT DEFAULT 0 NOT NULL,
+    n_used_up BIGINT DEFAULT 0 NOT NULL,
+    n_other_session BIGINT DEFAULT 0 NOT NULL,
+    n_partial BIGINT DEFAULT 0 NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    has_labels BOOLEAN DEFAULT false NOT NULL,
+    has_queue BOOLEAN DEFAULT false NOT NULL,
+    has_priorities BOOLEAN DEFAULT false NOT NULL,
+    has_quarantine BOOLEAN DEFAULT false NOT NULL,
+    has_parts BOOLEAN DEFAULT false NOT NULL,
+    has_changes BOOLEAN DEFAULT false NOT NULL,
+    has_uses BOOLEAN DEFAULT false NOT NULL,
+    CONSTRAINT pk_buffers PRIMARY KEY (id),
+    CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
+    CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
+    CONSTRAINT ck_buffers_evict_unit_known CHECK (evict_unit IN ('row', 'task', 'episode')),
+    CONSTRAINT uq_buffers_name UNIQUE (name)
+);
+COMMENT ON COLUMN buffers.id IS 'key of the buffer in every other table';
+COMMENT ON COLUMN buffers.name IS 'name given at creation';
+COMMENT ON COLUMN buffers.max_capacity IS 'rows held at most; null is unlimited';
+COMMENT ON COLUMN buffers.max_episodes IS 'episodes held at most; null is unlimited';
+COMMENT ON COLUMN buffers.evict_unit IS 'what leaves at once: row, task or episode';
+COMMENT ON COLUMN buffers.field_specs IS 'declared fields';
+COMMENT ON COLUMN buffers.compression IS 'how the bytes of arrays are compressed; null: not';
+COMMENT ON COLUMN buffers.codec_version IS 'format of payloads';
+COMMENT ON COLUMN buffers.alpha IS 'priority exponent';
+COMMENT ON COLUMN buffers.max_priority IS 'largest priority ever set; null: none was';
+COMMENT ON COLUMN buffers.block_size IS 'numbers in a block of priority_blocks';
+COMMENT ON COLUMN buffers.max_use IS 'a row is sampled so often at most; null: any number';
+COMMENT ON COLUMN buffers.max_staleness IS 'rows older by the clock are not sampled; null: any age';
+COMMENT ON COLUMN buffers.clock IS 'the learner''s iteration or model version';
+COMMENT ON COLUMN buffers.session_id IS 'key of the session now; null: none was started';
+COMMENT ON COLUMN buffers.current_session_only IS 'rows of other sessions are not sampled';
+COMMENT ON COLUMN buffers.keep_expired IS 'rows that may never be sampled again stay until they are evicted';
+COMMENT ON COLUMN buffers.max_row_bytes IS 'a row whose payload is larger is refused';
+COMMENT ON COLUMN buffers.min_size IS 'rows there must be before any is sampled';
+COMMENT ON COLUMN buffers.track_samples IS 'batches are noted in samples';
+COMMENT ON COLUMN buffers.keep_samples_s IS 'how long they are kept';
+COMMENT ON COLUMN buffers.flow IS 'what limits inserts and samples, and the counts when it was set';
+COMMENT ON COLUMN buffers.low_seq IS 'rows up to this seq have left';
+COMMENT ON COLUMN buffers.clean_seq IS 'nothing is left in priorities up to this seq';
+COMMENT ON COLUMN buffers.next_seq IS 'next seq (SQLite; PostgreSQL has a sequence)';
+COMMENT ON COLUMN buffers.live_rows IS 'rows held, where eviction is by task or episode';
+COMMENT ON COLUMN buffers.live_episodes IS 'episodes held, where eviction is by episode';
+COMMENT ON COLUMN buffers.keep_episodes IS 'rows of episodes that are kept at most once their steps have left';
+COMMENT ON COLUMN buffers.open_timeout_s IS 'an open episode without a write for so long is abandoned';
+COMMENT ON COLUMN buffers.deletions IS 'grows with every delete inside the window';
+COMMENT ON COLUMN buffers.n_expired IS 'rows that left because they were too old';
+COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they were used as often as they may be';
+COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they were of another session';
+COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete';
+COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
+COMMENT ON COLUMN buffers.has_labels IS 'rows may have rows in labels and label_history';
+COMMENT ON COLUMN buffers.has_queue IS 'rows may have a row in queue_items';
+COMMENT ON COLUMN buffers.has_priorities IS 'rows may have a row in priorities';
+COMMENT ON COLUMN buffers.has_quarantine IS 'rows may have a row in quarantine';
+COMMENT ON COLUMN buffers.has_parts IS 'rows may have rows in payload_parts';
+COMMENT ON COLUMN buffers.has_changes IS 'rows may have a row in payload_changes';
+COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
+
+CREATE TABLE experiences (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    id TEXT COLLATE "C",
+    task_id TEXT COLLATE "C" NOT NULL,
+    task_name TEXT COLLATE "C",
+    agent_id TEXT COLLATE "C" NOT NULL,
+    pre_agent TEXT COLLATE "C",
+    step BIGINT NOT NULL,
+    execute_time DOUBLE PRECISION,
+    episode_id BIGINT,
+    t INTEGER,
+    session_id INTEGER,
+    state JSONB,
+    actions JSONB,
+    messages JSONB,
+    extra JSONB,
+    fields JSONB,
+    reward_t DOUBLE PRECISION,
+    adv_t DOUBLE PRECISION,
+    v_t DOUBLE PRECISION,
+    terminated BOOLEAN,
+    truncated BOOLEAN,
+    model_version BIGINT,
+    initial_priority DOUBLE PRECISION,
+    arrays BYTEA,
+    payload_bytes BIGINT,
+    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_experiences PRIMARY KEY (buffer_id, seq)
+);
+CREATE INDEX ix_experiences_buffer_id_episode_id_t ON experiences (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_experiences_buffer_id_task_id_agent_id_step ON experiences (buffer_id, task_id, agent_id, step);
+
+CREATE UNIQUE INDEX uq_experiences_buffer_id_id ON experiences (buffer_id, id) WHERE id IS NOT NULL;
+COMMENT ON COLUMN experiences.buffer_id IS 'the buffer';
+COMMENT ON COLUMN experiences.seq IS 'insert order within the buffer';
+COMMENT ON COLUMN experiences.id IS 'the user''s id, unique within the buffer';
+COMMENT ON COLUMN experiences.task_id IS 'the task';
+COMMENT ON COLUMN experiences.task_name IS 'readable name of the task';
+COMMENT ON COLUMN experiences.agent_id IS 'the agent';
+COMMENT ON COLUMN experiences.pre_agent IS 'the agent that acted before';
+COMMENT ON COLUMN experiences.step IS 'step within the task';
+COMMENT ON COLUMN experiences.execute_time IS 'Unix time in seconds';
+COMMENT ON COLUMN experiences.episode_id IS 'key of the episode in episodes';
+COMMENT ON COLUMN experiences.t IS 'step within the episode';
+COMMENT ON COLUMN experiences.session_id IS 'key of the session in sessions';
+COMMENT ON COLUMN experiences.state IS 'observation';
+COMMENT ON COLUMN experiences.actions IS 'what was done';
+COMMENT ON COLUMN experiences.messages IS 'conversation of an LLM agent';
+COMMENT ON COLUMN experiences.extra IS 'anything else';
+COMMENT ON COLUMN experiences.fields IS 'declared fields that conditions can use';
+COMMENT ON COLUMN experiences.reward_t IS 'reward of the step';
+COMMENT ON COLUMN experiences.adv_t IS 'advantage';
+COMMENT ON COLUMN experiences.v_t IS 'value estimate';
+COMMENT ON COLUMN experiences.terminated IS 'the episode ended in a terminal state';
+COMMENT ON COLUMN experiences.truncated IS 'the episode was cut here';
+COMMENT ON COLUMN experiences.model_version IS 'version of the model that acted';
+COMMENT ON COLUMN experiences.initial_priority IS 'priority that the row began with';
+COMMENT ON COLUMN experiences.arrays IS 'bytes of arrays that the JSON refers to';
+COMMENT ON COLUMN experiences.payload_bytes IS 'how many bytes of arrays there are, where payload_parts has them';
+COMMENT ON COLUMN experiences.inserted_at IS 'when the row was written';
+
+CREATE TABLE episodes (
+    id BIGSERIAL NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    key TEXT COLLATE "C" NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    agent_id TEXT COLLATE "C",
+    status TEXT DEFAULT 'open' NOT NULL,
+    length INTEGER,
+    return DOUBLE PRECISION,
+    reward DOUBLE PRECISION,
+    first_seq BIGINT,
+    last_seq BIGINT,
+    model_version BIGINT,
+    meta JSONB,
+    final_arrays BYTEA,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    n_rows BIGINT,
+    CONSTRAINT pk_episodes PRIMARY KEY (id),
+    CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, key, task_id),
+    CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
+);
+CREATE INDEX ix_episodes_buffer_id_id ON episodes (buffer_id, id);
+CREATE INDEX ix_episodes_buffer_id_last_seq ON episodes (buffer_id, last_seq);
+CREATE INDEX ix_episodes_held ON episodes (buffer_id, id) WHERE n_rows > 0;
+COMMENT ON COLUMN episodes.id IS 'key of the episode';
+COMMENT ON COLUMN episodes.buffer_id IS 'the buffer';
+COMMENT ON COLUMN episodes.key IS 'the user''s episode_id, unique within buffer and task';
+COMMENT ON COLUMN episodes.task_id IS 'the task';
+COMMENT ON COLUMN episodes.agent_id IS 'the agent';
+COMMENT ON COLUMN episodes.status IS 'open, complete or aborted; v_episodes knows those that are abandoned';
+COMMENT ON COLUMN episodes.length IS 'steps';
+COMMENT ON COLUMN episodes.return IS 'sum of rewards; while it is open, what annotations have changed of it';
+COMMENT ON COLUMN episodes.reward IS 'the episode''s own reward';
+COMMENT ON COLUMN episodes.first_seq IS 'seq of the first step';
+COMMENT ON COLUMN episodes.last_seq IS 'seq of the last step';
+COMMENT ON COLUMN episodes.model_version IS 'version of the model at its start';
+COMMENT ON COLUMN episodes.meta IS 'user''s fields';
+COMMENT ON COLUMN episodes.final_arrays IS 'the final observation';
+COMMENT ON COLUMN episodes.started_at IS 'when it began';
+COMMENT ON COLUMN episodes.ended_at IS 'when it ended';
+COMMENT ON COLUMN episodes.n_rows IS 'rows held, where eviction is by episode';
+
+CREATE TABLE sessions (
+    id SERIAL NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    key TEXT COLLATE "C" NOT NULL,
+    current_version BIGINT,
+    CONSTRAINT pk_sessions PRIMARY KEY (id),
+    CONSTRAINT uq_sessions_buffer_id_key UNIQUE (buffer_id, key)
+);
+COMMENT ON COLUMN sessions.id IS 'key of the session';
+COMMENT ON COLUMN sessions.buffer_id IS 'the buffer';
+COMMENT ON COLUMN sessions.key IS 'the user''s session_id, unique within the buffer';
+COMMENT ON COLUMN sessions.current_version IS 'model version now';
+
+CREATE TABLE tasks (
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    n_rows BIGINT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    CONSTRAINT pk_tasks PRIMARY KEY (buffer_id, task_id)
+);
+CREATE INDEX ix_tasks_buffer_id_last_seq ON tasks (buffer_id, last_seq);
+COMMENT ON COLUMN tasks.buffer_id IS 'the buffer';
+COMMENT ON COLUMN tasks.task_id IS 'the task';
+COMMENT ON COLUMN tasks.n_rows IS 'rows held';
+COMMENT ON COLUMN tasks.last_seq IS 'seq of the last write';
+
+CREATE TABLE priorities (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    priority DOUBLE PRECISION NOT NULL,
+    CONSTRAINT pk_priorities PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN priorities.buffer_id IS 'the buffer';
+COMMENT ON COLUMN priorities.seq IS 'the experience';
+COMMENT ON COLUMN priorities.priority IS 'priority since the first update';
+
+CREATE TABLE priority_blocks (
+    buffer_id INTEGER NOT NULL,
+    block BIGINT NOT NULL,
+    n_rows INTEGER NOT NULL,
+    weight_sum DOUBLE PRECISION NOT NULL,
+    max_priority DOUBLE PRECISION NOT NULL,
+    min_priority DOUBLE PRECISION,
+    max_is_loose BOOLEAN DEFAULT false NOT NULL,
+    min_is_loose BOOLEAN DEFAULT false NOT NULL,
+    CONSTRAINT pk_priority_blocks PRIMARY KEY (buffer_id, block)
+);
+COMMENT ON COLUMN priority_blocks.buffer_id IS 'the buffer';
+COMMENT ON COLUMN priority_blocks.block IS 'seq / block_size';
+COMMENT ON COLUMN priority_blocks.n_rows IS 'rows';
+COMMENT ON COLUMN priority_blocks.weight_sum IS 'sum of priority ^ alpha';
+COMMENT ON COLUMN priority_blocks.max_priority IS 'none is larger';
+COMMENT ON COLUMN priority_blocks.min_priority IS 'no positive one is smaller; null: none is positive';
+COMMENT ON COLUMN priority_blocks.max_is_loose IS 'all may be smaller than max_priority';
+COMMENT ON COLUMN priority_blocks.min_is_loose IS 'all may be larger than min_priority';
+
+CREATE TABLE row_blocks (
+    buffer_id INTEGER NOT NULL,
+    block BIGINT NOT NULL,
+    n_rows INTEGER NOT NULL,
+    CONSTRAINT pk_row_blocks PRIMARY KEY (buffer_id, block)
+);
+COMMENT ON COLUMN row_blocks.buffer_id IS 'the buffer';
+COMMENT ON COLUMN row_blocks.block IS 'seq / 4096';
+COMMENT ON COLUMN row_blocks.n_rows IS 'rows';
+
+CREATE TABLE uses (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    n_uses INTEGER NOT NULL,
+    CONSTRAINT pk_uses PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN uses.buffer_id IS 'the buffer';
+COMMENT ON COLUMN uses.seq IS 'the experience';
+COMMENT ON COLUMN uses.n_uses IS 'how often it was sampled';
+
+CREATE TABLE samples (
+    id BIGSERIAL NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    clock BIGINT,
+    sampler TEXT NOT NULL,
+    seed TEXT,
+    n_rows INTEGER NOT NULL,
+    seqs BIGINT[] NOT NULL,
+    probabilities DOUBLE PRECISION[],
+    sampled_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_samples PRIMARY KEY (id)
+);
+CREATE INDEX ix_samples_buffer_id_clock ON samples (buffer_id, clock);
+CREATE INDEX ix_samples_buffer_id_sampled_at ON samples (buffer_id, sampled_at);
+COMMENT ON COLUMN samples.id IS 'number of the batch';
+COMMENT ON COLUMN samples.buffer_id IS 'the buffer';
+COMMENT ON COLUMN samples.clock IS 'the learner''s iteration or model version';
+COMMENT ON COLUMN samples.sampler IS 'name of the sampler';
+COMMENT ON COLUMN samples.seed IS 'its seed';
+COMMENT ON COLUMN samples.n_rows IS 'rows of the batch';
+COMMENT ON COLUMN samples.seqs IS 'the rows, in the order of the batch';
+COMMENT ON COLUMN samples.probabilities IS 'the probability of each, where it is known';
+COMMENT ON COLUMN samples.sampled_at IS 'when';
+
+CREATE TABLE flow (
+    buffer_id INTEGER NOT NULL,
+    holder TEXT COLLATE "C" NOT NULL,
+    n_sampled BIGINT NOT NULL,
+    n_batches BIGINT NOT NULL,
+    n_limited BIGINT NOT NULL,
+    pushed DOUBLE PRECISION NOT NULL,
+    sampled DOUBLE PRECISION NOT NULL,
+    decayed_at TIMESTAMP WITH TIME ZONE,
+    heartbeat_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_flow PRIMARY KEY (buffer_id, holder)
+);
+COMMENT ON COLUMN flow.buffer_id IS 'the buffer';
+COMMENT ON COLUMN flow.holder IS 'the process: host, pid and a random part';
+COMMENT ON COLUMN flow.n_sampled IS 'rows sampled';
+COMMENT ON COLUMN flow.n_batches IS 'batches sampled';
+COMMENT ON COLUMN flow.n_limited IS 'rows sampled under a limiter';
+COMMENT ON COLUMN flow.pushed IS 'rows inserted, decayed (RatioWindow)';
+COMMENT ON COLUMN flow.sampled IS 'rows sampled, decayed (RatioWindow)';
+COMMENT ON COLUMN flow.decayed_at IS 'up to when these two are decayed';
+COMMENT ON COLUMN flow.heartbeat_at IS 'when it last counted';
+
+CREATE TABLE flow_waits (
+    buffer_id INTEGER NOT NULL,
+    holder TEXT COLLATE "C" NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    role TEXT NOT NULL,
+    n_rows BIGINT NOT NULL,
+    waiting_since TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    heartbeat_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_flow_waits PRIMARY KEY (buffer_id, holder)
+);
+COMMENT ON COLUMN flow_waits.buffer_id IS 'the buffer';
+COMMENT ON COLUMN flow_waits.holder IS 'the call: its process and a random part';
+COMMENT ON COLUMN flow_waits.host IS 'machine';
+COMMENT ON COLUMN flow_waits.pid IS 'process id';
+COMMENT ON COLUMN flow_waits.role IS 'what it waits for: insert or sample';
+COMMENT ON COLUMN flow_waits.n_rows IS 'how many rows it is about';
+COMMENT ON COLUMN flow_waits.waiting_since IS 'since when it waits';
+COMMENT ON COLUMN flow_waits.heartbeat_at IS 'when it was last heard of';
+
+CREATE TABLE flow_history (
+    buffer_id INTEGER NOT NULL,
+    bucket BIGINT NOT NULL,
+    holder TEXT COLLATE "C" NOT NULL,
+    n_sampled BIGINT NOT NULL,
+    n_batches BIGINT NOT NULL,
+    CONSTRAINT pk_flow_history PRIMARY KEY (buffer_id, bucket, holder)
+);
+COMMENT ON COLUMN flow_history.buffer_id IS 'the buffer';
+COMMENT ON COLUMN flow_history.bucket IS 'Unix time in seconds / 10';
+COMMENT ON COLUMN flow_history.holder IS 'the process';
+COMMENT ON COLUMN flow_history.n_sampled IS 'rows sampled';
+COMMENT ON COLUMN flow_history.n_batches IS 'batches sampled';
+
+CREATE TABLE queue_items (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    episode_id BIGINT,
+    model_version BIGINT,
+    session_id INTEGER,
+    freshness BIGINT NOT NULL,
+    n_uses INTEGER DEFAULT 0 NOT NULL,
+    used_up BOOLEAN DEFAULT false NOT NULL,
+    lease_id TEXT COLLATE "C",
+    leased_until TIMESTAMP WITH TIME ZONE,
+    group_seq BIGINT,
+    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_queue_items PRIMARY KEY (buffer_id, seq)
+);
+CREATE INDEX ix_queue_items_buffer_id_episode_id ON queue_items (buffer_id, episode_id) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
+CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE NOT used_up;
+CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up;
+COMMENT ON COLUMN queue_items.buffer_id IS 'the buffer';
+COMMENT ON COLUMN queue_items.seq IS 'the experience';
+COMMENT ON COLUMN queue_items.task_id IS 'its task';
+COMMENT ON COLUMN queue_items.episode_id IS 'key of its episode';
+COMMENT ON COLUMN queue_items.model_version IS 'version of the model that acted';
+COMMENT ON COLUMN queue_items.session_id IS 'key of its session';
+COMMENT ON COLUMN queue_items.freshness IS 'model_version, or the least number where there is none';
+COMMENT ON COLUMN queue_items.n_uses IS 'acknowledged uses';
+COMMENT ON COLUMN queue_items.used_up IS 'used as often as it may be: the row leaves';
+COMMENT ON COLUMN queue_items.lease_id IS 'the lease that holds it';
+COMMENT ON COLUMN queue_items.leased_until IS 'when the lease runs out; null: nobody holds it';
+COMMENT ON COLUMN queue_items.group_seq IS 'number of the group that it was first claimed in; null: it was not';
+COMMENT ON COLUMN queue_items.inserted_at IS 'when the row was written';
+
+CREATE TABLE leases (
+    buffer_id INTEGER NOT NULL,
+    id TEXT COLLATE "C" NOT NULL,
+    n_rows BIGINT NOT NULL,
+    claimed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    leased_until TIMESTAMP WITH TIME ZONE NOT NULL,
+    acknowledged BOOLEAN DEFAULT false NOT NULL,
+    CONSTRAINT pk_leases PRIMARY KEY (buffer_id, id)
+);
+COMMENT ON COLUMN leases.buffer_id IS 'the buffer';
+COMMENT ON COLUMN leases.id IS 'the lease';
+COMMENT ON COLUMN leases.n_rows IS 'rows claimed';
+COMMENT ON COLUMN leases.claimed_at IS 'when it was claimed, or last renewed';
+COMMENT ON COLUMN leases.leased_until IS 'when it runs out';
+COMMENT ON COLUMN leases.acknowledged IS 'its uses were counted';
+
+CREATE TABLE labels (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    reward_t DOUBLE PRECISION,
+    adv_t DOUBLE PRECISION,
+    v_t DOUBLE PRECISION,
+    extra JSONB,
+    CONSTRAINT pk_labels PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN labels.buffer_id IS 'the buffer';
+COMMENT ON COLUMN labels.seq IS 'the experience';
+COMMENT ON COLUMN labels.reward_t IS 'reward given late';
+COMMENT ON COLUMN labels.adv_t IS 'advantage given late';
+COMMENT ON COLUMN labels.v_t IS 'value estimate given late';
+COMMENT ON COLUMN labels.extra IS 'the row''s extra with what was given late';
+
+CREATE TABLE label_history (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    version BIGINT NOT NULL,
+    reward_t DOUBLE PRECISION,
+    adv_t DOUBLE PRECISION,
+    v_t DOUBLE PRECISION,
+    extra JSONB,
+    labelled_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_label_history PRIMARY KEY (buffer_id, seq, version)
+);
+COMMENT ON COLUMN label_history.buffer_id IS 'the buffer';
+COMMENT ON COLUMN label_history.seq IS 'the experience';
+COMMENT ON COLUMN label_history.version IS 'the highest wins';
+COMMENT ON COLUMN label_history.reward_t IS 'reward given';
+COMMENT ON COLUMN label_history.adv_t IS 'advantage given';
+COMMENT ON COLUMN label_history.v_t IS 'value estimate given';
+COMMENT ON COLUMN label_history.extra IS 'keys of extra given';
+COMMENT ON COLUMN label_history.labelled_at IS 'when';
+
+CREATE TABLE quarantine (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    reason TEXT,
+    quarantined_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_quarantine PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN quarantine.buffer_id IS 'the buffer';
+COMMENT ON COLUMN quarantine.seq IS 'the experience';
+COMMENT ON COLUMN quarantine.reason IS 'why it is not sampled';
+COMMENT ON COLUMN quarantine.quarantined_at IS 'since when';
+
+CREATE TABLE payload_parts (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    part INTEGER NOT NULL,
+    bytes BYTEA NOT NULL,
+    CONSTRAINT pk_payload_parts PRIMARY KEY (buffer_id, seq, part)
+);
+COMMENT ON COLUMN payload_parts.buffer_id IS 'the buffer';
+COMMENT ON COLUMN payload_parts.seq IS 'the experience';
+COMMENT ON COLUMN payload_parts.part IS 'order of the part';
+COMMENT ON COLUMN payload_parts.bytes IS 'content of the part';
+
+CREATE TABLE payload_changes (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    fields TEXT NOT NULL,
+    n_changes INTEGER NOT NULL,
+    changed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_payload_changes PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN payload_changes.buffer_id IS 'the buffer';
+COMMENT ON COLUMN payload_changes.seq IS 'the experience';
+COMMENT ON COLUMN payload_changes.fields IS 'which fields the last change wrote';
+COMMENT ON COLUMN payload_changes.n_changes IS 'how often the row was changed';
+COMMENT ON COLUMN payload_changes.changed_at IS 'when, last';
+
+CREATE TABLE slot_rings (
+    buffer_id INTEGER NOT NULL,
+    config JSONB NOT NULL,
+    next_turn BIGINT DEFAULT 0 NOT NULL,
+    num_episodes BIGINT DEFAULT 0 NOT NULL,
+    changes BIGINT DEFAULT 0 NOT NULL,
+    CONSTRAINT pk_slot_rings PRIMARY KEY (buffer_id)
+);
+COMMENT ON COLUMN slot_rings.buffer_id IS 'the buffer';
+COMMENT ON COLUMN slot_rings.config IS 'what the buffer was made with';
+COMMENT ON COLUMN slot_rings.next_turn IS 'the slot that is next, counted on through every lap';
+COMMENT ON COLUMN slot_rings.num_episodes IS 'episodes finished; at most one a slot';
+COMMENT ON COLUMN slot_rings.changes IS 'how often stored steps were changed or deleted in place';
+
+CREATE TABLE slots (
+    buffer_id INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    turn BIGINT NOT NULL,
+    holder TEXT COLLATE "C",
+    episode_id BIGINT,
+    length INTEGER,
+    meta BYTEA,
+    tail BYTEA,
+    CONSTRAINT pk_slots PRIMARY KEY (buffer_id, slot)
+);
+CREATE INDEX ix_slots_buffer_id_turn ON slots (buffer_id, turn);
+CREATE INDEX ix_slots_held ON slots (buffer_id, slot) WHERE holder IS NOT NULL;
+COMMENT ON COLUMN slots.buffer_id IS 'the buffer';
+COMMENT ON COLUMN slots.slot IS 'the place';
+COMMENT ON COLUMN slots.turn IS 'its last use: slot + lap * number of slots; -1: it is free';
+COMMENT ON COLUMN slots.holder IS 'the writer that has it; null: nobody writes there';
+COMMENT ON COLUMN slots.episode_id IS 'key of the episode that it shows';
+COMMENT ON COLUMN slots.length IS 'its length; null while it is written';
+COMMENT ON COLUMN slots.meta IS 'its values of the meta fields, packed';
+COMMENT ON COLUMN slots.tail IS 'values of steps that have no row, packed';
+
+CREATE TABLE slot_writers (
+    buffer_id INTEGER NOT NULL,
+    holder TEXT COLLATE "C" NOT NULL,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_slot_writers PRIMARY KEY (buffer_id, holder)
+);
+COMMENT ON COLUMN slot_writers.buffer_id IS 'the buffer';
+COMMENT ON COLUMN slot_writers.holder IS 'the process: host, pid and a random part';
+COMMENT ON COLUMN slot_writers.seen_at IS 'when it last wrote';
+
+CREATE TABLE fragment_pools (
+    buffer_id INTEGER NOT NULL,
+    config JSONB NOT NULL,
+    session TEXT COLLATE "C" NOT NULL,
+    version BIGINT DEFAULT -1 NOT NULL,
+    n_chunks INTEGER DEFAULT 0 NOT NULL,
+    n_bytes BIGINT DEFAULT 0 NOT NULL,
+    next_chunk BIGINT DEFAULT 1 NOT NULL,
+    low_chunk BIGINT DEFAULT 0 NOT NULL,
+    counts JSONB NOT NULL,
+    CONSTRAINT pk_fragment_pools PRIMARY KEY (buffer_id)
+);
+COMMENT ON COLUMN fragment_pools.buffer_id IS 'the buffer';
+COMMENT ON COLUMN fragment_pools.config IS 'what the buffer was made with';
+COMMENT ON COLUMN fragment_pools.session IS 'the session now';
+COMMENT ON COLUMN fragment_pools.version IS 'the model version now';
+COMMENT ON COLUMN fragment_pools.n_chunks IS 'chunks that may be fetched: their places are 0 to n_chunks - 1';
+COMMENT ON COLUMN fragment_pools.n_bytes IS 'bytes of their payloads';
+COMMENT ON COLUMN fragment_pools.next_chunk IS 'number of the next chunk';
+COMMENT ON COLUMN fragment_pools.low_chunk IS 'no chunk up to this one may be fetched';
+COMMENT ON COLUMN fragment_pools.counts IS 'what was added and what left';
+
+CREATE TABLE chunks (
+    buffer_id INTEGER NOT NULL,
+    chunk BIGINT NOT NULL,
+    place INTEGER,
+    worker_uuid TEXT COLLATE "C" NOT NULL,
+    first_fid BIGINT NOT NULL,
+    session TEXT COLLATE "C" NOT NULL,
+    model_version BIGINT NOT NULL,
+    oldest_version BIGINT NOT NULL,
+    n_bytes BIGINT NOT NULL,
+    use_count INTEGER DEFAULT 0 NOT NULL,
+    n_pins INTEGER DEFAULT 0 NOT NULL,
+    seqs BIGINT[] NOT NULL,
+    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_chunks PRIMARY KEY (buffer_id, chunk)
+);
+CREATE INDEX ix_chunks_left ON chunks (buffer_id, chunk) WHERE place IS NULL AND n_pins = 0;
+CREATE INDEX ix_chunks_oldest_version ON chunks (buffer_id, oldest_version) WHERE place IS NOT NULL;
+CREATE INDEX ix_chunks_place ON chunks (buffer_id, place) WHERE place IS NOT NULL;
+COMMENT ON COLUMN chunks.buffer_id IS 'the buffer';
+COMMENT ON COLUMN chunks.chunk IS 'number in the order of insertion';
+COMMENT ON COLUMN chunks.place IS 'place among those that may be fetched; null: it has left';
+COMMENT ON COLUMN chunks.worker_uuid IS 'who made it: task_id of its fragments';
+COMMENT ON COLUMN chunks.first_fid IS 'step of its first fragment';
+COMMENT ON COLUMN chunks.session IS 'session of its first fragment';
+COMMENT ON COLUMN chunks.model_version IS 'version of its first fragment';
+COMMENT ON COLUMN chunks.oldest_version IS 'no fragment of it is older';
+COMMENT ON COLUMN chunks.n_bytes IS 'bytes of its payloads';
+COMMENT ON COLUMN chunks.use_count IS 'how often it was fetched';
+COMMENT ON COLUMN chunks.n_pins IS 'prepared lists that hold it';
+COMMENT ON COLUMN chunks.seqs IS 'its fragments, in order';
+COMMENT ON COLUMN chunks.inserted_at IS 'when it was whole';
+
+CREATE TABLE fragment_workers (
+    buffer_id INTEGER NOT NULL,
+    worker_uuid TEXT COLLATE "C" NOT NULL,
+    last_fid BIGINT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    session TEXT COLLATE "C" NOT NULL,
+    waiting JSONB NOT NULL,
+    oldest_waiting BIGINT,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_fragment_workers PRIMARY KEY (buffer_id, worker_uuid)
+);
+CREATE INDEX ix_fragment_workers_waiting ON fragment_workers (buffer_id, oldest_waiting) WHERE oldest_waiting IS NOT NULL;
+COMMENT ON COLUMN fragment_workers.buffer_id IS 'the buffer';
+COMMENT ON COLUMN fragment_workers.worker_uuid IS 'the worker';
+COMMENT ON COLUMN fragment_workers.last_fid IS 'number of its last fragment';
+COMMENT ON COLUMN fragment_workers.last_seq IS 'seq of its last fragment';
+COMMENT ON COLUMN fragment_workers.session IS 'session of that';
+COMMENT ON COLUMN fragment_workers.waiting IS 'fragments that are no chunk yet: [seq, model_version, bytes] of each';
+COMMENT ON COLUMN fragment_workers.oldest_waiting IS 'the oldest version of those; null: none';
+COMMENT ON COLUMN fragment_workers.seen_at IS 'when it last wrote';
+
+CREATE TABLE prepared_lists (
+    buffer_id INTEGER NOT NULL,
+    consumer TEXT COLLATE "C" NOT NULL,
+    token TEXT COLLATE "C" NOT NULL,
+    chunks JSONB NOT NULL,
+    fragments JSONB NOT NULL,
+    fetched_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_prepared_lists PRIMARY KEY (buffer_id, consumer)
+);
+COMMENT ON COLUMN prepared_lists.buffer_id IS 'the buffer';
+COMMENT ON COLUMN prepared_lists.consumer IS 'whose list; empty: that of all';
+COMMENT ON COLUMN prepared_lists.token IS 'the call that fetched it';
+COMMENT ON COLUMN prepared_lists.chunks IS 'its chunks, in order';
+COMMENT ON COLUMN prepared_lists.fragments IS 'its fragments, in order: [worker_uuid, fid_in_worker, id] of each';
+COMMENT ON COLUMN prepared_lists.fetched_at IS 'when it was fetched';
+
+CREATE TABLE item_rings (
+    buffer_id INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    push_count BIGINT DEFAULT 0 NOT NULL,
+    tail BIGINT DEFAULT 0 NOT NULL,
+    state JSONB,
+    CONSTRAINT pk_item_rings PRIMARY KEY (buffer_id)
+);
+COMMENT ON COLUMN item_rings.buffer_id IS 'the buffer';
+COMMENT ON COLUMN item_rings.kind IS 'what it is used as: naive, advanced, ..';
+COMMENT ON COLUMN item_rings.push_count IS 'items pushed, those that left included';
+COMMENT ON COLUMN item_rings.tail IS 'the place of the next item, below the capacity';
+COMMENT ON COLUMN item_rings.state IS 'what else the kind keeps';
+
+CREATE TABLE applied_writes (
+    buffer_id INTEGER NOT NULL,
+    write_id UUID NOT NULL,
+    kept_until TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_applied_writes PRIMARY KEY (buffer_id, write_id)
+);
+COMMENT ON COLUMN applied_writes.buffer_id IS 'the buffer';
+COMMENT ON COLUMN applied_writes.write_id IS 'random id of the write';
+COMMENT ON COLUMN applied_writes.kept_until IS 'no call asks for it after this';
+
+CREATE TABLE schema_info (
+    min_client TEXT NOT NULL,
+    CONSTRAINT pk_schema_info PRIMARY KEY (min_client)
+);
+COMMENT ON COLUMN schema_info.min_client IS 'the oldest revision whose package may use this schema';
+
+CREATE TABLE maintenance (
+    task TEXT NOT NULL,
+    holder TEXT,
+    leased_until TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_maintenance PRIMARY KEY (task)
+);
+COMMENT ON COLUMN maintenance.task IS 'what one process at a time does';
+COMMENT ON COLUMN maintenance.holder IS 'the process that did it last';
+COMMENT ON COLUMN maintenance.leased_until IS 'nobody else begins it before';
+
+-- Arrays do not compress; EXTERNAL also lets a part of them be read.
+ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL;
+ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL;
+
+-- A claim and its acknowledgement find room for the row's new versions on its page.
+ALTER TABLE queue_items SET (fillfactor = 50);
+ALTER TABLE leases SET (fillfactor = 50);
+
+-- Where no writer may VACUUM; see sqlbuffer/storage/database/vacuum.py.
+ALTER TABLE experiences SET (
+    autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.02, vacuum_truncate = off
+);
+
+-- A new buffer is not in the statistics yet. With them the planner expects one row of it from any index, and
+-- reads all its rows to find a few. Without them it expects some of each buffer.
+ALTER TABLE experiences ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE episodes ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE sessions ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE tasks ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE priorities ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE priority_blocks ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE row_blocks ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE uses ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE samples ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE flow ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE flow_waits ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE flow_history ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE queue_items ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE leases ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE labels ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE label_history ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE quarantine ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE payload_parts ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE payload_changes ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE slot_rings ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE slots ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE slot_writers ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE fragment_pools ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE chunks ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE fragment_workers ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE prepared_lists ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE item_rings ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
+
+-- For the same reason: a new buffer may have episodes although the others have none.
+ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;
+
+INSERT INTO schema_info (min_client) VALUES ('0001');
+
+INSERT INTO maintenance (task) VALUES ('vacuum'), ('analyze'), ('forget writes');

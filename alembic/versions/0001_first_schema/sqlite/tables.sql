@@ -1,0 +1,406 @@
+CREATE TABLE buffers (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    max_capacity BIGINT,
+    max_episodes BIGINT,
+    evict_unit TEXT DEFAULT 'row' NOT NULL,
+    field_specs TEXT,
+    compression TEXT,
+    codec_version SMALLINT DEFAULT 1 NOT NULL,
+    alpha DOUBLE,
+    max_priority DOUBLE,
+    block_size INTEGER DEFAULT 256 NOT NULL,
+    max_use INTEGER,
+    max_staleness BIGINT,
+    clock BIGINT,
+    session_id INTEGER,
+    current_session_only BOOLEAN DEFAULT 0 NOT NULL,
+    keep_expired BOOLEAN DEFAULT 0 NOT NULL,
+    max_row_bytes BIGINT DEFAULT 268435456 NOT NULL,
+    min_size BIGINT DEFAULT 0 NOT NULL,
+    track_samples BOOLEAN DEFAULT 0 NOT NULL,
+    keep_samples_s DOUBLE DEFAULT 604800 NOT NULL,
+    flow TEXT,
+    low_seq BIGINT DEFAULT 0 NOT NULL,
+    clean_seq BIGINT DEFAULT 0 NOT NULL,
+    next_seq BIGINT DEFAULT 1 NOT NULL,
+    live_rows BIGINT DEFAULT 0 NOT NULL,
+    live_episodes BIGINT DEFAULT 0 NOT NULL,
+    keep_episodes BIGINT DEFAULT 1000000 NOT NULL,
+    open_timeout_s DOUBLE DEFAULT 3600 NOT NULL,
+    deletions BIGINT DEFAULT 0 NOT NULL,
+    n_expired BIGINT DEFAULT 0 NOT NULL,
+    n_used_up BIGINT DEFAULT 0 NOT NULL,
+    n_other_session BIGINT DEFAULT 0 NOT NULL,
+    n_partial BIGINT DEFAULT 0 NOT NULL,
+    created_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    has_labels BOOLEAN DEFAULT 0 NOT NULL,
+    has_queue BOOLEAN DEFAULT 0 NOT NULL,
+    has_priorities BOOLEAN DEFAULT 0 NOT NULL,
+    has_quarantine BOOLEAN DEFAULT 0 NOT NULL,
+    has_parts BOOLEAN DEFAULT 0 NOT NULL,
+    has_changes BOOLEAN DEFAULT 0 NOT NULL,
+    has_uses BOOLEAN DEFAULT 0 NOT NULL,
+    CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
+    CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
+    CONSTRAINT ck_buffers_evict_unit_known CHECK (evict_unit IN ('row', 'task', 'episode')),
+    CONSTRAINT uq_buffers_name UNIQUE (name)
+);
+
+CREATE TABLE experiences (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    id TEXT,
+    task_id TEXT NOT NULL,
+    task_name TEXT,
+    agent_id TEXT NOT NULL,
+    pre_agent TEXT,
+    step BIGINT NOT NULL,
+    execute_time DOUBLE,
+    episode_id BIGINT,
+    t INTEGER,
+    session_id INTEGER,
+    state TEXT,
+    actions TEXT,
+    messages TEXT,
+    extra TEXT,
+    fields TEXT,
+    reward_t DOUBLE,
+    adv_t DOUBLE,
+    v_t DOUBLE,
+    terminated BOOLEAN,
+    truncated BOOLEAN,
+    model_version BIGINT,
+    initial_priority DOUBLE,
+    arrays BLOB,
+    payload_bytes BIGINT,
+    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_experiences PRIMARY KEY (buffer_id, seq)
+);
+CREATE INDEX ix_experiences_buffer_id_episode_id_t ON experiences (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_experiences_buffer_id_task_id_agent_id_step ON experiences (buffer_id, task_id, agent_id, step);
+
+CREATE UNIQUE INDEX uq_experiences_buffer_id_id ON experiences (buffer_id, id) WHERE id IS NOT NULL;
+
+CREATE TABLE episodes (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    buffer_id INTEGER NOT NULL,
+    "key" TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    agent_id TEXT,
+    status TEXT DEFAULT 'open' NOT NULL,
+    length INTEGER,
+    return DOUBLE,
+    reward DOUBLE,
+    first_seq BIGINT,
+    last_seq BIGINT,
+    model_version BIGINT,
+    meta TEXT,
+    final_arrays BLOB,
+    started_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    ended_at TEXT,
+    n_rows BIGINT,
+    CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
+    CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
+);
+CREATE INDEX ix_episodes_buffer_id_id ON episodes (buffer_id, id);
+CREATE INDEX ix_episodes_buffer_id_last_seq ON episodes (buffer_id, last_seq);
+CREATE INDEX ix_episodes_held ON episodes (buffer_id, id) WHERE n_rows > 0;
+
+CREATE TABLE sessions (
+    id INTEGER NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    "key" TEXT NOT NULL,
+    current_version BIGINT,
+    CONSTRAINT pk_sessions PRIMARY KEY (id),
+    CONSTRAINT uq_sessions_buffer_id_key UNIQUE (buffer_id, "key")
+);
+
+CREATE TABLE tasks (
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT NOT NULL,
+    n_rows BIGINT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    CONSTRAINT pk_tasks PRIMARY KEY (buffer_id, task_id)
+);
+CREATE INDEX ix_tasks_buffer_id_last_seq ON tasks (buffer_id, last_seq);
+
+CREATE TABLE priorities (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    priority DOUBLE NOT NULL,
+    CONSTRAINT pk_priorities PRIMARY KEY (buffer_id, seq)
+);
+
+CREATE TABLE priority_blocks (
+    buffer_id INTEGER NOT NULL,
+    block BIGINT NOT NULL,
+    n_rows INTEGER NOT NULL,
+    weight_sum DOUBLE NOT NULL,
+    max_priority DOUBLE NOT NULL,
+    min_priority DOUBLE,
+    max_is_loose BOOLEAN DEFAULT 0 NOT NULL,
+    min_is_loose BOOLEAN DEFAULT 0 NOT NULL,
+    CONSTRAINT pk_priority_blocks PRIMARY KEY (buffer_id, block)
+)
+ WITHOUT ROWID;
+
+CREATE TABLE row_blocks (
+    buffer_id INTEGER NOT NULL,
+    block BIGINT NOT NULL,
+    n_rows INTEGER NOT NULL,
+    CONSTRAINT pk_row_blocks PRIMARY KEY (buffer_id, block)
+)
+ WITHOUT ROWID;
+
+CREATE TABLE uses (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    n_uses INTEGER NOT NULL,
+    CONSTRAINT pk_uses PRIMARY KEY (buffer_id, seq)
+)
+ WITHOUT ROWID;
+
+CREATE TABLE samples (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    buffer_id INTEGER NOT NULL,
+    clock BIGINT,
+    sampler TEXT NOT NULL,
+    seed TEXT,
+    n_rows INTEGER NOT NULL,
+    seqs TEXT NOT NULL,
+    probabilities TEXT,
+    sampled_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL
+);
+CREATE INDEX ix_samples_buffer_id_clock ON samples (buffer_id, clock);
+CREATE INDEX ix_samples_buffer_id_sampled_at ON samples (buffer_id, sampled_at);
+
+CREATE TABLE flow (
+    buffer_id INTEGER NOT NULL,
+    holder TEXT NOT NULL,
+    n_sampled BIGINT NOT NULL,
+    n_batches BIGINT NOT NULL,
+    n_limited BIGINT NOT NULL,
+    pushed DOUBLE NOT NULL,
+    sampled DOUBLE NOT NULL,
+    decayed_at TEXT,
+    heartbeat_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_flow PRIMARY KEY (buffer_id, holder)
+);
+
+CREATE TABLE flow_waits (
+    buffer_id INTEGER NOT NULL,
+    holder TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    role TEXT NOT NULL,
+    n_rows BIGINT NOT NULL,
+    waiting_since TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    heartbeat_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_flow_waits PRIMARY KEY (buffer_id, holder)
+);
+
+CREATE TABLE flow_history (
+    buffer_id INTEGER NOT NULL,
+    bucket BIGINT NOT NULL,
+    holder TEXT NOT NULL,
+    n_sampled BIGINT NOT NULL,
+    n_batches BIGINT NOT NULL,
+    CONSTRAINT pk_flow_history PRIMARY KEY (buffer_id, bucket, holder)
+);
+
+CREATE TABLE queue_items (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    task_id TEXT NOT NULL,
+    episode_id BIGINT,
+    model_version BIGINT,
+    session_id INTEGER,
+    freshness BIGINT NOT NULL,
+    n_uses INTEGER DEFAULT 0 NOT NULL,
+    used_up BOOLEAN DEFAULT 0 NOT NULL,
+    lease_id TEXT,
+    leased_until TEXT,
+    group_seq BIGINT,
+    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_queue_items PRIMARY KEY (buffer_id, seq)
+);
+CREATE INDEX ix_queue_items_buffer_id_episode_id ON queue_items (buffer_id, episode_id) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
+CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE used_up = 0;
+CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up = 1;
+
+CREATE TABLE leases (
+    buffer_id INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    n_rows BIGINT NOT NULL,
+    claimed_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    leased_until TEXT NOT NULL,
+    acknowledged BOOLEAN DEFAULT 0 NOT NULL,
+    CONSTRAINT pk_leases PRIMARY KEY (buffer_id, id)
+);
+
+CREATE TABLE labels (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    reward_t DOUBLE,
+    adv_t DOUBLE,
+    v_t DOUBLE,
+    extra TEXT,
+    CONSTRAINT pk_labels PRIMARY KEY (buffer_id, seq)
+);
+
+CREATE TABLE label_history (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    version BIGINT NOT NULL,
+    reward_t DOUBLE,
+    adv_t DOUBLE,
+    v_t DOUBLE,
+    extra TEXT,
+    labelled_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_label_history PRIMARY KEY (buffer_id, seq, version)
+);
+
+CREATE TABLE quarantine (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    reason TEXT,
+    quarantined_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_quarantine PRIMARY KEY (buffer_id, seq)
+);
+
+CREATE TABLE payload_parts (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    part INTEGER NOT NULL,
+    bytes BLOB NOT NULL,
+    CONSTRAINT pk_payload_parts PRIMARY KEY (buffer_id, seq, part)
+);
+
+CREATE TABLE payload_changes (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    fields TEXT NOT NULL,
+    n_changes INTEGER NOT NULL,
+    changed_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_payload_changes PRIMARY KEY (buffer_id, seq)
+);
+
+CREATE TABLE slot_rings (
+    buffer_id INTEGER NOT NULL,
+    config TEXT NOT NULL,
+    next_turn BIGINT DEFAULT 0 NOT NULL,
+    num_episodes BIGINT DEFAULT 0 NOT NULL,
+    changes BIGINT DEFAULT 0 NOT NULL,
+    CONSTRAINT pk_slot_rings PRIMARY KEY (buffer_id)
+);
+
+CREATE TABLE slots (
+    buffer_id INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    turn BIGINT NOT NULL,
+    holder TEXT,
+    episode_id BIGINT,
+    length INTEGER,
+    meta BLOB,
+    tail BLOB,
+    CONSTRAINT pk_slots PRIMARY KEY (buffer_id, slot)
+);
+CREATE INDEX ix_slots_buffer_id_turn ON slots (buffer_id, turn);
+CREATE INDEX ix_slots_held ON slots (buffer_id, slot) WHERE holder IS NOT NULL;
+
+CREATE TABLE slot_writers (
+    buffer_id INTEGER NOT NULL,
+    holder TEXT NOT NULL,
+    seen_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_slot_writers PRIMARY KEY (buffer_id, holder)
+);
+
+CREATE TABLE fragment_pools (
+    buffer_id INTEGER NOT NULL,
+    config TEXT NOT NULL,
+    session TEXT NOT NULL,
+    version BIGINT DEFAULT (-1) NOT NULL,
+    n_chunks INTEGER DEFAULT 0 NOT NULL,
+    n_bytes BIGINT DEFAULT 0 NOT NULL,
+    next_chunk BIGINT DEFAULT 1 NOT NULL,
+    low_chunk BIGINT DEFAULT 0 NOT NULL,
+    counts TEXT NOT NULL,
+    CONSTRAINT pk_fragment_pools PRIMARY KEY (buffer_id)
+);
+
+CREATE TABLE chunks (
+    buffer_id INTEGER NOT NULL,
+    chunk BIGINT NOT NULL,
+    place INTEGER,
+    worker_uuid TEXT NOT NULL,
+    first_fid BIGINT NOT NULL,
+    session TEXT NOT NULL,
+    model_version BIGINT NOT NULL,
+    oldest_version BIGINT NOT NULL,
+    n_bytes BIGINT NOT NULL,
+    use_count INTEGER DEFAULT 0 NOT NULL,
+    n_pins INTEGER DEFAULT 0 NOT NULL,
+    seqs TEXT NOT NULL,
+    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_chunks PRIMARY KEY (buffer_id, chunk)
+);
+CREATE INDEX ix_chunks_left ON chunks (buffer_id, chunk) WHERE place IS NULL AND n_pins = 0;
+CREATE INDEX ix_chunks_oldest_version ON chunks (buffer_id, oldest_version) WHERE place IS NOT NULL;
+CREATE INDEX ix_chunks_place ON chunks (buffer_id, place) WHERE place IS NOT NULL;
+
+CREATE TABLE fragment_workers (
+    buffer_id INTEGER NOT NULL,
+    worker_uuid TEXT NOT NULL,
+    last_fid BIGINT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    session TEXT NOT NULL,
+    waiting TEXT NOT NULL,
+    oldest_waiting BIGINT,
+    seen_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_fragment_workers PRIMARY KEY (buffer_id, worker_uuid)
+);
+CREATE INDEX ix_fragment_workers_waiting ON fragment_workers (buffer_id, oldest_waiting) WHERE oldest_waiting IS NOT NULL;
+
+CREATE TABLE prepared_lists (
+    buffer_id INTEGER NOT NULL,
+    consumer TEXT NOT NULL,
+    token TEXT NOT NULL,
+    chunks TEXT NOT NULL,
+    fragments TEXT NOT NULL,
+    fetched_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_prepared_lists PRIMARY KEY (buffer_id, consumer)
+);
+
+CREATE TABLE item_rings (
+    buffer_id INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    push_count BIGINT DEFAULT 0 NOT NULL,
+    tail BIGINT DEFAULT 0 NOT NULL,
+    state TEXT,
+    CONSTRAINT pk_item_rings PRIMARY KEY (buffer_id)
+);
+
+CREATE TABLE applied_writes (
+    buffer_id INTEGER NOT NULL,
+    write_id TEXT NOT NULL,
+    kept_until TEXT NOT NULL,
+    CONSTRAINT pk_applied_writes PRIMARY KEY (buffer_id, write_id)
+);
+
+CREATE TABLE schema_info (
+    min_client TEXT NOT NULL,
+    CONSTRAINT pk_schema_info PRIMARY KEY (min_client)
+);
+
+CREATE TABLE maintenance (
+    task TEXT NOT NULL,
+    holder TEXT,
+    leased_until TEXT,
+    CONSTRAINT pk_maintenance PRIMARY KEY (task)
+);
+
+INSERT INTO schema_info (min_client) VALUES ('0001');
+
+INSERT INTO maintenance (task) VALUES ('vacuum'), ('analyze'), ('forget writes');

@@ -1,0 +1,83 @@
+"""The overlay tables: narrow ones, by seq, for what changes after a row was inserted.
+
+A capability declares its overlay in its `tables.py`. Whatever treats all overlays alike reads
+`OVERLAYS`: roles, vacuum, and the tests that eviction and deletion leave no row of one behind.
+Dropping a buffer and `doctor` read the metadata, which has the overlays among the other tables.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Boolean, Column, Connection, Table, delete, false
+
+from sqlbuffer.storage.schema.metadata import metadata, seq_key
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A table whose rows belong to rows of `experiences`.
+
+    Attributes:
+        table: The table.
+        flag: The column of `buffers` that is true where a buffer may have rows in it.
+        leaves_late: Eviction by row leaves its rows behind, below the window, and
+            `delete_range` removes them later: writers do not wait for learners. The rows of other
+            overlays leave with the row of `experiences`.
+        writer_may: What the role of writers may do besides reading.
+        learner_may: What the role of learners may do besides reading.
+        learner_sets_flag: Whether learners set `flag`; else it is set with the rights of the owner,
+            or when the buffer is created.
+    """
+
+    table: Table
+    flag: str
+    leaves_late: bool
+    writer_may: str
+    learner_may: str
+    learner_sets_flag: bool
+
+
+OVERLAYS: dict[str, Overlay] = {}
+
+
+def overlay_table(
+    name: str,
+    *columns: Column[Any],
+    flag: str,
+    flag_comment: str | None = None,
+    leaves_late: bool = False,
+    writer_may: str = "",
+    learner_may: str = "",
+    learner_sets_flag: bool = False,
+    **options: Any,
+) -> Table:
+    """Return a new overlay table, and register it.
+
+    Args:
+        name: Its name.
+        columns: Its columns without the two of the key.
+        flag: See `Overlay`.
+        flag_comment: What the flag says, where this table brings the flag along; None: another
+            overlay does.
+        leaves_late: See `Overlay`.
+        writer_may: See `Overlay`.
+        learner_may: See `Overlay`.
+        learner_sets_flag: See `Overlay`.
+        options: Options of the table.
+    """
+    table = Table(name, metadata, *seq_key(), *columns, **options)
+    if flag_comment is not None:
+        metadata.tables["buffers"].append_column(
+            Column(flag, Boolean, nullable=False, server_default=false(), comment=flag_comment)
+        )
+    OVERLAYS[name] = Overlay(table, flag, leaves_late, writer_may, learner_may, learner_sets_flag)
+    return table
+
+
+def delete_range(
+    connection: Connection, table: Table, buffer_id: int, above: int, up_to: int
+) -> None:
+    """Delete the rows of an overlay between two numbers, which eviction left behind."""
+    own = table.c
+    gone = (own.buffer_id == buffer_id) & (own.seq > above) & (own.seq <= up_to)
+    connection.execute(delete(table).where(gone))

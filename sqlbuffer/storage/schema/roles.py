@@ -1,0 +1,26 @@
+"""The PostgreSQL roles of writers, learners and analysts."""
+
+from collections.abc import Iterator
+from importlib import resources
+
+from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.overlays import OVERLAYS
+
+
+def roles_script() -> str:
+    """Return the SQL that makes the roles, each with the least rights."""
+    script = resources.files("sqlbuffer.storage.schema") / "roles.sql"
+    flags = {overlay.flag: None for overlay in OVERLAYS.values() if overlay.learner_sets_flag}
+    return script.read_text(encoding="utf-8").format(
+        tables=", ".join(metadata.tables),
+        overlays=", ".join(OVERLAYS),
+        flags=", ".join(flags),
+        grants="\n".join(_grants()),
+    )
+
+
+def _grants() -> Iterator[str]:
+    for name, overlay in OVERLAYS.items():
+        for role, rights in (("writer", overlay.writer_may), ("learner", overlay.learner_may)):
+            if rights:
+                yield f"GRANT {rights} ON {name} TO sqlbuffer_{role};"

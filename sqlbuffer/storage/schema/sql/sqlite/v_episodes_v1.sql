@@ -1,8 +1,0 @@
--- Outlives the steps: the learning curve stays whole.
-CREATE VIEW v_episodes AS
-SELECT b.name AS buffer, p.key AS episode_id, p.task_id, p.agent_id, s.status, p.length,
-    CASE WHEN p.status <> 'open' THEN p."return" END AS episode_return, p.reward,
-    p.first_seq, p.last_seq, p.model_version, p.meta, p.started_at, p.ended_at
-FROM episodes p
-JOIN buffers b ON b.id = p.buffer_id
-JOIN episode_states s ON s.id = p.id

@@ -1,5 +1,0 @@
-CREATE VIEW v_quarantine AS
-SELECT w.buffer, e.seq, e.id, e.task_id, e.step, q.reason, q.quarantined_at
-FROM quarantine q
-JOIN v_windows w ON w.buffer_id = q.buffer_id
-JOIN experiences e ON e.buffer_id = q.buffer_id AND e.seq = q.seq AND e.seq > w.low_seq
