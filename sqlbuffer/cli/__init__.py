@@ -2,17 +2,17 @@
 
 import typer
 
-from sqlbuffer.cli import (
-    database,
+from sqlbuffer.cli.commands import (
+    db,
     delete,
-    demo,
-    doctor,
     info,
-    listing,
+    ls,
     resize,
+    run_demo,
+    run_doctor,
+    run_sql,
     sample,
     show,
-    sql,
     watch,
 )
 from sqlbuffer.cli.errors import ErrorsAsLines
@@ -31,17 +31,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("demo", epilog=demo.EPILOG)(demo.demo)
+app.command("demo", epilog=run_demo.EPILOG)(run_demo.demo)
 app.command("info", epilog=info.EPILOG)(info.info)
-app.command("ls", epilog=listing.EPILOG)(listing.ls)
+app.command("ls", epilog=ls.EPILOG)(ls.ls)
 app.command("show", cls=WordLast, epilog=show.EPILOG)(show.show)
-app.command("sql", cls=WordLast, epilog=sql.EPILOG)(sql.sql)
+app.command("sql", cls=WordLast, epilog=run_sql.EPILOG)(run_sql.sql)
 app.command("sample", epilog=sample.EPILOG)(sample.sample)
 app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-app.add_typer(database.app, name="db")
+app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)
+app.add_typer(db.app, name="db")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,11 +1,11 @@
-"""How far the demo is: bars on a terminal, a few lines elsewhere."""
+"""Show the progress of the demo: bars on a terminal, a few lines elsewhere."""
 
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from sqlbuffer.cli.output import shown_url
+from sqlbuffer.cli.terminal import shown_url
 
 if TYPE_CHECKING:
     from rich.console import Console

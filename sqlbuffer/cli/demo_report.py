@@ -1,10 +1,10 @@
-"""The tables at the end of the demo."""
+"""Print the tables at the end of the demo."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sqlbuffer.cli.output import shown_url, table
+from sqlbuffer.cli.terminal import shown_url, table
 from sqlbuffer.demo import BUFFER
 from sqlbuffer.storage.database import readonly
 

@@ -1,4 +1,4 @@
-"""Rows as a table, JSON, CSV or NDJSON; all but the table are written row by row."""
+"""Write rows as a table, JSON, CSV or NDJSON; all but the table row by row."""
 
 import csv
 import enum
@@ -75,7 +75,7 @@ def note(text: str) -> None:
 
 def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], out: _Writable) -> None:
     """Write a header and the rows. None is empty, values inside values are JSON."""
-    from sqlbuffer.cli.plain import csv_field
+    from sqlbuffer.cli.jsonable import csv_field
 
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
@@ -90,7 +90,7 @@ def write_json(
     one_a_line: bool = False,
 ) -> None:
     """Write an object a row: as one array, or one a line."""
-    from sqlbuffer.cli.plain import dumps
+    from sqlbuffer.cli.jsonable import dumps
 
     encoding = str(getattr(out, "encoding", None) or "utf-8").lower()
     ascii_only = not encoding.startswith("utf")
@@ -111,7 +111,7 @@ def write_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, exact: bool = False
 ) -> None:
     """Print a table: on a terminal its first rows, with a word about the rest; elsewhere all."""
-    from sqlbuffer.cli.output import console, print_rows
+    from sqlbuffer.cli.terminal import console, print_rows
 
     out, left = console(), iter(rows)
     shown = list(itertools.islice(left, TABLE_ROWS if out.is_terminal else None))

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and which of the words is the database."""
+"""Arguments that several commands share, and which word names the database."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,6 @@ from sqlbuffer.errors import StorageUnreachableError, URLError
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|sqlite:")
 _SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
 _FOLDERS = ("/", "./", "../", "~")
-
 Url = Annotated[
     str | None,
     typer.Argument(

@@ -1,4 +1,4 @@
-"""Asking before something is destroyed."""
+"""Ask before a command destroys something."""
 
 import sys
 

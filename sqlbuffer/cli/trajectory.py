@@ -1,4 +1,4 @@
-"""A task as a person reads it."""
+"""Print a task step by step, for a person to read."""
 
 import datetime as dt
 import json
@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlbuffer.cli.output import shown
-from sqlbuffer.cli.plain import brief, dumps
-from sqlbuffer.cli.rows import ending, total_reward
+from sqlbuffer.cli.brief_values import brief
+from sqlbuffer.cli.experience_rows import ending, total_reward
+from sqlbuffer.cli.jsonable import dumps
+from sqlbuffer.cli.terminal import shown
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.cli import output
+from sqlbuffer.cli import terminal
 from sqlbuffer.cli.demo_report import QUESTIONS
 from sqlbuffer.demo import DemoPlan, Report, cartpole
 from sqlbuffer.demo.learner import _check_whole
@@ -197,7 +197,7 @@ def test_the_same_seed_plays_the_same_episode():
     ],
 )
 def test_cells_are_written_for_people(value, text):
-    assert output.shown(value) == text
+    assert terminal.shown(value) == text
 
 
 def test_a_terminal_gets_bars(tmp_path):

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from sqlbuffer.cli.output import shown
+from sqlbuffer.cli.terminal import shown
 
 
 @pytest.mark.parametrize(

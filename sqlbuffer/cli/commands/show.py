@@ -1,11 +1,10 @@
-"""`sqlbuffer show`: one trajectory."""
+"""`sqlbuffer show`: print one trajectory."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlbuffer.cli.buffers import buffer_of_task, listed, opened, similar_tasks
-from sqlbuffer.cli.errors import TaskNotFoundError
+from sqlbuffer.cli.buffer_choice import buffer_of_task, opened, unknown_task
 from sqlbuffer.cli.formats import Format, chosen, write
 from sqlbuffer.cli.options import (
     BufferName,
@@ -43,8 +42,8 @@ def show(
     step repeats from the one before are left out. --json, --csv and --ndjson print every row in
     full, under the names of the arguments of ReplayBuffer.add.
     """
-    from sqlbuffer.cli.output import console
-    from sqlbuffer.cli.rows import COLUMNS, in_full
+    from sqlbuffer.cli.experience_rows import COLUMNS, in_full
+    from sqlbuffer.cli.terminal import console
     from sqlbuffer.cli.trajectory import print_trajectory
     from sqlbuffer.storage.migrations import status
 
@@ -67,13 +66,3 @@ def show(
             print_trajectory(console(), found.name, rows)
         else:
             write(COLUMNS, map(in_full, rows), format_)
-
-
-def unknown_task(url: str | None, buffer: str | None, task: str) -> TaskNotFoundError:
-    """Return the error for a task that a buffer, or None for all of them, does not have."""
-    similar = similar_tasks(url, buffer, task)
-    hint = (
-        f"did you mean {listed(similar)}?" if similar else "`sqlbuffer ls URL --tasks` lists tasks"
-    )
-    where = "any buffer" if buffer is None else f"buffer {buffer!r}"
-    return TaskNotFoundError(f"no task {task!r} in {where}; {hint}")

@@ -1,4 +1,4 @@
-"""`sqlbuffer db`: the schema of a database."""
+"""`sqlbuffer db`: create, check and upgrade the schema of a database."""
 
 from enum import StrEnum
 from typing import Annotated

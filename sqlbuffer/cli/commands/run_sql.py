@@ -1,4 +1,4 @@
-"""`sqlbuffer sql`: a question in SQL."""
+"""`sqlbuffer sql`: run one statement that reads."""
 
 import sys
 from typing import Annotated

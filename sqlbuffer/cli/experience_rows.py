@@ -1,4 +1,4 @@
-"""Experiences as rows of a listing."""
+"""Experiences as rows of a table: their columns and values."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ def in_full(row: "DataRow") -> list[Any]:
 
 def in_brief(row: "DataRow") -> list[Any]:
     """Return the values of `BRIEF_COLUMNS`, payloads on a short line."""
-    from sqlbuffer.cli.plain import brief
+    from sqlbuffer.cli.brief_values import brief
 
     meta, data = row.exp_meta, row.exp_data
     payloads = [None if value is None else brief(value) for value in (data.state, data.actions)]

@@ -1,10 +1,11 @@
-"""`sqlbuffer sample`: a batch to look at."""
+"""`sqlbuffer sample`: draw a batch and show it."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.buffers import condition_of, opened
+from sqlbuffer.cli.buffer_choice import opened
+from sqlbuffer.cli.condition_options import condition_of
 from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import (
     BufferName,
@@ -65,7 +66,7 @@ def sample(
     row in full.
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
-    from sqlbuffer.cli.rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
+    from sqlbuffer.cli.experience_rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
     from sqlbuffer.front.inspection import look_at_rows, look_at_tasks
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
@@ -89,7 +90,7 @@ def sample(
 
 
 def _summary(task: "Sequence[DataRow]") -> list[Any]:
-    from sqlbuffer.cli.rows import total_reward
+    from sqlbuffer.cli.experience_rows import total_reward
 
     first, last = task[0].exp_meta, task[-1].exp_meta
     agents = {row.exp_meta.agent_id for row in task}

@@ -1,10 +1,10 @@
-"""`sqlbuffer resize`: another capacity."""
+"""`sqlbuffer resize`: change the capacity of a buffer."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlbuffer.cli.buffers import opened
+from sqlbuffer.cli.buffer_choice import opened
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Url, Yes, database_and_word, example
 from sqlbuffer.cli.prompts import confirm

@@ -1,4 +1,4 @@
-"""`sqlbuffer watch`: what goes in and out of the buffers of a database, live."""
+"""`sqlbuffer watch`: show live what goes in and out of the buffers of a database."""
 
 import sys
 import time
@@ -68,7 +68,7 @@ class _Watcher:
     """
 
     def __init__(self, url: str | None, name: str | None, window_s: float, *, exact: bool) -> None:
-        from sqlbuffer.cli.buffers import chosen_buffer
+        from sqlbuffer.cli.buffer_choice import chosen_buffer
         from sqlbuffer.storage.migrations import status
 
         status.check(url)
@@ -78,7 +78,7 @@ class _Watcher:
 
     def look(self) -> "list[Stats]":
         """Return the figures of each buffer, by name."""
-        from sqlbuffer.cli.buffers import chosen_buffer
+        from sqlbuffer.cli.buffer_choice import chosen_buffer
         from sqlbuffer.storage.inspect import listings
 
         if self._exact:
@@ -122,7 +122,7 @@ def _repeat(work: Any, every: float, once: bool) -> None:
 
 
 def _show(watcher: _Watcher, every: float, once: bool) -> None:
-    from sqlbuffer.cli.output import console, table
+    from sqlbuffer.cli.terminal import console, table
 
     out = console()
     if not out.is_terminal:
@@ -170,7 +170,7 @@ def _median(found: "Distribution | None") -> float | None:
 
 
 def _print_lines(found: "list[Stats]") -> None:
-    from sqlbuffer.cli.output import shown
+    from sqlbuffer.cli.terminal import shown
 
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for stats in found:
@@ -181,7 +181,7 @@ def _print_lines(found: "list[Stats]") -> None:
 
 
 def _print_json(found: "list[Stats]") -> None:
-    from sqlbuffer.cli.plain import dumps
+    from sqlbuffer.cli.jsonable import dumps
 
     for stats in found:
         sys.stdout.write(f"{dumps(as_json(stats))}\n")

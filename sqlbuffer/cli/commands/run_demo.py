@@ -1,4 +1,4 @@
-"""`sqlbuffer demo`: see it work."""
+"""`sqlbuffer demo`: fill a buffer and sample from it, to see it work."""
 
 import tempfile
 from pathlib import Path
@@ -32,7 +32,7 @@ def demo(
     """See it work: processes play CartPole into a buffer, one samples."""
     from sqlbuffer.cli.demo_progress import DemoProgress
     from sqlbuffer.cli.demo_report import print_report
-    from sqlbuffer.cli.output import console
+    from sqlbuffer.cli.terminal import console
     from sqlbuffer.demo import DemoPlan, run
 
     plan = DemoPlan(

@@ -1,4 +1,4 @@
-"""`sqlbuffer doctor`: is all well?"""
+"""`sqlbuffer doctor`: check a database and print remedies."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,7 +62,7 @@ def _noting_failures(
 def _print_lines(findings: "Iterable[Finding]") -> None:
     from rich.text import Text
 
-    from sqlbuffer.cli.output import console, shown
+    from sqlbuffer.cli.terminal import console, shown
 
     out = console()
     for finding in findings:

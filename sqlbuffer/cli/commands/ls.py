@@ -1,14 +1,13 @@
-"""`sqlbuffer ls`: the buffers of a database, or the tasks of a buffer."""
+"""`sqlbuffer ls`: list the buffers of a database, or the tasks of a buffer."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.buffers import chosen_buffer
+from sqlbuffer.cli.buffer_choice import chosen_buffer
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.formats import Format, chosen, note, write
-from sqlbuffer.cli.info import for_people, note_if_measured
 from sqlbuffer.cli.options import (
     BufferName,
     Csv,
@@ -19,6 +18,7 @@ from sqlbuffer.cli.options import (
     database_and_optional_word,
     example,
 )
+from sqlbuffer.cli.overviews import for_people, note_if_measured
 
 EPILOG = example(
     "sqlbuffer ls sqlite:///replay.db",

@@ -1,14 +1,14 @@
-"""`sqlbuffer delete`: rows, tasks or a whole buffer."""
+"""`sqlbuffer delete`: delete rows, tasks or a whole buffer."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.buffers import condition_of, opened
+from sqlbuffer.cli.buffer_choice import opened, unknown_task
+from sqlbuffer.cli.condition_options import condition_of
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Condition, Equal, Url, Yes, database, example
 from sqlbuffer.cli.prompts import confirm
-from sqlbuffer.cli.show import unknown_task
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer

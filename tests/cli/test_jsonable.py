@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from sqlbuffer.cli.brief_values import brief
 from sqlbuffer.cli.formats import write_csv, write_json
-from sqlbuffer.cli.plain import brief, dumps, plain
+from sqlbuffer.cli.jsonable import dumps, jsonable
 from tests.support.payloads import payloads
 
 UTC = dt.UTC
@@ -54,13 +55,13 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("value", "expected"), VALUES, ids=range(len(VALUES)))
-def test_a_value_has_one_plain_form_wherever_it_stands(value, expected):
+def test_a_value_has_one_json_form_wherever_it_stands(value, expected):
     def matches(found):
         if isinstance(expected, str) and isinstance(value, dt.datetime):
             return found.startswith(expected)
         return found == expected and type(found) is type(expected)
 
-    assert matches(plain(value))
+    assert matches(jsonable(value))
     for ascii_only in (False, True):
         text = dumps({"inner": [value]}, ascii_only=ascii_only)
         assert matches(json.loads(text)["inner"][0])

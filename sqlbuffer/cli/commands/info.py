@@ -1,13 +1,13 @@
-"""`sqlbuffer info`: what a database holds."""
+"""`sqlbuffer info`: show what a database holds."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import Csv, Exact, Json, Ndjson, Url, database, example
-from sqlbuffer.cli.plain import iso_time
+from sqlbuffer.cli.overviews import for_people, note_if_measured
 
-# Not in the table where all buffers have 0 or nothing of it.
+# The table leaves these out if no buffer has a value of them.
 _RARE = (
     "expired", "used_up", "other_session", "partial", "leased", "quarantined", "clock",
     "max_staleness", "max_use", "min_size", "alpha",
@@ -26,7 +26,7 @@ def info(
 
     Times are UTC. In a file or a pipe tables are not cut. `sqlbuffer ls` says less, and sooner.
     """
-    from sqlbuffer.cli.output import console, shown_url
+    from sqlbuffer.cli.terminal import console, shown_url
     from sqlbuffer.storage.database.sizes import shown_size
     from sqlbuffer.storage.inspect import listings
     from sqlbuffer.storage.migrations import status
@@ -49,32 +49,9 @@ def info(
     write(answer.columns, answer.rows, format_)
 
 
-def note_if_measured(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Say so where rows and tasks were not counted."""
-    tasks = columns.index("tasks")
-    if any(row[tasks] is None for row in rows):
-        note("rows are the size of the window, tasks are not counted; --exact counts both")
-
-
 def that_say_something(
     columns: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[str], list[list[Any]]]:
-    """Return a table without those counts and limits that no buffer has."""
+    """Return a table without the rare columns that are empty for every buffer."""
     kept = [i for i, name in enumerate(columns) if name not in _RARE or any(row[i] for row in rows)]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
-
-
-def for_people(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
-    """Return rows for a table: the fill as a percentage, times to the second."""
-    for row in rows:
-        yield [_for_people(name, value) for name, value in zip(columns, row, strict=True)]
-
-
-def _for_people(column: str, value: Any) -> Any:
-    if column == "fill" and value is not None:
-        return f"{value:.0%}"
-    if column.endswith("_at") and value is not None:
-        # SQLite has text. What Python has no date for is shown as it is.
-        text = value if isinstance(value, str) else iso_time(value)
-        return f"{text[:10]} {text[11:19]}" if text[10:11] == "T" else text
-    return value

@@ -1,4 +1,4 @@
-"""Tables, as wide as they need where nobody's terminal limits them."""
+"""Print tables and values on standard output: a terminal limits their width, a file does not."""
 
 import math
 import sys
@@ -130,7 +130,7 @@ def shown_exactly(value: Any) -> str:
 
 
 def _shown_other(value: Any) -> str:
-    from sqlbuffer.cli.plain import dumps, iso_time
+    from sqlbuffer.cli.jsonable import dumps, iso_time
 
     if isinstance(value, datetime):
         return iso_time(value)
