@@ -10,8 +10,8 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
 from sqlbuffer.rate_limits import RateLimiter
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from tests.storage.plans.watch import Watch
+from tests.conftest import close_pool
+from tests.storage.plans.watch import watched
 from tests.support.processes import wait_until
 from tests.support.servers import primary_and_standby, server_programs, wait_for_replay
 from tests.support.sql import run, run_outside_transaction, scalar
@@ -65,7 +65,7 @@ class Pair:
 
     def close(self):
         self.buffer.close()
-        engine_for(resolve_url(self.standby.url)).dispose()
+        close_pool(self.standby.url)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def pair(servers, request):
 @contextmanager
 def rows_fetched(url):
     """Yield a function that returns how many rows were fetched since the beginning."""
-    with Watch(engine_for(resolve_url(url))) as watch:
+    with watched(url) as watch:
         yield lambda: watch.rows_fetched + watch.rows_scanned
 
 
@@ -132,17 +132,17 @@ def test_the_rows_inserted_are_exact(pair):
 @pytest.mark.parametrize(
     "write",
     [
-        lambda buffer: buffer.store_batch(make_rows(range(2))),
-        lambda buffer: buffer.clear(),
-        lambda buffer: buffer.set_clock(3),
-        lambda buffer: ReplayBuffer(buffer._store.url, name="new"),
+        lambda buffer, _: buffer.store_batch(make_rows(range(2))),
+        lambda buffer, _: buffer.clear(),
+        lambda buffer, _: buffer.set_clock(3),
+        lambda _, url: ReplayBuffer(url, name="new"),
     ],
     ids=["store", "clear", "set_clock", "new buffer"],
 )
 def test_a_write_names_the_standby_and_the_primary(pair, write):
     replica = pair.replica()
     with pytest.raises(StorageReadOnlyError, match=r"server is a standby.* the primary") as caught:
-        write(replica)
+        write(replica, pair.standby.url)
     assert "role" not in str(caught.value)
 
 

@@ -69,10 +69,6 @@ def storage(make_storage):
     return make_storage()
 
 
-def file_of(storage):
-    return Path(storage.buffer._store.url.database)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_interface_has_aworlds_methods_and_argument_names(name):
     assert name in Storage.__abstractmethods__
@@ -274,22 +270,6 @@ def test_storages_without_a_place_of_their_own_are_private():
     assert (one.size(), other.size()) == (1, 0)
 
 
-def test_private_file_goes_with_its_storage_but_not_with_a_copy():
-    storage = InMemoryStorage()
-    file = file_of(storage)
-    copy = pickle.loads(pickle.dumps(storage))
-    del copy
-    gc.collect()
-    storage.add(row())
-    assert file.exists()
-    pool = storage.buffer._store.engine.pool
-    assert pool.checkedin()
-    del storage
-    gc.collect()
-    assert not file.parent.exists()
-    assert not pool.checkedin()
-
-
 def test_refused_capacity_leaves_no_file_behind(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="positive"):
@@ -305,106 +285,6 @@ def test_forked_child_that_ends_leaves_the_private_file():
     child.join(60)
     assert child.exitcode == 0
     assert storage.size() == 1
-
-
-def test_same_dict_is_the_same_data(manager):
-    shared, lock = manager.dict(), manager.Lock()
-    one = MultiProcMemoryStorage(data_dict=shared, fifo_queue=manager.list(), lock=lock)
-    one.add(row())
-    other = MultiProcMemoryStorage(data_dict=shared, fifo_queue=manager.list(), lock=lock)
-    assert other.size() == 1
-    assert MultiProcMemoryStorage(manager.dict(), [], lock).size() == 0
-
-
-def test_same_dict_with_another_capacity_is_refused():
-    shared, lock = {}, threading.Lock()
-    MultiProcMemoryStorage(shared, [], lock, 10)
-    with pytest.raises(BufferConfigError, match=r"max_capacity=10\b.*max_capacity=20"):
-        MultiProcMemoryStorage(shared, [], lock, 20)
-    assert lock.acquire(blocking=False)
-
-
-@pytest.mark.parametrize("make_lock", [threading.Lock, threading.RLock, multiprocessing.Lock])
-def test_any_lock_will_do(make_lock):
-    storage = MultiProcMemoryStorage({}, [], make_lock())
-    storage.add_batch(rows(1, 2))
-    assert pickle.loads(pickle.dumps(storage)).size() == 2
-
-
-def open_and_write(shared, lock, task_id):
-    MultiProcMemoryStorage(shared, [], lock).add_batch([row(task_id, step) for step in range(5)])
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_that_open_the_same_dict_at_once_share_one_file(manager, method):
-    context = multiprocessing.get_context(method)
-    shared, lock = manager.dict(), manager.Lock()
-    children = [
-        context.Process(target=open_and_write, args=(shared, lock, f"task_{i}")) for i in range(4)
-    ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0] * 4
-    assert MultiProcMemoryStorage(shared, [], lock).size() == 20
-
-
-def test_shared_file_lives_as_long_as_its_manager():
-    manager = multiprocessing.Manager()
-    shared, lock = manager.dict(), manager.Lock()
-    child = multiprocessing.Process(target=open_and_write, args=(shared, lock, "task_1"))
-    child.start()
-    child.join(60)
-    storage = MultiProcMemoryStorage(shared, [], lock)
-    file = file_of(storage)
-    assert storage.size() == 5
-    del storage
-    gc.collect()
-    assert file.exists()
-    manager.shutdown()
-    assert not file.parent.exists()
-
-
-def look_into(shared):
-    assert shared.copy()
-
-
-def test_process_that_looks_into_the_dict_does_not_remove_the_file(manager):
-    shared, lock = manager.dict(), manager.Lock()
-    storage = MultiProcMemoryStorage(shared, [], lock)
-    child = multiprocessing.Process(target=look_into, args=(shared,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    storage.add(row())
-    assert storage.size() == 1
-
-
-def test_storage_keeps_the_manager_of_its_dict_alive():
-    def make():
-        manager = multiprocessing.Manager()
-        return MultiProcMemoryStorage(manager.dict(), manager.list(), manager.Lock())
-
-    storage = make()
-    gc.collect()
-    storage.add(row())
-    assert storage.size() == 1
-
-
-def test_dict_is_read_and_written_under_the_lock():
-    class Watched(dict):
-        def get(self, key):
-            assert lock.locked()
-            return super().get(key)
-
-        def __setitem__(self, key, value):
-            assert lock.locked()
-            super().__setitem__(key, value)
-
-    lock = threading.Lock()
-    assert MultiProcMemoryStorage(Watched(), [], lock).size() == 0
-    assert not lock.locked()
 
 
 SCRIPT = """

@@ -3,9 +3,9 @@
 import pytest
 
 from sqlbuffer.compat.ding import create_buffer
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.compat.ding.conftest import held
 from tests.compat.ding.test_used_data import Tracking, items
+from tests.conftest import close_pool
 from tests.support.proxy import proxied
 
 
@@ -13,7 +13,7 @@ from tests.support.proxy import proxied
 def proxy(make_database_url):
     with proxied(make_database_url("postgresql", schema=True)) as proxy:
         yield proxy
-        engine_for(resolve_url(proxy.url)).dispose()
+        close_pool(proxy.url)
 
 
 @pytest.mark.parametrize("cuts", [["before"], ["after"], ["before", "after"]], ids=str)

@@ -73,7 +73,7 @@ _names = count()
 @pytest.fixture
 def new_buffer(shared_url: str | None) -> Iterator[Callable[..., Any]]:
     """Make empty buffers: of the model, and of both databases."""
-    from tests.compat.memmap.loaded import SHAPE, LoadedModel
+    from tests.compat.memmap.datasets.loaded import SHAPE, LoadedModel
 
     made: list[ReplayBuffer] = []
 
@@ -92,7 +92,7 @@ def new_buffer(shared_url: str | None) -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="session")
 def filled_once(shared_url: str | None) -> Iterator[Any]:
     """Yield a filled buffer that no test writes to."""
-    from tests.compat.memmap.loaded import SHAPE, LoadedModel, fill
+    from tests.compat.memmap.datasets.loaded import SHAPE, LoadedModel, fill
 
     if shared_url is None:
         yield fill(LoadedModel(**SHAPE))

@@ -10,7 +10,7 @@ import sqlbuffer
 from sqlbuffer import QueryBuilder
 from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError
 from sqlbuffer.errors import BufferConfigError, FieldError, SQLBufferError
-from tests.support.sql import run
+from tests.support.sql import run, scalar
 
 UP_TO_3 = QueryBuilder().lte("seq", 3).build()
 
@@ -63,10 +63,17 @@ def test_transitions_need_observation_fields_and_the_constructor_names_them(make
     }  # fmt: skip
 
 
-def test_observation_fields_are_kept_and_compared_where_they_are_given(make):
+def observations(url, name):
+    specs = scalar(url, "SELECT field_specs FROM buffers WHERE name = :name", name=name)
+    return (json.loads(specs) if isinstance(specs, str) else specs)["observations"]
+
+
+def test_observation_fields_are_kept_and_compared_where_they_are_given(make, buffer_url):
     make(observation_fields=["s"])
-    assert make()._store.info.fields.observations == ("s",)
-    assert make(fields={"obs": "float"}, name="other")._store.info.fields.observations == ("obs",)
+    make()
+    assert observations(buffer_url, "memmap") == ["s"]
+    make(fields={"obs": "float"}, name="other")
+    assert observations(buffer_url, "other") == ["obs"]
     with pytest.raises(FieldError, match=r"stored as \['s'\], and were given as \['a'\]"):
         make(observation_fields=["a"])
 

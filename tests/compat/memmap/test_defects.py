@@ -7,11 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from sqlalchemy import text
 
 from sqlbuffer.compat.memmap import MemmapError, ReplayBuffer
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.extensions.slots import Slots
+from tests.support.sql import run, scalar
 
 
 def fill(buffer: ReplayBuffer, n: int = 3) -> None:
@@ -135,13 +133,8 @@ def test_d5_an_episode_whose_process_was_killed_is_not_gone_on_with(buffer_url):
     assert buffer.episode_lens.tolist() == [3, 2, 1]
     assert buffer.data["r"][1].tolist() == [4, 5, 0, 0]
     assert buffer.meta_data["task"].tolist() == [1, 3, 5]
-    assert n_rows(buffer_url) == 6
+    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 6
     buffer.close()
-
-
-def n_rows(url: str) -> int:
-    with engine_for(resolve_url(url)).connect() as connection:
-        return connection.execute(text("SELECT count(*) FROM experiences")).scalar_one()
 
 
 def test_d6_the_oldest_episode_stays_until_a_step_of_the_new_one_is_stored(make, reopen):
@@ -180,41 +173,10 @@ def test_d9_a_second_process_does_not_overwrite_what_another_one_writes(make, bu
     buffer = make()
     fill(buffer)
     other = f"{os.uname().nodename} {os.getppid()} 0123456789ab"
-    write(buffer_url, other)
+    writer = "INSERT INTO slot_writers (buffer_id, holder) SELECT id, :holder FROM buffers"
+    run(buffer_url, writer, holder=other)
     with pytest.raises(MemmapError, match=f"process {os.getppid()} .* writes to the buffer"):
         make(overwrite=True)
     assert len(buffer) == 3
-    forget(buffer_url, other)
+    run(buffer_url, "DELETE FROM slot_writers WHERE holder = :holder", holder=other)
     assert len(make(overwrite=True)) == 0
-
-
-def write(url: str, holder: str) -> None:
-    with engine_for(resolve_url(url)).begin() as connection:
-        connection.execute(
-            text("INSERT INTO slot_writers (buffer_id, holder) SELECT id, :h FROM buffers"),
-            {"h": holder},
-        )
-
-
-def forget(url: str, holder: str) -> None:
-    with engine_for(resolve_url(url)).begin() as connection:
-        connection.execute(text("DELETE FROM slot_writers WHERE holder = :h"), {"h": holder})
-
-
-def test_d10_length_counters_and_last_steps_change_together(make, reopen, monkeypatch):
-    buffer, reader = make(), reopen(read_only=True)
-    buffer.store(r=1.0)
-    buffer.flush()
-    buffer.store(r=2.0)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("the process dies here")
-
-    monkeypatch.setattr(Slots, "_move_on", fail)
-    with pytest.raises(RuntimeError):
-        buffer.advance_episode()
-    assert everything(reader)[:3] == (0, 0, [0, 0, 0])
-    monkeypatch.undo()
-    buffer.flush()
-    assert everything(reader)[:3] == (1, 1, [2, 0, 0])
-    assert reader.data["r"][0].tolist() == [1, 2, -1, -1]

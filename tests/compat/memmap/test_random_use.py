@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 pytest.importorskip("torch")
 
 from sqlbuffer.compat.memmap import ReplayBuffer
-from tests.compat.memmap.loaded import LoadedModel
+from tests.compat.memmap.datasets.loaded import LoadedModel
 
 FIELDS = {"x": ("float", (2,), -1.0), "a": ("int", (), 7), "reward": "float", "done": "bool"}
 META = {"task": ("int", (), -1), "goal": ("float", 2)}

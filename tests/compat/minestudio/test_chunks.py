@@ -13,7 +13,6 @@ from sqlbuffer.compat.minestudio import (
     ReplayBufferInterface,
 )
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.storage.extensions.fragments import deleting
 from tests.compat.minestudio.conftest import CONFIG, Make
 from tests.compat.minestudio.fragments import indices, send, send_all
 from tests.support.fragments import lost_parts, parts_of
@@ -147,18 +146,6 @@ def test_large_payloads_leave_with_their_chunks(make: Make, buffer_url: str) -> 
         image = buffer.load_fragment(id_).obs["image"]
         assert image.shape == (2**20 + 9,)
         assert set(image.tolist()) == {index.fid_in_worker}
-
-
-def test_a_new_session_deletes_any_number_of_payloads(
-    make: Make, buffer_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deleting, "AT_ONCE", 2)
-    buffer = make(max_chunks=9)
-    buffer.update_model_version("one", 1)
-    send_all(buffer, "w", range(7), 1, "one")
-    buffer.update_model_version("two", 1)
-    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 0
-    assert scalar(buffer_url, "SELECT count(*) FROM chunks") == 0
 
 
 def test_dropping_the_buffer_leaves_nothing_behind(make: Make, buffer_url: str) -> None:

@@ -5,12 +5,10 @@ import logging
 import math
 import pickle
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat.minestudio import (
@@ -21,11 +19,8 @@ from sqlbuffer.compat.minestudio import (
     FragmentTypeError,
     ReplayBufferInterface,
 )
-from sqlbuffer.errors import StorageBusyError, StorageFullError, StorageUnreachableError
-from sqlbuffer.storage.extensions.fragments import deleting
-from tests.compat.minestudio.conftest import CONFIG, Make
+from tests.compat.minestudio.conftest import Make
 from tests.compat.minestudio.fragments import indices, make_fragment, send, send_all
-from tests.conftest import MakeDatabaseUrl
 from tests.support.sql import run, scalar
 
 
@@ -43,24 +38,6 @@ def test_w_persistence_all_of_the_state_survives_a_restart(make: Make) -> None:
     assert again.load_fragment(fetched[0][1]).index == fetched[0][0]
     send(again, "b", 1, 3, "s")  # what waited waits still
     assert len(again.fetch_fragments(6, timeout=0)) == 6
-
-
-def test_w_crash_safety_payload_and_metadata_are_stored_together_or_not_at_all(
-    make: Make, buffer_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffer = make()
-
-    def crash(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("sqlbuffer.storage.extensions.fragments.adding._note", crash)
-    with pytest.raises(KeyboardInterrupt):
-        send(buffer, "w", 0)
-    monkeypatch.undo()
-    for table in ("experiences", "chunks", "fragment_workers"):
-        assert scalar(buffer_url, f"SELECT count(*) FROM {table}") == 0
-    send(buffer, "w", 0)
-    assert len(buffer.fetch_fragments(1, timeout=0)) == 1
 
 
 def test_w_crash_safety_a_fragment_that_is_sent_twice_is_stored_once(make: Make) -> None:
@@ -208,28 +185,6 @@ def test_w_capacity_may_be_counted_in_bytes(make: Make) -> None:
     assert buffer.stats()["replay_buffer/replay_buffer_size (chunk)"] == 1
 
 
-def test_w_capacity_a_full_disk_is_named_and_nothing_is_stored(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ReplayBufferInterface(CONFIG, url=sqlite_url) as buffer:
-        send(buffer, "w", 0)
-        engine = buffer._core.engine
-        n_pages = scalar(sqlite_url, "PRAGMA page_count")
-
-        def keep_small(connection: Any, _: Any) -> None:
-            connection.execute(f"PRAGMA max_page_count = {n_pages + 8}")
-
-        engine.dispose()
-        event.listen(engine, "connect", keep_small)
-        with pytest.raises(StorageFullError, match="free space"):
-            send(buffer, "w", 1, obs=b"x" * 2**21)
-        event.remove(engine, "connect", keep_small)
-        engine.dispose()
-        assert scalar(sqlite_url, "SELECT count(*) FROM experiences") == 1
-        send(buffer, "w", 1, obs=b"x" * 2**21)
-        assert len(buffer.fetch_fragments(2, timeout=0)) == 2
-
-
 def test_w_payload_nothing_is_pickled_and_each_column_can_be_read(
     make: Make, monkeypatch: pytest.MonkeyPatch, buffer_url: str
 ) -> None:
@@ -371,25 +326,6 @@ def test_w_validation_checks_sessions_and_consumers(make: Make) -> None:
     assert buffer.update_training_session() is None
 
 
-def test_w_crash_safety_a_fetch_whose_answer_was_lost_counts_once(
-    make: Make, buffer_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffer = make()
-    send_all(buffer, "w", range(4))
-    write, found = buffer._core.write, []
-
-    def committed_but_lost(work: Any) -> Any:
-        found.append(write(work))
-        return write(work)  # as it goes on after a lost connection
-
-    monkeypatch.setattr(buffer._core, "write", committed_but_lost)
-    fetched = buffer.fetch_fragments(2, timeout=0)
-    assert len(found) == 1
-    assert indices(fetched) == [(worker, fid) for worker, fid, _ in found[0].fragments]
-    assert scalar(buffer_url, "SELECT sum(use_count) FROM chunks") == 2
-    assert buffer.stats()["replay_buffer/fetched"] == 2
-
-
 def test_w_concurrency_what_is_given_back_leaves_in_its_own_turn(make: Make) -> None:
     buffer = make(max_reuse=1, max_chunks=2)
     send_all(buffer, "w", range(2))
@@ -437,56 +373,3 @@ def test_w_distribution_a_file_that_is_not_there_is_no_buffer(tmp_path: Path) ->
     with pytest.raises(FragmentError, match="not initialized"):
         ReplayBufferInterface(url=f"sqlite:///{tmp_path / 'none.db'}")
     assert not list(tmp_path.iterdir())
-
-
-def test_w_concurrency_others_add_and_fetch_while_payloads_are_deleted(
-    make_database_url: MakeDatabaseUrl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deleting, "WAIT_S", 0.0)
-    url = make_database_url("postgresql", schema=True)
-    delete_some, found = deleting.delete_some, []
-    with ReplayBufferInterface(CONFIG, url=url) as buffer, ReplayBufferInterface(url=url) as other:
-        send_all(buffer, "w", range(4))
-
-        def as_others_work(*args: Any) -> int:
-            n = delete_some(*args)
-            if not found:
-                found.append(n)
-                send_all(other, "other", range(2))
-                found.append(len(other.fetch_fragments(4, timeout=0)))
-            return n
-
-        monkeypatch.setattr(deleting, "delete_some", as_others_work)
-        send(buffer, "w", 4)
-        assert found == [1, 4]
-        send(buffer, "w", 5)
-        assert scalar(url, "SELECT count(*) FROM experiences") == 5  # one of them only prepared
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, StorageUnreachableError, StorageBusyError])
-def test_w_crash_safety_what_a_call_did_not_come_to_delete_is_deleted_later(
-    make: Make, buffer_url: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    buffer = make(max_reuse=1, fragments_per_chunk=2, max_chunks=2)
-    send_all(buffer, "w", range(4))
-    send(buffer, "waits", 0)
-
-    def fail(*_: Any) -> int:
-        raise error("not now")
-
-    monkeypatch.setattr(deleting, "delete_some", fail)
-    calls = [
-        lambda: buffer.fetch_fragments(4, timeout=0),
-        lambda: buffer.fetch_fragments(0),
-        lambda: buffer.update_model_version("s", 1),
-        lambda: send(buffer, "late", 0),
-    ]
-    for call in calls:
-        with suppress(KeyboardInterrupt):  # the others do not fail what is done
-            call()
-    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 6
-    monkeypatch.undo()
-    send(buffer, "w", 4, 1, "s")
-    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 1
-    assert scalar(buffer_url, "SELECT count(*) FROM chunks") == 0
-    assert buffer.stats()["replay_buffer/dropped"] == 2

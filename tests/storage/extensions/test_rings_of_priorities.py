@@ -1,10 +1,13 @@
 """What rings of items drawn by priority stand on: uses, rows that are too old, and counts."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.compat.ding import AdvancedReplayBuffer
 from sqlbuffer.storage.buffers.live_count import LiveCount
+from sqlbuffer.storage.extensions import prioritized_ring
 from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
 from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.sampling.uses import add_uses, uses_of
@@ -134,3 +137,20 @@ def test_uses_of_items_that_were_pushed_out_are_deleted(buffer_url):
     assert 0 < n_left <= 51
     assert first > 200
     buffer.close()
+
+
+def test_a_batch_at_the_lower_limit_is_drawn(make_ring, monkeypatch):
+    now = [1_000.5]
+    monkeypatch.setattr(prioritized_ring, "time", SimpleNamespace(time=lambda: now[0]))
+    limits = {"push_sample_rate_limit": {"min": 1}, "window_seconds": 30}
+    buffer = make_ring("advanced", size=100, thruput_controller=limits)
+    for _ in range(4):
+        buffer.push([{"obs": i} for i in range(64)], 0)
+        now[0] += 0.4
+        assert len(buffer.sample(64, 0)) == 64
+        assert buffer.sample(1, 0) is None
+        now[0] += 2.7
+    now[0] -= 3_600  # a clock that was set back: counts decay from there on
+    assert buffer.sample(1, 0) is None
+    buffer.push([{"obs": i} for i in range(64)], 0)
+    assert len(buffer.sample(64, 0)) == 64

@@ -5,6 +5,7 @@ import threading
 
 from sqlalchemy import event
 
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.vacuum import cleaner_for
 
 TABLES = ("experiences", "priorities", "labels", "label_history")
@@ -100,3 +101,8 @@ class Watch:
                 for statement, parameters in self.statements
                 if re.match(r"\s*(SELECT|WITH)\b", statement)
             ]
+
+
+def watched(url):
+    """Return the witness of what the library sends to a database."""
+    return Watch(engine_for(resolve_url(url)))

@@ -1,12 +1,9 @@
 """The defects 13 to 18 of DI-engine's advanced buffer, and 12 and 19 as they show there."""
 
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from sqlbuffer.storage.extensions import prioritized_ring
 
 
 @pytest.fixture
@@ -163,23 +160,6 @@ def test_d18_what_the_config_says_of_the_rate_limit_is_what_happens(make):
     assert buffer.sample(2, 0) is None  # 7 / 15 < 0.5
     buffer.push({"obs": 9}, 0)
     assert buffer.sample(2, 0) is not None  # 8 / 15
-
-
-def test_d18_a_batch_at_the_lower_limit_is_drawn(make, monkeypatch):
-    now = [1_000.5]
-    monkeypatch.setattr(prioritized_ring, "time", SimpleNamespace(time=lambda: now[0]))
-    limits = {"push_sample_rate_limit": {"min": 1}, "window_seconds": 30}
-    buffer = make("advanced", size=100, thruput_controller=limits)
-    for _ in range(4):
-        buffer.push([{"obs": i} for i in range(64)], 0)
-        now[0] += 0.4
-        assert len(buffer.sample(64, 0)) == 64
-        assert buffer.sample(1, 0) is None
-        now[0] += 2.7
-    now[0] -= 3_600  # a clock that was set back: counts decay from there on
-    assert buffer.sample(1, 0) is None
-    buffer.push([{"obs": i} for i in range(64)], 0)
-    assert len(buffer.sample(64, 0)) == 64
 
 
 def test_d19_no_thread_of_an_advanced_buffer_outlives_close(make):

@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset  # noqa: E402
 
 from sqlbuffer.compat.memmap import ConcatReplayBuffer, ReplayBuffer  # noqa: E402
 from sqlbuffer.errors import InsufficientDataError  # noqa: E402
-from tests.compat.memmap.loaded import SHAPE, fill  # noqa: E402
+from tests.compat.memmap.datasets.loaded import SHAPE, fill  # noqa: E402
 
 
 @pytest.fixture

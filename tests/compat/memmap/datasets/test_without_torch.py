@@ -12,7 +12,7 @@ from sqlbuffer.compat import memmap
 from sqlbuffer.compat.memmap import ConcatReplayBuffer, ReplayBuffer
 from sqlbuffer.compat.memmap.datasets import loading
 from sqlbuffer.errors import MissingExtraError
-from tests.compat.memmap.loaded import SHAPE, fill
+from tests.compat.memmap.datasets.loaded import SHAPE, fill
 
 # Modules that the datasets share.
 NEED_TORCH = ("batches", "concat_dataset", "slot_dataset")

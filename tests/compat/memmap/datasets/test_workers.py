@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sqlbuffer.compat.memmap import ReplayBuffer  # noqa: E402
-from tests.compat.memmap.loaded import SHAPE, fill, step  # noqa: E402
+from tests.compat.memmap.datasets.loaded import SHAPE, fill, step  # noqa: E402
 
 
 def test_forked_workers_read_by_themselves(buffer_url):

@@ -105,9 +105,9 @@ def test_values_that_were_changed_are_read_again(buffer, reopen):
     assert episodes_of(buffer)[1] == episodes_of(other)[1] == expected
 
 
-def test_another_process_may_change_them(buffer):
+def test_another_process_may_change_them(buffer, buffer_url):
     episodes_of(buffer)
-    run_at_once([(change_in_process, buffer._store.url.render_as_string(hide_password=False))])
+    run_at_once([(change_in_process, buffer_url)])
     assert episodes_of(buffer)[2][:2] == [-3.0, 201.0]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer.compat.memmap.episode_collector import EpisodeCollector
-from tests.compat.memmap.loaded import SHAPE, LoadedModel
+from tests.compat.memmap.datasets.loaded import SHAPE, LoadedModel
 
 torch = pytest.importorskip("torch")
 

@@ -40,3 +40,15 @@ def fill(buffer: Any, lengths: tuple[int, ...] = LENGTHS, first: int = 0) -> Any
                 buffer.store(**step(number, last=t == length - 1))
                 number += 1
     return buffer
+
+
+def first(loader: Any) -> Any:
+    return next(iter(loader))
+
+
+def listed(batch: Any) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in batch.items()}
+
+
+def dtypes(batch: Any) -> dict[str, Any]:
+    return {name: (value.dtype, tuple(value.shape)) for name, value in batch.items()}

@@ -8,12 +8,12 @@ import threading
 
 import numpy as np
 import pytest
-from sqlalchemy import text
 
 from sqlbuffer.compat.memmap import MemmapError, ReplayBuffer
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.database.holders import is_alive, new_holder
 from tests.support.processes import wait_until
+from tests.support.sql import scalar
+
+N_ROWS = "SELECT count(*) FROM experiences"
 
 
 def test_two_writers_take_slots_of_their_own(make, reopen):
@@ -107,18 +107,13 @@ def test_a_reader_sees_whole_episodes_while_they_are_overwritten(make, reopen):
 def test_steps_are_stored_within_a_second_or_when_asked(make, buffer_url):
     buffer = make()
     buffer.store(r=1.0)
-    wait_until(lambda: n_rows(buffer_url) == 1, "the step is stored")
+    wait_until(lambda: scalar(buffer_url, N_ROWS) == 1, "the step is stored")
     patient = make(name="patient", flush_every_store_step=0)
     patient.store(r=1.0)
     patient.store(r=1.0)
-    assert n_rows(buffer_url) == 1
+    assert scalar(buffer_url, N_ROWS) == 1
     patient.flush()
-    assert n_rows(buffer_url) == 3
-
-
-def n_rows(url: str) -> int:
-    with engine_for(resolve_url(url)).connect() as connection:
-        return connection.execute(text("SELECT count(*) FROM experiences")).scalar_one()
+    assert scalar(buffer_url, N_ROWS) == 3
 
 
 def test_a_copy_reads_what_its_original_is_writing(schema_url, make):
@@ -155,7 +150,7 @@ def test_a_closed_buffer_ends_all_episodes_of_a_batch_that_have_steps(make, reop
     other = reopen()
     assert (other.num_episodes, other.episode_lens.tolist()) == (2, [2, 1, 0])
     assert other.meta_data["task"].tolist() == [1, 2, -1]
-    assert n_rows(buffer_url) == 3
+    assert scalar(buffer_url, N_ROWS) == 3
 
 
 def test_a_deleted_buffer_ends_its_open_episode(schema_url, make, reopen):
@@ -241,20 +236,3 @@ def test_a_forked_child_writes_episodes_of_its_own(make, reopen):
     buffer.advance_episode()
     assert buffer.episode_lens.tolist() == [2, 2, 0]
     assert buffer.data["r"][:2, :2].tolist() == [[1, 2], [5, 6]]
-
-
-def test_who_lives_is_known_exactly_on_this_machine():
-    class Owner:
-        pass
-
-    owner = Owner()
-    holder = new_holder(owner)
-    host = holder.split()[0]
-    assert is_alive(holder, 1e9, 1.0)
-    del owner
-    assert not is_alive(holder, 0.0, 1.0)
-    assert is_alive(f"{host} {os.getppid()} 0", 1e9, 1.0)
-    assert is_alive(f"{host} 1 0", 1e9, 1.0)
-    assert not is_alive(f"{host} {2**22 + 5} 0", 0.0, 1.0)
-    assert is_alive("elsewhere 1 0", 0.5, 1.0)
-    assert not is_alive("elsewhere 1 0", 1.5, 1.0)
