@@ -1,19 +1,16 @@
-"""Environments whose every step is stored."""
+"""Wrap an environment so that a buffer stores each of its steps."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.recording.recorder import Begin
-
-if TYPE_CHECKING:
-    from sqlbuffer.front.write_calls import Writing
+from sqlbuffer.recording.recorder import Begin, StepTarget
 
 __all__ = ["recorded"]
 
 
 def recorded(
     env: Any,
-    buffer: "Writing",
+    buffer: StepTarget,
     begin: Begin,
     model_version: int | None,
     session_id: str | None = None,
@@ -22,7 +19,7 @@ def recorded(
 
     Args:
         env: A gymnasium environment.
-        buffer: Where its steps go.
+        buffer: The buffer that stores its steps.
         begin: Begins an episode there.
         model_version: The first version.
         session_id: The first session.
@@ -30,7 +27,7 @@ def recorded(
     Raises:
         FieldError: The buffer has other fields than the environment.
         MissingExtraError: No gymnasium, or one before 1.1.
-        TypeError: No environment.
+        TypeError: `env` is not an environment.
     """
     install = "run `pip install 'gymnasium>=1.1'`"
     try:

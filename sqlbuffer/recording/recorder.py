@@ -1,17 +1,18 @@
-"""What is stored of environments that take steps side by side."""
+"""Store the steps of one or several environments that take their steps together."""
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError, SQLBufferError
+from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.recording.form import NEXT, Form, Values
 from sqlbuffer.storage.database.process_end import at_process_end
 
@@ -21,6 +22,21 @@ Begin = Callable[..., EpisodeWriter]
 # When an environment whose episode has ended is reset: by the step after, by the same step, or not
 # at all.
 Autoreset = Literal["next_step", "same_step", "disabled"]
+
+
+class StepTarget(Protocol):
+    """A buffer that stores the steps of a recorded environment."""
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The declared fields of a step by name."""
+
+    @property
+    def observation_fields(self) -> tuple[str, ...]:
+        """The fields that an observation is made of."""
+
+    def flush(self) -> None:
+        """Store the waiting steps of open episodes."""
 
 
 class _Lane:

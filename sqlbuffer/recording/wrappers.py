@@ -1,8 +1,8 @@
-"""The wrappers of gymnasium; imported when they are used."""
+"""Gymnasium wrappers that store steps; this module is imported on first use."""
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -13,15 +13,12 @@ from sqlbuffer.arguments import checked_session
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
-from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder
-
-if TYPE_CHECKING:
-    from sqlbuffer.front.write_calls import Writing
+from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder, StepTarget
 
 
 def recorded(
     env: Any,
-    buffer: "Writing",
+    buffer: StepTarget,
     begin: Begin,
     model_version: int | None,
     session_id: str | None,
@@ -58,7 +55,7 @@ def _autoreset_of_one(env: Any) -> Autoreset:
 
 
 class _Records:
-    """What the two wrappers have in common."""
+    """The part that both wrappers share."""
 
     env: Any
     _is_closed = False
@@ -88,7 +85,7 @@ class _Records:
 
     @property
     def spec(self) -> Any:
-        """That of the environment: what it makes is not recorded."""
+        """The spec of the environment inside; environments made from it are not recorded."""
         return self.env.spec
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
