@@ -40,8 +40,8 @@ from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.rate_limits import Policy, check_policy
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import Limits
-from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S, OpenerOptions
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Written

@@ -88,7 +88,7 @@ class Annotating(Parts):
                     "annotate() needs a condition, or the seq of rows; an empty condition would "
                     "label every row"
                 )
-            return Annotation(node, checked_label(values, extra), version)
+            return Annotation(self._store.select_seqs(node), checked_label(values, extra), version)
         if isinstance(rows, (set, frozenset)):
             named = checked_numbers(rows, "annotate")
             return Annotation(named, checked_label(values, extra), version)

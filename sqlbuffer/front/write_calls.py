@@ -17,7 +17,7 @@ from sqlbuffer.fields.specs import check_casting
 from sqlbuffer.front.shared import Parts
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
-from sqlbuffer.storage.buffers.keys import EpisodeKey
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.labels.label_values import checked_reward
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
 

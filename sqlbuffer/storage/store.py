@@ -23,7 +23,6 @@ from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers import catalog, sessions
 from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
-from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import (
     DEFAULT_OPTIONS,
@@ -31,7 +30,7 @@ from sqlbuffer.storage.buffers.open_buffer import (
     retry_on_disconnect,
 )
 from sqlbuffer.storage.buffers.settling import clean_after_write, settled_seq
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.engine import (
@@ -48,6 +47,7 @@ from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.dialects.base import dialect_for
 from sqlbuffer.storage.episodes import lifecycle
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.episodes.lifecycle import free_episode
 from sqlbuffer.storage.episodes.tables import episodes as episode_rows
 from sqlbuffer.storage.extensions.emptied_slots import clear_slots, empty_slots, lock_ring
@@ -68,7 +68,6 @@ from sqlbuffer.storage.rows.payload_parts import Payloads, prepared
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.stored_rows import Row
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions
 from sqlbuffer.storage.use_counts.counted_buffer import Housekeeping

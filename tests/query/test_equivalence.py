@@ -5,8 +5,8 @@ from sqlalchemy import select
 
 from sqlbuffer import QueryFilter
 from sqlbuffer.query.tree_checks import check
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.tables import experiences
 from tests.query.strategies import rows_and_conditions
 
 

@@ -16,9 +16,8 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlbuffer.storage.buffers.tables import row_blocks
+from sqlbuffer.storage.buffers.tables import experiences, row_blocks
 from sqlbuffer.storage.database.fork_lock import ForkLock
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

@@ -1,9 +1,12 @@
 """Training sessions: which one a buffer is in, and the model version of each."""
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select, text, update
 
-from sqlbuffer.storage.buffers.keys import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import buffers, sessions
+
+INSERT_SESSION = text(
+    "INSERT INTO sessions (buffer_id, key) VALUES (:buffer_id, :key) ON CONFLICT DO NOTHING"
+)
 
 
 def lock(connection: Connection, buffer_id: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Select, Text, column, func, select, table
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.storage.rows.tables import experiences
+from sqlbuffer.storage.buffers.tables import experiences
 
 windows = table(
     "v_windows",

@@ -7,9 +7,9 @@ from sqlalchemy import BigInteger, Connection, Double, bindparam, case, func, or
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.errors import EpisodeExistsError
-from sqlbuffer.storage.buffers.keys import INSERT_EPISODE
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import postgresql, sqlite
+from sqlbuffer.storage.episodes.keys import INSERT_EPISODE
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.schema.functions import utc_now
 

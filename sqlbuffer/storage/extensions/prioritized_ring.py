@@ -30,9 +30,10 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.engine import server_epoch
+from sqlbuffer.storage.eligibility.tables import uses
 from sqlbuffer.storage.extensions.lookups import seqs_of_ids
 from sqlbuffer.storage.extensions.ring_buffer import (
     COLUMNS,
@@ -49,14 +50,12 @@ from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_counted
 from sqlbuffer.storage.rows.stored_rows import Row
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.tables import uses
-from sqlbuffer.storage.sampling.uses import add_uses, uses_of
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.use_counts.uses import add_uses, uses_of
 from sqlbuffer.weighted_sampling import race as race
 from sqlbuffer.weighted_sampling.block_weights import importance_weights, weights_of
 from sqlbuffer.weighted_sampling.random_streams import key_of

@@ -31,6 +31,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.storage.buffers.catalog import json_literal
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.holders import is_alive, is_here
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.extensions.emptied_slots import (
@@ -41,7 +42,6 @@ from sqlbuffer.storage.extensions.emptied_slots import (
 )
 from sqlbuffer.storage.extensions.tables import slot_rings, slot_writers, slots
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.store import BufferStore

@@ -12,9 +12,10 @@ from sqlalchemy import BigInteger, Connection, bindparam, cast, column, func, or
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.windows import windows
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.eligibility.tables import uses
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.tables import flow as flow_rows
@@ -22,8 +23,6 @@ from sqlbuffer.storage.flow.tables import flow_history
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.priorities.tables import priorities
 from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.tables import uses
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList, SeqList
 

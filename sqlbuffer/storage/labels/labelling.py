@@ -1,33 +1,43 @@
 """What annotates the rows of a buffer."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Text, bindparam, case, cast, func, literal, select, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    Text,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+    update,
+)
 
 from sqlbuffer.codec.plain_json import INT64_MAX
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.windows import BufferWindow
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import postgresql, sqlite
 from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
-from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.labels.tables import label_history
-from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 
 ROWS_AT_ONCE = 5_000
+
+# Selects the numbers of rows of a window, in ascending order.
+SelectSeqs = Callable[[BufferWindow], Select[Any]]
 
 locked_labels = by_database(sqlite=sqlite.locked_labels, postgresql=postgresql.locked_labels)
 write_labels = by_database(sqlite=sqlite.write_labels, postgresql=postgresql.write_labels)
@@ -72,12 +82,13 @@ class Annotation:
     """What is to be written.
 
     Attributes:
-        target: Which rows: a condition, or numbers, distinct and in ascending order.
+        target: Which rows: what selects their numbers in a window, or the numbers, distinct and in
+            ascending order.
         labels: What is said of all, or of each number.
         version: The version; None: one more than the highest of the rows.
     """
 
-    target: Node | Sequence[int]
+    target: SelectSeqs | Sequence[int]
     labels: Label | Sequence[Label]
     version: int | None
 
@@ -120,19 +131,17 @@ class Labelling(OpenBuffer):
         return n_written
 
     def _held(
-        self, connection: Connection, target: Node | Sequence[int], window: BufferWindow
+        self, connection: Connection, target: SelectSeqs | Sequence[int], window: BufferWindow
     ) -> list[int]:
         """Return the numbers of the rows that there are, in ascending order."""
         if not isinstance(target, Sequence):
-            node = resolve_labels(target, window.has_labels)
-            found = statements.seqs(statements.in_window(self.info.id, window.low, node))
-            ordered = found.order_by(statements.seq_for(node))
-            return list(connection.execute(ordered).scalars())
+            return list(connection.execute(target(window)).scalars())
         held: list[int] = []
         for chunk in _chunks(target):
             has_key = fn.has_key(literal(self.info.id), bindparam(None, chunk, SeqList()))
             above = fn.unindexed(experiences.c.seq) > window.low
-            held += connection.execute(statements.seqs(has_key & above)).scalars()
+            own = select(experiences.c.seq).where(has_key & above)
+            held += connection.execute(own).scalars()
         return sorted(held)
 
     def _begin_labels(self, connection: Connection, window: BufferWindow) -> None:

@@ -8,8 +8,8 @@ from sqlalchemy import Text, cast, column, func, select
 from sqlalchemy.sql.elements import ColumnElement, Null
 
 from sqlbuffer.query.condition_tree import Group, Node
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.labels.tables import labels
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 
 LATE = ("reward_t", "adv_t", "v_t", "extra")

@@ -9,11 +9,11 @@ from sqlalchemy import BigInteger, Integer, and_, bindparam, cast, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import EVERYTHING, Group, Leaf, Node
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (
     COUNT,
@@ -48,7 +49,6 @@ from sqlbuffer.storage.leases.claim_request import (
 )
 from sqlbuffer.storage.leases.row_choice import lowest
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.eligibility import Eligibility, is_in_quarantine
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList, SeqList
 

@@ -33,6 +33,7 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.windows import SampledWindow, windows
 from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
 from sqlbuffer.storage.leases.claim_request import (
     BUFFER,
     COUNT,
@@ -48,7 +49,6 @@ from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.leases.row_choice import choose_rows
 from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.eligibility import is_in_quarantine
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_counted, remove_rows
 from sqlbuffer.storage.rows.row_selection import RowSelection

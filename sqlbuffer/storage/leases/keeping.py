@@ -11,12 +11,12 @@ from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.buffers.open_buffer import text_of
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer
 

@@ -8,6 +8,7 @@ import numpy as np
 from sqlalchemy import BigInteger, Connection, Select, bindparam, func, select
 
 from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.leases.claim_request import (
     COUNT,
     ORDERS,
@@ -24,7 +25,6 @@ from sqlbuffer.storage.leases.claim_request import (
     remembered,
 )
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.eligibility import Eligibility
 
 # Of a window this narrow all rows are put into a random order: about a millisecond.
 SMALL_SPAN = 1_024

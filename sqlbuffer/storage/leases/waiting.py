@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, li
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (
     COUNT,
@@ -25,7 +26,6 @@ from sqlbuffer.storage.leases.groups import groups
 from sqlbuffer.storage.leases.held import Claim, HeldRows
 from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.waits import begin_wait
 
 # From one look to the next: 4 a second. Where a look takes long, so many times as long.

@@ -22,10 +22,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

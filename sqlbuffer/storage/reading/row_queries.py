@@ -1,6 +1,6 @@
 """What is read of a buffer as it is: counts, rows in insert order, tasks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, func, select
@@ -10,15 +10,16 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect, text_of
 from sqlbuffer.storage.buffers.settling import settled_seq
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.windows import BufferWindow
 from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.seq_runs import SeqRuns
 from sqlbuffer.storage.rows.stored_rows import (
@@ -26,7 +27,6 @@ from sqlbuffer.storage.rows.stored_rows import (
     Row,
     task_order,
 )
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.sampled_buffer import SampledBuffer
 from sqlbuffer.storage.schema.functions import explain
 
@@ -178,6 +178,16 @@ class RowQueries(SampledBuffer):
         return statements.rows(where, has_labels=window.has_labels).order_by(
             statements.seq_for(node)
         )
+
+    def select_seqs(self, node: Node) -> Callable[[BufferWindow], Select[Any]]:
+        """Return what selects the numbers of rows that match, in ascending order."""
+
+        def select_in(window: BufferWindow) -> Select[Any]:
+            resolved = resolve_labels(node, window.has_labels)
+            found = statements.seqs(statements.in_window(self.info.id, window.low, resolved))
+            return found.order_by(statements.seq_for(resolved))
+
+        return select_in
 
     def sql(self, node: Node) -> str:
         """Return that select as text, its values written out."""

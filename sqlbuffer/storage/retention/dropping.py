@@ -4,12 +4,11 @@ from sqlalchemy import Engine, delete
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.buffers.catalog import find_buffer, not_found, with_schema
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.base import dialect_for
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema.metadata import metadata
 
 

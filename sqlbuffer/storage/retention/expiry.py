@@ -17,20 +17,19 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.stats import Removed
-from sqlbuffer.storage.buffers import keys
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine, is_used_up
+from sqlbuffer.storage.episodes import keys
 from sqlbuffer.storage.leases.held import retire
 from sqlbuffer.storage.leases.keeping import LeaseKeeping, not_leased
 from sqlbuffer.storage.retention.tables import tasks
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.eligibility import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.rows.removal import remove_rows
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList
 

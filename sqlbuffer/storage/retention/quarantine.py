@@ -17,12 +17,11 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
+from sqlbuffer.storage.eligibility.tables import quarantine
 from sqlbuffer.storage.labels.late_values import resolve_labels
-from sqlbuffer.storage.retention.tables import quarantine
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.eligibility import is_in_quarantine
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select, text
 
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.rows.sqlite import remove_rows
-from sqlbuffer.storage.rows.tables import experiences
 
 _EVICT = (
     "DELETE FROM experiences WHERE buffer_id = :id "

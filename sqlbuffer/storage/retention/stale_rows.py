@@ -4,8 +4,8 @@ import heapq
 
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, select
 
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.rows.tables import experiences
 
 _own = experiences.c
 _NEW = select(_own.model_version, _own.seq).where(

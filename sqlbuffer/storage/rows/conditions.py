@@ -29,10 +29,9 @@ from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
 from sqlbuffer.query.number_bounds import integer_bound, is_number, real_bound
 from sqlbuffer.query.paths import Field
-from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real
 from sqlbuffer.storage.schema.metadata import KEY

@@ -6,10 +6,9 @@ from typing import Any
 from sqlalchemy import Connection, update
 
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
-from sqlbuffer.storage.rows.tables import experiences
 
 ROWS_AT_ONCE = 10_000
 

@@ -22,11 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.labels import late_values
-from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.eligibility import (
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_KIND,
     NO_LIMITS,
     Eligibility,
@@ -34,7 +31,10 @@ from sqlbuffer.storage.rows.eligibility import (
     bar_step_by_parameters,
     hold_by_parameters,
 )
-from sqlbuffer.storage.rows.tables import experiences
+from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 

@@ -18,12 +18,11 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import Group, Node
-from sqlbuffer.storage.buffers.keys import one_of
-from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.buffers.tables import experiences, sessions
+from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}

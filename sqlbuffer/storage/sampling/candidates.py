@@ -13,12 +13,12 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, NEAR, OWN, SEQS, RowSelection
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.weighted_sampling.block_weights import Weights

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.eligibility import NO_LIMITS, Eligibility
-from sqlbuffer.storage.rows.tables import experiences
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
 from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, PICK, PLACE, RowSelection, T
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList

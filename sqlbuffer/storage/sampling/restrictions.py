@@ -9,11 +9,11 @@ from sqlalchemy import Connection, func, select
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.windows import SampledWindow
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, oldest_version
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.eligibility import Eligibility, oldest_version
 from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates
 from sqlbuffer.storage.sampling.eligible_low import EligibleLow
 

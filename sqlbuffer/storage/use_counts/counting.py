@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection, delete, func, select
 
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.sampling.tables import uses
-from sqlbuffer.storage.sampling.uses import claim_uses, return_uses
+from sqlbuffer.storage.eligibility.tables import uses
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
 from sqlbuffer.storage.use_counts.sample_log import Note, log_batch
+from sqlbuffer.storage.use_counts.uses import claim_uses, return_uses
 
 MAX_ROUNDS = 20
 # Counts of rows that left the window are deleted when so many more have left.

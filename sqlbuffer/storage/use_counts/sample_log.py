@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from sqlbuffer.storage.sampling.tables import samples
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
+from sqlbuffer.storage.use_counts.tables import samples
 
 SECONDS_BETWEEN_CLEANINGS = 60.0
 REMOVED_AT_ONCE = 8_192

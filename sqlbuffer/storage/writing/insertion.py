@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.buffers import keys
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
-from sqlbuffer.storage.buffers.keys import EpisodeKey
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.episodes import keys
 from sqlbuffer.storage.episodes import lifecycle as episode_rows
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.episodes.lifecycle import free_episode
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
 from sqlbuffer.storage.rows.stored_rows import Row
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.writing import postgresql, sqlite
 
 ID = 1 + Record._fields.index("id")

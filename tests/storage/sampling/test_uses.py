@@ -19,8 +19,8 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.samplers import Sampler
-from sqlbuffer.storage.sampling.uses import claim_uses
 from sqlbuffer.storage.use_counts import counting
+from sqlbuffer.storage.use_counts.uses import claim_uses
 from tests.storage.sampling.limited_rows import (
     FIELDS,
     arrays_of,

@@ -18,9 +18,9 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.steps.ids import uuid7
-from sqlbuffer.storage.buffers.keys import EpisodeKey
 from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.extensions.slots import (
     Opening,
     SlotEnding,

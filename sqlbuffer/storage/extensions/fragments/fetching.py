@@ -18,6 +18,7 @@ from sqlalchemy import (
     update,
 )
 
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.extensions.fragments.leaving import (
     Chunk,
     at_places,
@@ -28,7 +29,6 @@ from sqlbuffer.storage.extensions.fragments.leaving import (
 )
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, read
 from sqlbuffer.storage.extensions.fragments.tables import chunks, prepared_lists
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.store import BufferStore

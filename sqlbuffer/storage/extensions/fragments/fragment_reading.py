@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Text, bindparam, cast, func, select
 
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.extensions.fragments.deleting import remove
@@ -13,7 +14,6 @@ from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, read
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.stored_rows import Row
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.store import BufferStore
 
 _IS_ID = (experiences.c.buffer_id == ID) & (experiences.c.id == bindparam("id", type_=Text()))

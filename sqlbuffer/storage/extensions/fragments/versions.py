@@ -6,7 +6,7 @@ from orjson import loads
 from sqlalchemy import BigInteger, Connection, Text, bindparam, cast, delete, select, update
 
 from sqlbuffer.storage.buffers import sessions
-from sqlbuffer.storage.buffers.keys import INSERT_SESSION
+from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.extensions.fragments.adding import Origin, WaitingFragments, as_text, drop
 from sqlbuffer.storage.extensions.fragments.deleting import delete_left

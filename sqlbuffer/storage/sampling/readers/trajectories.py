@@ -15,6 +15,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import (
     FINAL,
@@ -26,7 +27,6 @@ from sqlbuffer.storage.rows.row_selection import (
     ends,
     place_columns,
 )
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names

@@ -13,9 +13,9 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import KEY, Neighbours, RowSelection, ends, place_columns
-from sqlbuffer.storage.rows.tables import experiences
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import (
     check_window,

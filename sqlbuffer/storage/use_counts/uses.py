@@ -1,7 +1,7 @@
 """The table `uses`: how often rows were sampled."""
 
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.sampling import postgresql, sqlite
+from sqlbuffer.storage.use_counts import postgresql, sqlite
 
 claim_uses = by_database(sqlite=sqlite.claim_uses, postgresql=postgresql.claim_uses)
 return_uses = by_database(sqlite=sqlite.return_uses, postgresql=postgresql.return_uses)

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, text
 
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.schema import functions as fn
@@ -18,9 +19,6 @@ EpisodeKey = tuple[str, str]  # the user's id and the task
 INSERT_EPISODE = text(
     "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
     "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
-)
-INSERT_SESSION = text(
-    "INSERT INTO sessions (buffer_id, key) VALUES (:buffer_id, :key) ON CONFLICT DO NOTHING"
 )
 
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Integer, and_, bindparam, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.storage.retention.tables import quarantine
-from sqlbuffer.storage.rows.tables import experiences
-from sqlbuffer.storage.sampling.tables import uses
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.eligibility.tables import quarantine, uses
 from sqlbuffer.storage.schema import functions as fn
 
 MAX_USE, OLDEST_VERSION, SESSION = "max_use", "oldest_version", "session"

@@ -1,21 +1,9 @@
-"""The tables of how often rows were sampled, and of the sample log."""
+"""The table of the sample log."""
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text
 
 from sqlbuffer.storage.schema.functions import utc_now
 from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
-from sqlbuffer.storage.schema.overlays import overlay_table
-
-uses = overlay_table(
-    "uses",
-    Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
-    flag="has_uses",
-    flag_comment="rows may have a row in uses",
-    leaves_late=True,
-    learner_may="INSERT, UPDATE (n_uses), DELETE",
-    # A batch of random rows touches a page for each: half as many in one tree as in two.
-    sqlite_with_rowid=False,
-)
 
 # A row for each batch that was sampled, where the buffer notes them.
 samples = Table(

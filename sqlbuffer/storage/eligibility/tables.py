@@ -1,0 +1,28 @@
+"""The overlays that decide which rows may be sampled: use counts and the quarantine."""
+
+from sqlalchemy import Column, Integer, Text
+
+from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.metadata import TIME
+from sqlbuffer.storage.schema.overlays import overlay_table
+
+uses = overlay_table(
+    "uses",
+    Column("n_uses", Integer, nullable=False, comment="how often it was sampled"),
+    flag="has_uses",
+    flag_comment="rows may have a row in uses",
+    leaves_late=True,
+    learner_may="INSERT, UPDATE (n_uses), DELETE",
+    # A batch of random rows touches a page for each: half as many in one tree as in two.
+    sqlite_with_rowid=False,
+)
+
+quarantine = overlay_table(
+    "quarantine",
+    Column("reason", Text, comment="why it is not sampled"),
+    Column("quarantined_at", TIME, nullable=False, server_default=utc_now(), comment="since when"),
+    flag="has_quarantine",
+    flag_comment="rows may have a row in quarantine",
+    learner_may="INSERT, DELETE",
+    learner_sets_flag=True,
+)
