@@ -58,11 +58,15 @@ def schema_of(connection):
     found = {}
     for table in TABLES:
         found[table] = {
-            "columns": [
-                (c["name"], str(c["type"]), getattr(c["type"], "collation", None), c["nullable"],
-                 c["default"], c.get("comment"))
-                for c in inspector.get_columns(table)
-            ],
+            # Overlays add their flags to `buffers` in any order.
+            "columns": sorted(
+                [
+                    (c["name"], str(c["type"]), getattr(c["type"], "collation", None),
+                     c["nullable"], c["default"], c.get("comment"))
+                    for c in inspector.get_columns(table)
+                ],
+                key=lambda column: column[0] if column[0].startswith("has_") else "",
+            ),
             "primary key": inspector.get_pk_constraint(table),
             "unique": sorted(inspector.get_unique_constraints(table), key=lambda u: u["name"]),
             "checks": sorted(

@@ -34,13 +34,13 @@ CREATE TABLE buffers (
     n_other_session BIGINT DEFAULT 0 NOT NULL,
     n_partial BIGINT DEFAULT 0 NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    has_uses BOOLEAN DEFAULT false NOT NULL,
+    has_quarantine BOOLEAN DEFAULT false NOT NULL,
     has_labels BOOLEAN DEFAULT false NOT NULL,
     has_queue BOOLEAN DEFAULT false NOT NULL,
     has_priorities BOOLEAN DEFAULT false NOT NULL,
-    has_quarantine BOOLEAN DEFAULT false NOT NULL,
     has_parts BOOLEAN DEFAULT false NOT NULL,
     has_changes BOOLEAN DEFAULT false NOT NULL,
-    has_uses BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_buffers PRIMARY KEY (id),
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
@@ -82,13 +82,13 @@ COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they were used as
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they were of another session';
 COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete';
 COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
+COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
+COMMENT ON COLUMN buffers.has_quarantine IS 'rows may have a row in quarantine';
 COMMENT ON COLUMN buffers.has_labels IS 'rows may have rows in labels and label_history';
 COMMENT ON COLUMN buffers.has_queue IS 'rows may have a row in queue_items';
 COMMENT ON COLUMN buffers.has_priorities IS 'rows may have a row in priorities';
-COMMENT ON COLUMN buffers.has_quarantine IS 'rows may have a row in quarantine';
 COMMENT ON COLUMN buffers.has_parts IS 'rows may have rows in payload_parts';
 COMMENT ON COLUMN buffers.has_changes IS 'rows may have a row in payload_changes';
-COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
 
 CREATE TABLE experiences (
     buffer_id INTEGER NOT NULL,
