@@ -18,7 +18,7 @@ from sqlbuffer.scalars import integer_of
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.labels.late_values import resolve_labels
-from sqlbuffer.storage.leases import held as leases
+from sqlbuffer.storage.leases import endings
 from sqlbuffer.storage.leases.claim_request import GROUPS, ORDERS, ClaimRequest
 from sqlbuffer.storage.leases.held import HeldRows
 from sqlbuffer.storage.leases.waiting import claimed
@@ -96,7 +96,7 @@ class LeasedBatch(Sequence[DataRow]):
                 f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
                 f"block; renew it inside, and call lease() for another batch"
             )
-        leases.renew(self._store, self._held, lease_s)
+        endings.renew(self._store, self._held, lease_s)
 
     def arrays(self, fields: Sequence[str] | None = None) -> Batch:
         """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
@@ -167,7 +167,7 @@ class Lease:
         held = claimed(self._store, self._wanted, self._timeout_s, self._cancelled)
         self._held, self._pid = held, os.getpid()
         try:
-            leases.complete(self._store, held)
+            endings.complete(self._store, held)
             return LeasedBatch(
                 self._store, self._decoder, held, self._wanted.lease_s,
                 self._wanted.group_by is not None,
@@ -187,7 +187,7 @@ class Lease:
         if kind is None:
             held, self._held = self._held, None
             held.deadline = ENDED
-            leases.acknowledge(self._store, held)
+            endings.acknowledge(self._store, held)
         else:
             self._give_back()
 
@@ -207,7 +207,7 @@ class Lease:
             return
         held.deadline = ENDED
         try:
-            leases.give_back(self._store, held)
+            endings.give_back(self._store, held)
         except SQLBufferError as error:
             logger.warning("%s; its rows are free again when the lease runs out", error)
 

@@ -2,7 +2,7 @@
 
 from sqlbuffer.arguments import Rows, checked_reason
 from sqlbuffer.front.shared import Parts
-from sqlbuffer.storage.leases.held import retire
+from sqlbuffer.storage.leases.retirement import retire
 
 
 class Quarantining(Parts):

@@ -25,8 +25,8 @@ from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.episodes import keys
-from sqlbuffer.storage.leases.held import retire
 from sqlbuffer.storage.leases.keeping import LeaseKeeping, not_leased
+from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.retention.tables import tasks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_rows

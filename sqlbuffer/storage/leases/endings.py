@@ -1,0 +1,169 @@
+"""The end of a lease: acknowledged, renewed or given back."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Integer,
+    bindparam,
+    delete,
+    select,
+    update,
+)
+
+from sqlbuffer.errors import LeaseLostError
+from sqlbuffer.storage.buffers.settling import clean_after_write
+from sqlbuffer.storage.buffers.windows import windows
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.leases.claim_request import (
+    BUFFER,
+    COUNT,
+    SEQS,
+    in_seqs,
+    is_free,
+)
+from sqlbuffer.storage.leases.held import (
+    FREE_AGAIN,
+    IS_CLAIMED,
+    LEASE,
+    OF_LEASE,
+    OWN_ROWS,
+    RUNS,
+    SECONDS,
+    UNTIL,
+    UNTIL_OF_ROWS,
+    HeldRows,
+)
+from sqlbuffer.storage.leases.keeping import LeaseKeeping
+from sqlbuffer.storage.leases.retirement import retire
+from sqlbuffer.storage.leases.tables import leases
+from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.payload_parts import is_in_parts
+from sqlbuffer.storage.rows.removal import remove_rows
+from sqlbuffer.storage.rows.stored_rows import Row
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.use_counts.sample_log import forget
+
+_USES = items.c.n_uses + 1
+_MARK = update(leases).where(OF_LEASE, ~leases.c.acknowledged, RUNS)
+_LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, type_=Integer()))
+# With the number up to which rows have left, which would be one more round trip.
+_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0)).returning(
+    _LOW.scalar_subquery()
+)
+_PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=fn.in_seconds(0.0))
+_PROLONG_ROWS = update(items).where(OWN_ROWS).values(leased_until=UNTIL)
+# In the order in which whoever deletes rows locks them.
+_HOLD = select(items.c.seq).where(OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)
+_COUNT = update(items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
+_COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
+_RELEASE = update(items).where(OWN_ROWS).values(**FREE_AGAIN)
+_FORGET = delete(leases).where(OF_LEASE)
+_UNHELD = (
+    select(items.c.seq)
+    .where(in_seqs, is_free)
+    .order_by(items.c.seq)
+    .with_for_update(skip_locked=True)
+)
+
+
+def complete(store: LeaseKeeping, held: HeldRows) -> None:
+    """Read what the rows of a batch have in parts.
+
+    Behind the claim, in which others wait on SQLite; rows that were deleted since are left out.
+    """
+    if not any(is_in_parts(row) for group in held.groups for row in group):
+        return
+
+    def read() -> list[list[Row]]:
+        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+            return [store.whole_rows.held(connection, group) for group in held.groups]
+
+    held.groups = store.survive(read)
+
+
+def renew(store: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
+    """Have a lease run out so many seconds from now.
+
+    Raises:
+        LeaseLostError: It has run out.
+    """
+    deadline = time.monotonic() + lease_s
+
+    def work(connection: Connection) -> None:
+        values = {**_values(store, held), SECONDS: lease_s}
+        connection.execute(_HOLD, values)
+        connection.execute(_PROLONG_ROWS, values)  # first, as at an acknowledgement
+        if not connection.execute(_PROLONG, values).rowcount:
+            raise _lost(store, held, "renewed")
+
+    store.write(work)
+    held.deadline = deadline
+
+
+def acknowledge(store: LeaseKeeping, held: HeldRows) -> None:
+    """Count a use of each row of a batch, and retire those that were used as often as they may be.
+
+    Rows that were deleted meanwhile are not counted.
+
+    Raises:
+        LeaseLostError: The lease has run out; nothing is counted.
+    """
+    max_use = store.info.max_use
+
+    def work(connection: Connection) -> None:
+        values = {**_values(store, held), COUNT: max_use}
+        # The rows first: once they are locked nobody takes them, so those that are missing while
+        # the lease still runs were deleted.
+        connection.execute(_HOLD, values)
+        connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
+        low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
+        if low is None:
+            if connection.execute(IS_CLAIMED, values).scalar():
+                return  # by an attempt whose connection was lost
+            raise _lost(store, held, "acknowledged")
+        _evict(connection, store, held.seqs, low)
+
+    store.write(work)
+    store.ledger.done.append(held.lease_id)
+    clean_after_write(store.engine, len(held.seqs))
+    if max_use is not None:
+        retire(store)
+
+
+def give_back(store: LeaseKeeping, held: HeldRows) -> None:
+    """Have others claim the rows of a batch at once; what is lost already stays as it is."""
+
+    def work(connection: Connection) -> None:
+        values = _values(store, held)
+        connection.execute(_HOLD, values)
+        connection.execute(_RELEASE, values)
+        connection.execute(_FORGET, values)
+        _evict(connection, store, held.seqs, store.lower_end(connection))
+
+    store.write(work, "relaxed")
+    store.pacer.give_back(len(held.seqs))
+    if held.number is not None:
+        forget(store, held.number)
+
+
+def _values(store: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
+    return {BUFFER: store.info.id, LEASE: held.lease_id, SEQS: held.seqs}
+
+
+def _lost(store: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"buffer {store.info.name!r}: lease {held.lease_id} ran out before it was {what}: its "
+        f"{len(held.seqs)} rows are others' to claim, and this use is not counted; lease for "
+        f"longer (lease_s), or call batch.renew() in time"
+    )
+
+
+def _evict(connection: Connection, store: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
+    """Delete rows that left the window while they were held."""
+    gone = [seq for seq in seqs if seq <= low]
+    if gone:
+        found = connection.execute(_UNHELD, {BUFFER: store.info.id, SEQS: gone}).scalars()
+        remove_rows(connection, store.info.id, list(found))

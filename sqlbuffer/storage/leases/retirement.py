@@ -1,0 +1,90 @@
+"""Rows of the queue that leave: used up, or of a group that was not complete in time."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    bindparam,
+    select,
+)
+
+from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
+from sqlbuffer.storage.leases.claim_request import (
+    BUFFER,
+    COUNT,
+    ClaimRequest,
+    Scope,
+    in_buffer,
+)
+from sqlbuffer.storage.leases.groups import GroupChoice, LeaseGroup
+from sqlbuffer.storage.leases.keeping import LeaseKeeping
+from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.removal import remove_counted
+
+REMOVED_AT_ONCE = 10_000
+_USED_UP = (
+    select(items.c.seq)
+    .where(in_buffer, items.c.used_up, ~is_in_quarantine(items.c.buffer_id, items.c.seq))
+    .order_by(items.c.seq)
+    .limit(bindparam(COUNT, type_=BigInteger()))
+)
+_BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Integer()))
+
+
+def retire(store: LeaseKeeping, *, kept: bool = False) -> int:
+    """Take rows out that were used as often as they may be, but those in quarantine; return how
+    many.
+
+    In a transaction of its own, which one process at a time does for all: acknowledgements would
+    queue on the row of the buffer, which counts what has left. What it finds locked, whoever holds
+    the lock looks for once more.
+
+    Args:
+        store: The buffer.
+        kept: Those too that the buffer keeps (`keep_expired`).
+    """
+    n_retired = 0
+    if store.info.keep_expired and not kept:
+        return n_retired
+    while store.survive(lambda: _is_any_used_up(store)):
+        n_now = store.write(lambda connection: _retire(connection, store), "relaxed")
+        if not n_now:
+            break
+        n_retired += n_now
+    return n_retired
+
+
+def _is_any_used_up(store: LeaseKeeping) -> bool:
+    values = {BUFFER: store.info.id, COUNT: 1}
+    with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        return connection.execute(_USED_UP, values).first() is not None
+
+
+def _retire(connection: Connection, store: LeaseKeeping) -> int:
+    """Take some out; return how many, 0 where others are at it: they do it."""
+    values = {BUFFER: store.info.id, COUNT: REMOVED_AT_ONCE}
+    alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
+    if connection.execute(alone, values).first() is None:
+        return 0
+    found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
+    return remove_counted(connection, store, list(found), "n_used_up")
+
+
+def drop(store: LeaseKeeping, wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
+    """Delete groups that have not become whole in time."""
+
+    def work(connection: Connection) -> None:
+        # First, as whoever deletes rows does.
+        connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: store.info.id})
+        now = store.sampled_window(connection)
+        scope = Scope(store.info.id, now.low, None, store.restrictions.limits_of_leases(now))
+        locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
+        remove_counted(
+            connection, store, sorted(seq for seqs in locked.values() for seq in seqs), "n_partial"
+        )
+
+    store.write(work)
