@@ -24,6 +24,7 @@ from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers import catalog, sessions
 from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
 from sqlbuffer.storage.buffers.live_count import LiveCount
+from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import (
     DEFAULT_OPTIONS,
     OpenerOptions,
@@ -44,8 +45,8 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried_at_opening
-from sqlbuffer.storage.database.transactions import answer
-from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.dialects.connections import make_room
 from sqlbuffer.storage.episodes import lifecycle
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.episodes.lifecycle import free_episode
@@ -112,7 +113,6 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         self.observation_layout = Layout(
             {name: info.fields.specs[name] for name in info.fields.observations}, info.compression
         )
-        self._dialect = dialect_for(self.engine)
         self._live_count = LiveCount()
         self.watermark = Watermark(info.id)
         self._upkeep = Upkeep()
@@ -213,7 +213,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
             if self.info.evict_by == "episode":
                 # First, as whoever evicts or annotates: an episode that ends may be one too many.
-                self._dialect.lock(connection, self.info.id)
+                lock_as_writer(connection, self.info.id)
             lifecycle.end(connection, self.info.id, endings, seqs)
             if then is not None:
                 then(connection, seqs)
@@ -317,7 +317,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
     def _delete(self, work: Callable[[Connection], int]) -> int:
         """Return what is done in a transaction that deletes; on a full disk too, where it can."""
         with translated(self.url):
-            advice = self._dialect.make_room(self.engine)
+            advice = make_room(self.engine)
         try:
             return self.write(work)
         except StorageFullError as error:
@@ -433,7 +433,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         with suppress(StorageError), translated(self.url):
             epoch = server_epoch(self.engine)
             settled = settled_seq(self.engine, self.watermark)
-            with self._dialect.snapshot(self.engine, self._sampled_window) as connection:
+            with snapshot(self.engine, self._sampled_window) as connection:
                 for now in answer(connection):
                     self.restrictions.look(connection, SampledWindow(*now), settled, epoch)
 

@@ -12,6 +12,7 @@ from psycopg.pq import TransactionStatus
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database import readonly, transactions
 from sqlbuffer.storage.dialects import sqlite
+from sqlbuffer.storage.dialects.connections import writing
 from tests.cli.conftest import start
 from tests.cli.terminal import run_on_terminal
 from tests.support import sql
@@ -244,7 +245,7 @@ def test_a_database_that_another_writer_holds_is_5(run, buffer_url, monkeypatch,
     monkeypatch.setattr(transactions, "LOCK_TIMEOUT_S", 1)
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch([make_array_row(step=step) for step in range(9)])
-        with buffer._store._dialect.writing(buffer._store.engine) as connection:
+        with writing(buffer._store.engine) as connection:
             connection.exec_driver_sql("UPDATE buffers SET deletions = deletions + 1")
             result = run(words[0], buffer_url, *words[1:])
     assert result.exit_code == 5

@@ -17,8 +17,8 @@ from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.database.urls import shown_url
-from sqlbuffer.storage.dialects.base import Dialect
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.writing.reservation import WriteId
 
 # An id is kept for the time in which a call is repeated, and for this much longer: a commit may
@@ -40,7 +40,6 @@ class WriteOnce(Generic[T]):
     two transactions that store the same id wait for each other.
 
     Args:
-        dialect: The database's operations.
         url: The database, as errors name it.
         buffer_id: The buffer.
         retry_s: How long the call is repeated; 0: never, and no id is stored.
@@ -49,8 +48,8 @@ class WriteOnce(Generic[T]):
         note: The id that the work of this attempt has to store; None: it is stored.
     """
 
-    def __init__(self, dialect: Dialect, url: URL, buffer_id: int, retry_s: float) -> None:
-        self._dialect, self._url, self._buffer_id = dialect, url, buffer_id
+    def __init__(self, url: URL, buffer_id: int, retry_s: float) -> None:
+        self._url, self._buffer_id = url, buffer_id
         self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if retry_s else 0.0
         self._write_id, self._began_at = "", 0.0
         self._in_doubt: list[T] = []
@@ -82,7 +81,7 @@ class WriteOnce(Generic[T]):
             query = self._query(engine, notes)
             with (
                 translated(self._url),
-                self._dialect.writing(engine, durability, query) as connection,
+                writing(engine, durability, query) as connection,
             ):
                 if query is not None and not answer(connection)[0][0]:
                     return self._in_doubt[0]

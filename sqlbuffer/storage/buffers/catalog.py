@@ -25,7 +25,7 @@ from sqlbuffer.storage.database.engine import (
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.urls import shown_url
-from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.migrations import migrate
 from sqlbuffer.storage.schema.metadata import JSON
 
@@ -259,7 +259,7 @@ def open_buffer(
             if fields is not None and (fields.specs or fields.meta):
                 values["field_specs"] = json_literal(fields.to_json())
             try:
-                with dialect_for(engine).writing(engine) as connection:
+                with writing(engine) as connection:
                     connection.execute(insert(buffers).values(values))
             except IntegrityError:
                 # Another process was faster; its settings are compared like any other stored ones.

@@ -12,9 +12,9 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
     BufferNotFoundError,
 )
-from sqlbuffer.storage.buffers import sessions
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.watermark import Watermark
@@ -27,7 +27,6 @@ from sqlbuffer.storage.database.engine import (
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import shown_url
-from sqlbuffer.storage.dialects.base import Dialect
 
 RETRY_S = 30.0
 WAIT_S = 300.0
@@ -87,17 +86,11 @@ class OpenBuffer:
     watermark: Watermark
     _engine: Engine | None
     _made_engine: bool
-    _dialect: Dialect
 
     @property
     def engine(self) -> Engine:
         """This process's engine: another one after a fork."""
         return self._engine if self._engine is not None else engine_for(self.url)
-
-    @property
-    def dialect(self) -> Dialect:
-        """The operations of its database."""
-        return self._dialect
 
     @property
     def shown_url(self) -> str:
@@ -118,7 +111,7 @@ class OpenBuffer:
 
     def once(self) -> WriteOnce[Any]:
         """Return what has one write to this buffer take effect once."""
-        return WriteOnce(self._dialect, self.url, self.info.id, self.options.retry_s)
+        return WriteOnce(self.url, self.info.id, self.options.retry_s)
 
     def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
         """Return what is done in one transaction; done once, also over lost connections.
@@ -158,7 +151,7 @@ class OpenBuffer:
 
     def lock(self, connection: Connection) -> None:
         """Lock the row of the buffer until the transaction ends."""
-        if not sessions.lock(connection, self.info.id):
+        if not lock_buffer(connection, self.info.id):
             raise self._dropped()
 
     def note_deletion(self, connection: Connection) -> BufferWindow:

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Engine
 from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.database.vacuum import cleaner_for
-from sqlbuffer.storage.dialects.base import dialect_for
 from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.dialects.connections import at_once
 
 # A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock
 # until it ends. `sqlbuffer_draw_v1` and `sqlbuffer_number_row_v1` take it: it is written there too.
@@ -47,7 +47,7 @@ def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> in
     """
     deadline = time.monotonic() + wait_s
     known = watermark
-    with known.mutex, dialect_for(engine).at_once(engine) as connection:
+    with known.mutex, at_once(engine) as connection:
         last_value, is_free = _look(connection, known.buffer_id)
         known.begin(server_epoch(engine))
         if is_free is None:
@@ -115,3 +115,8 @@ def note_write(engine: Engine, buffer_id: int, write_id: str, keep_s: float) -> 
     before; see `Begin.query`.
     """
     return f"SELECT sqlbuffer_note_write_v1({buffer_id:d}, '{write_id}', {keep_s:f})"
+
+
+def lock_as_writer(connection: Connection, buffer_id: int) -> None:
+    """Lock the row of a buffer until the transaction ends, with the rights of any writer."""
+    driver_of(connection).execute("SELECT sqlbuffer_lock_v1(%s::integer)", (buffer_id,))

@@ -9,12 +9,6 @@ INSERT_SESSION = text(
 )
 
 
-def lock(connection: Connection, buffer_id: int) -> bool:
-    """Hold the row of a buffer until the transaction ends; return whether there is one."""
-    own = select(buffers.c.id).where(buffers.c.id == buffer_id).with_for_update(key_share=True)
-    return connection.execute(own).first() is not None
-
-
 def start(connection: Connection, buffer_id: int, key: str) -> None:
     """Make a session, or resume it, as the buffer's current one with its version for the clock.
 

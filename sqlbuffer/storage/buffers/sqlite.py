@@ -51,3 +51,7 @@ def count_full_blocks(connection: Connection, buffer_id: int, seqs: Sequence[int
     connection.exec_driver_sql(
         "DELETE FROM row_blocks WHERE buffer_id = ? AND block <= ?", (buffer_id, cut_block)
     )
+
+
+def lock_as_writer(connection: Connection, buffer_id: int) -> None:
+    """Do nothing: no other transaction writes at the same time."""

@@ -125,6 +125,16 @@ def answer(connection: Connection) -> Sequence[Any]:
 
 
 @contextmanager
+def snapshot(engine: Engine, query: str | None = None) -> Iterator[Connection]:
+    """Begin a transaction that reads one state of the database throughout; see `Begin.query`."""
+    options = {BEGIN: Begin(snapshot=True, query=query)}
+    with engine.connect().execution_options(**options) as connection:
+        if query is not None:
+            connection.begin()
+        yield connection
+
+
+@contextmanager
 def invalidated_when_lost(connection: Connection) -> Iterator[None]:
     """Drop a connection that is lost while the driver is used directly, or interrupted between a
     question and its answer; the pool would try to roll it back, and log that it cannot.

@@ -1,10 +1,9 @@
-"""Whole operations as SQLite does them."""
+"""Connections and transactions of SQLite."""
 
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sqlalchemy import Connection, Engine
 
@@ -17,116 +16,107 @@ from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
+from sqlbuffer.storage.dialects.by_database import driver_of
 
 # What a deletion on a full disk takes besides: blocks of the file system, a few pages.
 _SPARE_BYTES = 2**18
 
 
-class SQLite:
-    """The operations that PostgreSQL does otherwise; `postgresql.PostgreSQL` has the same ones."""
+@contextmanager
+def writing(
+    engine: Engine, durability: str | None = None, query: str | None = None
+) -> Iterator[Connection]:
+    """Begin a transaction that writes; no other transaction writes at the same time.
 
-    @contextmanager
-    def writing(
-        self, engine: Engine, durability: str | None = None, query: str | None = None
-    ) -> Iterator[Connection]:
-        """A transaction that writes, alone: committed at the end of the block, rolled back on an
-        exception.
-        """
-        path = lock_path(engine.url)
-        options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
-        with (
-            writer_lock(path, BUSY_TIMEOUT_S),
-            engine.connect().execution_options(**options) as connection,
-            connection.begin(),
-        ):
-            if path is not None:
-                spare_writer(connection, path)
-            yield connection
+    It is committed at the end of the block, and rolled back on an exception.
+    """
+    path = lock_path(engine.url)
+    options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
+    with (
+        writer_lock(path, BUSY_TIMEOUT_S),
+        engine.connect().execution_options(**options) as connection,
+        connection.begin(),
+    ):
+        if path is not None:
+            spare_writer(connection, path)
+        yield connection
 
-    def make_room(self, engine: Engine) -> str:
-        """Move the log into the file where the disk is almost full, so that a deletion can use the
-        space of the log. Return what to do if that is not enough.
 
-        Before the deletion: one that fails leaves the log longer, and takes what was freed.
-        """
-        path, lock = sqlite_path(engine.url), lock_path(engine.url)
-        if lock is None:
-            return "free memory and delete again"
-        n_bytes = path.stat().st_size
-        advice = f"delete fewer rows at a time, or free {shown_size(n_bytes)} on the disk of {path}"
-        log = wal_path(path)
-        if not log.exists() or shutil.disk_usage(path.parent).free > n_bytes + log.stat().st_size:
-            return advice
-        with (
-            writer_lock(lock, BUSY_TIMEOUT_S),
-            opened_file(path, isolation_level=None, timeout=READERS_WAIT_S) as file,
-        ):
-            ((n_needed,),) = file.execute(
-                "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
-            )
-            try:
-                ((is_busy, _, _),) = file.execute("PRAGMA wal_checkpoint(RESTART)")
-            except sqlite3.Error as error:
-                if not isinstance(translate(error, engine.url), StorageFullError):
-                    raise
-                missing = shown_size(n_needed - n_bytes + _SPARE_BYTES)
-                return (
-                    f"to delete rows takes {missing} more: remove or move other files on the disk "
-                    f"of {path}, then delete again"
-                )
-        if is_busy:
-            return (
-                "an open read transaction keeps the log from being used again: end it "
-                "(`sqlbuffer doctor` names its process), then delete again"
-            )
+@contextmanager
+def claiming(engine: Engine, durability: str | None, query: str) -> Iterator[Connection]:
+    """Begin a transaction that claims rows of a queue; see `Begin.query`."""
+    with writing(engine, durability, query) as connection:
+        yield connection
+
+
+@contextmanager
+def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
+    """Begin a transaction for writes that can be left out. It waits `wait_s` for other writers.
+
+    Raises:
+        StorageBusyError: Another writer is at work.
+    """
+    path = lock_path(engine.url)
+    options = {BEGIN: Begin(writes=True)}
+    with (
+        writer_lock(path, wait_s),
+        engine.connect().execution_options(**options) as connection,
+    ):
+        driver = driver_of(connection)
+        driver.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+        try:
+            with connection.begin():
+                if path is not None:
+                    spare_writer(connection, path)
+                yield connection
+        finally:
+            driver.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+
+
+@contextmanager
+def at_once(engine: Engine) -> Iterator[Connection]:
+    """Return a connection on which each statement is a transaction of its own.
+
+    The statements only read, and few rows; see `transactions.AT_ONCE`.
+    """
+    with engine.connect() as connection:
+        yield connection
+
+
+def make_room(engine: Engine) -> str:
+    """Move the log into the file if the disk is almost full, so that a deletion can use the space
+    of the log. Return what to do if that is not enough.
+
+    Called before the deletion: one that fails leaves the log longer, and takes what was freed.
+    """
+    path, lock = sqlite_path(engine.url), lock_path(engine.url)
+    if lock is None:
+        return "free memory and delete again"
+    n_bytes = path.stat().st_size
+    advice = f"delete fewer rows at a time, or free {shown_size(n_bytes)} on the disk of {path}"
+    log = wal_path(path)
+    if not log.exists() or shutil.disk_usage(path.parent).free > n_bytes + log.stat().st_size:
         return advice
-
-    @contextmanager
-    def claiming(self, engine: Engine, durability: str | None, query: str) -> Iterator[Connection]:
-        """A transaction that claims rows of a queue; see `Begin.query`."""
-        with self.writing(engine, durability, query) as connection:
-            yield connection
-
-    @contextmanager
-    def at_once(self, engine: Engine) -> Iterator[Connection]:
-        """A connection whose statements are each its own transaction: they only read, and few
-        rows (see `transactions.AT_ONCE`).
-        """
-        with engine.connect() as connection:
-            yield connection
-
-    @contextmanager
-    def hurried(self, engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
-        """A transaction that writes what can be left out as well: it waits for others so long at
-        most.
-
-        Raises:
-            StorageBusyError: Another writer is at work.
-        """
-        path = lock_path(engine.url)
-        options = {BEGIN: Begin(writes=True)}
-        with (
-            writer_lock(path, wait_s),
-            engine.connect().execution_options(**options) as connection,
-        ):
-            driver: Any = connection.connection.driver_connection
-            driver.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
-            try:
-                with connection.begin():
-                    if path is not None:
-                        spare_writer(connection, path)
-                    yield connection
-            finally:
-                driver.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
-
-    @contextmanager
-    def snapshot(self, engine: Engine, query: str | None = None) -> Iterator[Connection]:
-        """A transaction that reads one state of the database throughout; see `Begin.query`."""
-        options = {BEGIN: Begin(snapshot=True, query=query)}
-        with engine.connect().execution_options(**options) as connection:
-            if query is not None:
-                connection.begin()
-            yield connection
-
-    def lock(self, connection: Connection, buffer_id: int) -> None:
-        """Hold the row of a buffer: nobody else writes meanwhile."""
+    with (
+        writer_lock(lock, BUSY_TIMEOUT_S),
+        opened_file(path, isolation_level=None, timeout=READERS_WAIT_S) as file,
+    ):
+        ((n_needed,),) = file.execute(
+            "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        )
+        try:
+            ((is_busy, _, _),) = file.execute("PRAGMA wal_checkpoint(RESTART)")
+        except sqlite3.Error as error:
+            if not isinstance(translate(error, engine.url), StorageFullError):
+                raise
+            missing = shown_size(n_needed - n_bytes + _SPARE_BYTES)
+            return (
+                f"to delete rows takes {missing} more: remove or move other files on the disk "
+                f"of {path}, then delete again"
+            )
+    if is_busy:
+        return (
+            "an open read transaction keeps the log from being used again: end it "
+            "(`sqlbuffer doctor` names its process), then delete again"
+        )
+    return advice

@@ -24,6 +24,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.dialects.connections import hurried, writing
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.limiters import FlowReading
 from sqlbuffer.waits import pause
@@ -153,7 +154,7 @@ class Pacer:
             store = self._store
             with (
                 translated(store.url),
-                store.dialect.writing(store.engine, store.options.durability) as connection,
+                writing(store.engine, store.options.durability) as connection,
             ):
                 limiters.set_policy(connection, store.info.id, policy)
 
@@ -186,7 +187,7 @@ class Pacer:
         store = self._store
         with (
             translated(store.url),
-            store.dialect.hurried(store.engine, wait_s) as connection,
+            hurried(store.engine, wait_s) as connection,
         ):
             limiters.add_sampled(connection, store.info.id, self._holder, rows, batches)
             if self._published_at - self._tidied_at >= TIDY_S:
@@ -351,7 +352,7 @@ class Pacer:
         with (
             suppress(SQLBufferError),
             translated(store.url),
-            store.dialect.hurried(store.engine, ASKED_S) as connection,
+            hurried(store.engine, ASKED_S) as connection,
         ):
             limiters.mark_waiting(connection, store.info.id, holder, self._pid, role, n)
 
@@ -361,7 +362,7 @@ class Pacer:
         with (
             suppress(SQLBufferError),
             translated(store.url),
-            store.dialect.writing(store.engine, "relaxed") as connection,
+            writing(store.engine, "relaxed") as connection,
         ):
             limiters.clear_waiting(connection, store.info.id, holder)
 

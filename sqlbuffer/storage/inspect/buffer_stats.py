@@ -15,6 +15,7 @@ from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.windows import windows
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility.tables import uses
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
@@ -44,7 +45,7 @@ _ID = "buffer_id"
 def stats(store: RowQueries, window_s: float) -> Stats:
     """Return the figures of a buffer, with rates over so many seconds."""
     rows = store.count(EVERYTHING)
-    with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+    with translated(store.url), snapshot(store.engine) as connection:
         found = look(connection, {store.info.id: rows}, window_s)
     if not found:
         raise store.dropped()

@@ -9,7 +9,7 @@ from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_ur
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.readonly import Answer, Stream, query, stream
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
 
 # Counting so many rows and their tasks takes 0.2 s.
@@ -130,7 +130,7 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
 
     def look() -> list[Stats]:
         engine = engine_for(resolved)
-        with translated(resolved), dialect_for(engine).snapshot(engine) as connection:
+        with translated(resolved), snapshot(engine) as connection:
             return buffer_stats.look(connection, held, window_s)
 
     return retried(look, RETRY_S, lambda: close_idle(resolved))

@@ -17,6 +17,7 @@ from sqlbuffer.errors import LeaseLostError
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.windows import windows
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.leases.claim_request import (
     BUFFER,
     COUNT,
@@ -78,7 +79,7 @@ def complete(store: LeaseKeeping, held: HeldRows) -> None:
         return
 
     def read() -> list[list[Row]]:
-        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+        with translated(store.url), snapshot(store.engine) as connection:
             return [store.whole_rows.held(connection, group) for group in held.groups]
 
     held.groups = store.survive(read)

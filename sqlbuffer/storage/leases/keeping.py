@@ -15,6 +15,7 @@ from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.dialects.connections import claiming
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.schema import functions as fn
@@ -68,7 +69,7 @@ class LeaseKeeping(CountedBuffer):
         and its acknowledgement is refused.
         """
         query = self._window_and_first if with_first else self._sampled_window
-        with self._dialect.claiming(self.engine, "relaxed", query) as connection:
+        with claiming(self.engine, "relaxed", query) as connection:
             yield connection
 
     def window_answered(self, found: Sequence[Any]) -> SampledWindow:

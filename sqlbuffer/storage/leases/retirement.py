@@ -12,6 +12,7 @@ from sqlalchemy import (
 
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.dialects.connections import at_once
 from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
 from sqlbuffer.storage.leases.claim_request import (
     BUFFER,
@@ -60,7 +61,7 @@ def retire(store: LeaseKeeping, *, kept: bool = False) -> int:
 
 def _is_any_used_up(store: LeaseKeeping) -> bool:
     values = {BUFFER: store.info.id, COUNT: 1}
-    with translated(store.url), store.dialect.at_once(store.engine) as connection:
+    with translated(store.url), at_once(store.engine) as connection:
         return connection.execute(_USED_UP, values).first() is not None
 
 

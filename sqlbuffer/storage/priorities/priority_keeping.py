@@ -13,6 +13,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.priorities.blocks import Blocks
 from sqlbuffer.storage.priorities.priority_candidates import Priorities
 from sqlbuffer.storage.priorities.updates import seal, update_priorities
@@ -69,7 +70,7 @@ class PriorityKeeping(SampledBuffer):
     def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
         with (
             translated(self.url),
-            self._dialect.writing(self.engine, self.options.durability) as connection,
+            writing(self.engine, self.options.durability) as connection,
         ):
             return update_priorities(connection, self.blocks, seqs, priorities)
 
@@ -118,7 +119,7 @@ class PriorityKeeping(SampledBuffer):
         with (
             translated(self.url),
             # What is lost with a server is made again.
-            self._dialect.writing(self.engine, "relaxed") as connection,
+            writing(self.engine, "relaxed") as connection,
         ):
             return seal(connection, self.blocks, blocks, settled)
 

@@ -16,7 +16,7 @@ from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.database.transactions import fetch, snapshot
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
@@ -49,7 +49,7 @@ class RowQueries(SampledBuffer):
         """Return how many rows match; without a condition nothing is scanned."""
         with translated(self.url):
             settled = settled_seq(self.engine, self.watermark) if node == EVERYTHING else None
-            with self._dialect.snapshot(self.engine) as connection:
+            with snapshot(self.engine) as connection:
                 window = self._window(connection)
                 if node == EVERYTHING:
                     return self._count_all(connection, window, settled)
@@ -81,7 +81,7 @@ class RowQueries(SampledBuffer):
         """
         with translated(self.url):
             settled = settled_seq(self.engine, self.watermark, SETTLING_S)
-            with self._dialect.snapshot(self.engine) as connection:
+            with snapshot(self.engine) as connection:
                 high = self._window(connection).high
                 if settled is None or settled >= high:
                     return high, high, SeqRuns()
@@ -115,7 +115,7 @@ class RowQueries(SampledBuffer):
         """
         payloads = payloads or self.whole_rows
         seq = statements.seq_for(node)
-        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+        with translated(self.url), snapshot(self.engine) as connection:
             window = self._window(connection)
             matching = resolve_labels(node, window.has_labels)
             where = statements.in_window(self.info.id, max(cursor, window.low), matching)
@@ -141,7 +141,7 @@ class RowQueries(SampledBuffer):
         """Return every live row of the tasks, each task's in the order of (episode, step,
         execute_time).
         """
-        with translated(self.url), self._dialect.snapshot(self.engine) as connection:
+        with translated(self.url), snapshot(self.engine) as connection:
             return self._tasks(connection, task_ids, payloads)
 
     def _tasks(

@@ -7,7 +7,7 @@ from sqlbuffer.storage.buffers.catalog import find_buffer, not_found, with_schem
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.dialects.base import dialect_for
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.metadata import metadata
 
@@ -32,8 +32,7 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         name: The buffer.
         dropped: Ids of buffers of that name that earlier attempts may have deleted.
     """
-    dialect = dialect_for(engine)
-    with translated(url), dialect.writing(engine) as connection:
+    with translated(url), writing(engine) as connection:
         found = find_buffer(connection, name)
         if dropped and (found is None or found.id not in dropped):
             return

@@ -23,6 +23,8 @@ from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.dialects.connections import hurried
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.episodes import keys
 from sqlbuffer.storage.leases.keeping import LeaseKeeping, not_leased
@@ -120,18 +122,18 @@ class Expiry:
         """
         store = self._store
 
-        def hurried(work: Callable[[Connection], Leaving]) -> Leaving:
-            with translated(store.url), store.dialect.hurried(store.engine) as connection:
+        def remove(work: Callable[[Connection], Leaving]) -> Leaving:
+            with translated(store.url), hurried(store.engine) as connection:
                 return work(connection)
 
         settled = store.settled()
-        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+        with translated(store.url), snapshot(store.engine) as connection:
             now = self._window(connection)
         if (now.clock, now.session) != self._state:
             self._at, self._state = 0, (now.clock, now.session)
         span = LEAST_SPAN
         while True:
-            found = self._step(self._at, span, settled, hurried)
+            found = self._step(self._at, span, settled, remove)
             self._at, removed = (0, NONE) if found is None else found
             if found is None or time.monotonic() >= deadline:
                 return
@@ -142,7 +144,7 @@ class Expiry:
         left, or None at the upper end.
         """
         store = self._store
-        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+        with translated(store.url), snapshot(store.engine) as connection:
             now = self._window(connection)
             start = max(at, now.low)
             end = min(start + span, now.high)

@@ -13,7 +13,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, text_of
 from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.row_selection import RowSelection
@@ -49,7 +49,7 @@ class SampledBuffer(OpenBuffer):
         # One state throughout: rows that are evicted meanwhile stay in what is chosen.
         with (
             translated(self.url),
-            self._dialect.snapshot(self.engine, self._sampled_window) as connection,
+            snapshot(self.engine, self._sampled_window) as connection,
         ):
             found = answer(connection)
             if not found:

@@ -10,6 +10,7 @@ from sqlalchemy import make_url, text
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.vacuum import cleaner_for
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.writing.insertion import reserve_seqs
 from tests.conftest import KINDS, close_pool
@@ -119,7 +120,7 @@ def test_a_delete_that_is_undone_leaves_the_counts(large):
     with ReplayBuffer(large) as buffer:
         before = len(buffer)
         store = buffer._store
-        with store.dialect.writing(store.engine) as connection:
+        with writing(store.engine) as connection:
             store.note_deletion(connection)
             assert remove_rows(connection, store.info.id, range(9_000, 9_100)) == 100
             connection.rollback()
@@ -165,7 +166,7 @@ def test_buffers_that_evict_whole_tasks_count_no_blocks(buffer_url):
 def test_numbers_of_a_transaction_that_is_undone_are_no_rows(buffer_url):
     with fill(buffer_url, 4_000) as buffer:
         opened = buffer._store
-        with opened.dialect.writing(opened.engine) as connection:
+        with writing(opened.engine) as connection:
             reserve_seqs(connection, opened.info.id, [f"burnt{i}" for i in range(300)])
             connection.rollback()
         store_until_counted(buffer, buffer_url)

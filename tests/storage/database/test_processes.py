@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, make_url
 from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer
 from sqlbuffer.storage.database import fork_lock
 from sqlbuffer.storage.database.engine import POOL_SIZE, engine_for, resolve_url
+from sqlbuffer.storage.dialects.connections import writing
 from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.stepped_rows import EVERY_ROW, make_row, make_rows, seqs_of, step_is, steps_of
@@ -283,7 +284,7 @@ def test_a_writer_does_not_wait_for_a_child_forked_while_it_wrote(buffer_url):
     """A lock outlives its holder for as long as a child forked under it has the file open."""
     buffer = ReplayBuffer(buffer_url)
     with ExitStack() as stack:
-        with buffer._store._dialect.writing(buffer._store.engine):
+        with writing(buffer._store.engine):
             stack.enter_context(running([(wait_for_nothing,)]))
         assert run_at_once([(store_one, buffer_url)]) == [1]
     assert len(buffer) == 1

@@ -8,6 +8,7 @@ from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError, StorageBusyError
 from sqlbuffer.storage.database import readonly, transactions
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.dialects.connections import writing
 from tests.support.sql import connected, run
 from tests.support.stepped_rows import make_row, steps_of
 
@@ -184,7 +185,7 @@ def test_a_write_on_sqlite_is_as_durable_as_asked(sqlite_url, durability, level)
     buffer = ReplayBuffer(sqlite_url, durability=durability)
     buffer.store(make_row(1))
     store = buffer._store
-    with store._dialect.writing(store.engine, durability) as connection:
+    with writing(store.engine, durability) as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == level
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
 

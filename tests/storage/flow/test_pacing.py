@@ -27,6 +27,7 @@ from sqlbuffer.errors import (
     FlowControlError,
     InsufficientDataError,
 )
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.flow import limiters, pacing
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import buffer_id, run, scalar
@@ -472,7 +473,7 @@ def test_rows_of_processes_long_gone_become_one_and_no_count_is_lost(buffer, buf
     run(buffer_url, "UPDATE flow SET heartbeat_at = '2020-01-01T00:00:00.000Z'")
     store = buffer._store
     for _ in range(2):
-        with store.dialect.writing(store.engine) as connection:
+        with writing(store.engine) as connection:
             limiters.tidy(connection, store.info.id)
     number = buffer_id(buffer_url)
     query = "SELECT count(*) FROM flow WHERE buffer_id = :id"
@@ -569,9 +570,9 @@ def test_telling_does_not_wait_for_a_writer(sqlite_url, monkeypatch):
     monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
     with ReplayBuffer(sqlite_url) as buffer:
         buffer.store_batch(rows(20))
-        for writing in (buffer._store.dialect.writing, foreign_writer):
+        for begun in (writing, foreign_writer):
             with (
-                writing(buffer._store.engine),
+                begun(buffer._store.engine),
                 in_thread(lambda: len(buffer.sample(4))) as found,
             ):
                 wait_until(lambda found=found: found == [4], "a sample while another writes", 15)

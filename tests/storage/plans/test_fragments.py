@@ -7,6 +7,7 @@ import pytest
 
 from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.extensions.fragments import adding, deleting, fetching, leaving, pool
 from tests.storage.plans.test_leases import Cost
 from tests.support.sql import buffer_id, fill, is_sqlite, run
@@ -62,7 +63,7 @@ def undone(store):
     with (
         suppress(Undone),
         translated(store.url),
-        store.dialect.writing(store.engine) as connection,
+        writing(store.engine) as connection,
     ):
         with Cost(connection, TABLES) as cost:
             yield connection

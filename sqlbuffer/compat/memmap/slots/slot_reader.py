@@ -16,7 +16,7 @@ from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, RowCoder, StepPack
 from sqlbuffer.compat.memmap.slots.cells import Cells, Snapshot
 from sqlbuffer.compat.memmap.slots.episode_writer import EpisodeWriter
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.extensions.slots import Slots, State
 from sqlbuffer.storage.store import BufferStore
 
@@ -204,23 +204,23 @@ class SlotReader:
         query = self._slots.states_query(wanted) if 0 < len(wanted) <= MOST_ALONG else None
         with (
             translated(self._store.url),
-            self._store.dialect.snapshot(self._store.engine, query) as connection,
+            snapshot(self._store.engine, query) as connection,
             # Cells are read past SQLAlchemy, which would not begin by itself.
             nullcontext() if query else connection.begin(),
         ):
-            snapshot = Snapshot(connection, open_lengths, {})
+            begun = Snapshot(connection, open_lengths, {})
             if query:
-                snapshot.see(wanted, (State(*row) for row in answer(connection)))
-            self._held.snapshot = snapshot
+                begun.see(wanted, (State(*row) for row in answer(connection)))
+            self._held.snapshot = begun
             try:
-                yield snapshot
+                yield begun
             finally:
                 self._held.snapshot = None
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        with self._snapshot() as snapshot:
-            yield snapshot.connection
+        with self._snapshot() as begun:
+            yield begun.connection
 
     def _write_cells(
         self, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]], call: str = "data[...]"

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Integer, bindparam, delete, select
 
 from sqlbuffer.errors import SQLBufferError, StorageBusyError
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.dialects.connections import at_once, hurried
 from sqlbuffer.storage.extensions.fragments.leaving import IS_NAMED, OWN, numbers
 from sqlbuffer.storage.extensions.fragments.tables import chunks
 from sqlbuffer.storage.rows.removal import remove_rows
@@ -48,7 +49,7 @@ def delete_left(store: BufferStore, most: int | None = None) -> None:
             n = AT_ONCE if most is None else min(AT_ONCE, most)
             with (
                 translated(store.url),
-                store.dialect.hurried(store.engine, WAIT_S) as connection,
+                hurried(store.engine, WAIT_S) as connection,
             ):
                 n_deleted = delete_some(connection, store, n)
             most = None if most is None else most - max(n_deleted, 1)
@@ -59,7 +60,7 @@ def delete_left(store: BufferStore, most: int | None = None) -> None:
 
 
 def _is_any_left(store: BufferStore) -> bool:
-    with translated(store.url), store.dialect.at_once(store.engine) as connection:
+    with translated(store.url), at_once(store.engine) as connection:
         return connection.execute(_LEFT, {"of": store.info.id, "count": 1}).first() is not None
 
 

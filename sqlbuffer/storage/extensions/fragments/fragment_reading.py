@@ -7,7 +7,8 @@ from sqlalchemy import BigInteger, Text, bindparam, cast, func, select
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.database.transactions import fetch, snapshot
+from sqlbuffer.storage.dialects.connections import at_once
 from sqlbuffer.storage.extensions.fragments.deleting import remove
 from sqlbuffer.storage.extensions.fragments.fetching import Prepared, prepared
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, read
@@ -47,7 +48,7 @@ class FragmentReader:
     def row(self, id_: str, payloads: Payloads) -> Row | None:
         """Return the row of a fragment; None: there is none."""
         store = self._store
-        with translated(store.url), store.dialect.snapshot(store.engine) as connection:
+        with translated(store.url), snapshot(store.engine) as connection:
             select_row = statements.rows(_IS_ID, payloads.columns)
             given: dict[str, Any] = {"of": store.info.id, "id": id_}
             found = fetch(connection, select_row, given)
@@ -58,7 +59,7 @@ class FragmentReader:
     def prepared(self, consumer: str) -> list[Prepared]:
         """Return what was prepared for a consumer last."""
         store = self._store
-        with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        with translated(store.url), at_once(store.engine) as connection:
             found = prepared(connection, store.info.id, consumer).fragments
             if not found:
                 read(connection, store)  # raises where the buffer was dropped
@@ -68,7 +69,7 @@ class FragmentReader:
     def pool(self) -> Pool:
         """Return the state of the chunks."""
         store = self._store
-        with translated(store.url), store.dialect.at_once(store.engine) as connection:
+        with translated(store.url), at_once(store.engine) as connection:
             return read(connection, store)
 
     @retry_on_disconnect

@@ -1,0 +1,14 @@
+"""Connections and transactions, as each database needs them.
+
+An operation of one capability lies in the folder of that capability instead, in its modules
+`sqlite` and `postgresql`.
+"""
+
+from sqlbuffer.storage.dialects import postgresql, sqlite
+from sqlbuffer.storage.dialects.by_database import by_database
+
+writing = by_database(sqlite=sqlite.writing, postgresql=postgresql.writing)
+claiming = by_database(sqlite=sqlite.claiming, postgresql=postgresql.claiming)
+hurried = by_database(sqlite=sqlite.hurried, postgresql=postgresql.hurried)
+at_once = by_database(sqlite=sqlite.at_once, postgresql=postgresql.at_once)
+make_room = by_database(sqlite=sqlite.make_room, postgresql=postgresql.make_room)
