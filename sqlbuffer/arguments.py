@@ -19,7 +19,8 @@ from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.database.transactions import DURABILITIES
 
 Condition = Tree | QueryBuilder | None

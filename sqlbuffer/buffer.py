@@ -39,7 +39,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.rate_limits import Policy, check_policy
 from sqlbuffer.storage.buffers import catalog
-from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S, OpenerOptions
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.retention.dropping import drop_buffer

@@ -22,7 +22,8 @@ from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers import catalog, sessions
-from sqlbuffer.storage.buffers.catalog import BufferInfo, Limits
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import (
@@ -57,6 +58,7 @@ from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.labels.labelling import Labelling
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.keeping import LeaseKeeping, Ledger, not_leased
+from sqlbuffer.storage.migrations.schema_presence import ensure_schema
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.reading.row_queries import RowQueries
@@ -143,7 +145,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         def info() -> BufferInfo:
             with translated(resolved):
                 used = engine if engine is not None else engine_for(resolved)
-                catalog.ensure_schema(used, resolved, create)
+                ensure_schema(used, resolved, create)
                 return catalog.open_buffer(
                     used,
                     resolved,

@@ -6,7 +6,7 @@ from sqlbuffer.compat.minestudio import checks
 from sqlbuffer.compat.minestudio.config import Config, folder_of, location
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, StorageUnreachableError
-from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.extensions.fragments import pool
 from sqlbuffer.storage.extensions.fragments.versions import clear
 from sqlbuffer.storage.store import BufferStore

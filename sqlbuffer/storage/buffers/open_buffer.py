@@ -13,7 +13,7 @@ from sqlbuffer.errors import (
     BufferNotFoundError,
 )
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
-from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers

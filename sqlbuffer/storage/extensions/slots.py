@@ -30,7 +30,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.storage.buffers.catalog import json_literal
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.holders import is_alive, is_here
 from sqlbuffer.storage.episodes.tables import episodes
@@ -44,6 +43,7 @@ from sqlbuffer.storage.extensions.tables import slot_rings, slot_writers, slots
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.metadata import json_literal
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them anew takes several times as long as running them.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities import priority_statements as statements
 from sqlbuffer.storage.priorities.upkeep import Upkeep, wasteful

@@ -3,11 +3,13 @@
 from sqlalchemy import Engine, delete
 from sqlalchemy.engine import URL
 
-from sqlbuffer.storage.buffers.catalog import find_buffer, not_found, with_schema
+from sqlbuffer.storage.buffers.buffer_info import find_buffer
+from sqlbuffer.storage.buffers.catalog import not_found
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.migrations.schema_presence import with_schema
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.metadata import metadata
 

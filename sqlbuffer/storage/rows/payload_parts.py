@@ -28,7 +28,7 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements

@@ -1,6 +1,9 @@
 """What all tables share: the metadata, the types of columns, and columns that many of them have."""
 
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Text
+from typing import Any
+
+import orjson
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Text, cast, literal
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.schema.column_types import IntegerList, RealList
@@ -36,3 +39,8 @@ def seq_key() -> tuple[Column[int], Column[int]]:
     return buffer_key(), Column(
         "seq", BigInteger, primary_key=True, autoincrement=False, comment="the experience"
     )
+
+
+def json_literal(value: Any) -> Any:
+    """Return a value as the expression of a JSON column."""
+    return cast(literal(orjson.dumps(value).decode(), Text()), JSON)

@@ -37,7 +37,7 @@ from sqlbuffer.compat.ding.monitors.throughput import is_first_rank, limit_of
 from sqlbuffer.compat.ding.registry import register_buffer
 from sqlbuffer.compat.ding.utils import generate_id
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import OpenerOptions
 from sqlbuffer.storage.extensions.prioritized_ring import (
     ID,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.buffers.catalog import Limits
+from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, OpenerOptions
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, make_ring

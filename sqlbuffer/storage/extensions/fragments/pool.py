@@ -21,10 +21,9 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.storage.buffers.catalog import json_literal
 from sqlbuffer.storage.extensions.fragments.tables import fragment_pools
 from sqlbuffer.storage.rows.payload_parts import keep_parts
-from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.schema.metadata import JSON, json_literal
 from sqlbuffer.storage.store import BufferStore
 
 ID = bindparam("of", type_=Integer())

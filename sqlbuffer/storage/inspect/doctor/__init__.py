@@ -8,7 +8,6 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
-from sqlbuffer.storage.buffers.catalog import OLDEST_VERSIONS
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
@@ -21,6 +20,7 @@ from sqlbuffer.storage.inspect.doctor.finding import (
     fetch_all,
 )
 from sqlbuffer.storage.migrations import migrate
+from sqlbuffer.storage.migrations.schema_presence import OLDEST_VERSIONS
 
 __all__ = ["Finding", "examine"]
 

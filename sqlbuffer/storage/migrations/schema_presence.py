@@ -1,0 +1,95 @@
+"""Opens databases: checks that they have the schema, and makes it in a new one."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import BufferNotFoundError, StorageError
+from sqlbuffer.storage.database.engine import (
+    close_idle,
+    engine_for,
+    is_memory,
+    was_reached,
+)
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.retrying import retried_at_opening
+from sqlbuffer.storage.migrations import migrate
+
+# The oldest that the tests ran on.
+OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
+T = TypeVar("T")
+
+
+def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
+    """Check that the schema is the package's. Make it in a new SQLite database, and in others only
+    if asked.
+
+    Args:
+        engine: The engine.
+        url: Its resolved URL.
+        create: True makes a missing schema, False never does, None does in a SQLite database
+            without any table.
+
+    Raises:
+        SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
+    """
+    if url.get_backend_name() == "sqlite" and not is_memory(url) and create is False:
+        _want_file(url)
+    with translated(url), engine.connect() as connection:
+        _check_version(connection)
+        revision = migrate.current(connection)
+        if revision is not None:
+            migrate.check(connection, url)
+            migrate.keep_file_pragmas(connection)
+            return
+        new_file = (
+            engine.dialect.name == "sqlite" and create is None and migrate.is_empty(connection)
+        )
+        if not (create or new_file):
+            migrate.check(connection, url)
+    migrate.upgrade(engine)
+
+
+def with_schema(
+    url: str | URL | Engine | None,
+    resolved: URL,
+    retry_s: float,
+    work: Callable[[Engine], T],
+) -> T:
+    """Return what `work` returns, called with an engine of a database with the schema; see
+    `retried_at_opening`.
+    """
+    own = url if isinstance(url, Engine) else None
+
+    def attempt() -> T:
+        engine = own if own is not None else engine_for(resolved)
+        ensure_schema(engine, resolved, create=False)
+        return work(engine)
+
+    return retried_at_opening(
+        attempt, retry_s, lambda: close_idle(resolved), lambda: was_reached(resolved, own)
+    )
+
+
+def _check_version(connection: Connection) -> None:
+    version = connection.dialect.server_version_info or ()
+    oldest = OLDEST_VERSIONS[connection.dialect.name]
+    if version < oldest:
+        have, need = (".".join(map(str, numbers)) for numbers in (version, oldest))
+        name = {"sqlite": "SQLite (of Python's sqlite3)", "postgresql": "PostgreSQL"}
+        raise StorageError(
+            f"{name[connection.dialect.name]} is {have}; sqlbuffer needs {need} or later"
+        )
+
+
+def _want_file(url: URL) -> None:
+    name = url.database or ""
+    if not name.startswith("file:") and not os.path.exists(name):
+        raise BufferNotFoundError(
+            f"there is no file {Path(name)}; check the path, or create it by opening it with "
+            f"create=True"
+        )
