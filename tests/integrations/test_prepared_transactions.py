@@ -3,8 +3,8 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.rows.follower import Follower
 from sqlbuffer.storage.rows.stored_rows import STEP
+from tests.storage.writing.settled_rows import SettledRows
 from tests.support.servers import own_server, server_programs
 from tests.support.sql import buffer_id, plain_engine, run_outside_transaction
 from tests.support.stepped_rows import make_row
@@ -32,18 +32,18 @@ def test_rows_of_a_prepared_transaction_are_not_missed():
         own_server(programs, max_prepared_transactions=4) as server,
         ReplayBuffer(server.url, create=True) as buffer,
     ):
-        follower = Follower(buffer._store)
+        settled = SettledRows(buffer._store)
         late = prepare(server.url, "late", 1)
         next(late)
         buffer.store(make_row(2))
-        assert follower.read(10) == []
+        assert settled.read(10) == []
         next(late)
-        assert follower.read(10) == []
+        assert settled.read(10) == []
         another = prepare(server.url, "another", 3)
         next(another)
         next(another)
-        assert follower.read(10) == []
+        assert settled.read(10) == []
         next(late)
-        assert [row[STEP] for row in follower.read(10)] == [1, 2]
+        assert [row[STEP] for row in settled.read(10)] == [1, 2]
         next(another)
-        assert [row[STEP] for row in follower.read(10)] == [3]
+        assert [row[STEP] for row in settled.read(10)] == [3]

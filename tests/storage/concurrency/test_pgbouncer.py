@@ -9,8 +9,8 @@ import pytest
 
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.storage.database.readonly import query
-from sqlbuffer.storage.rows.follower import Follower
 from tests.conftest import close_pool
+from tests.storage.writing.settled_rows import SettledRows
 from tests.support.batches import counts, ids_of, make_batch
 from tests.support.pgbouncer import pgbouncer, pgbouncer_program
 from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until
@@ -135,24 +135,24 @@ def test_what_a_buffer_does_works_through_one_session_shared_with_others(narrow_
     buffer.close()
 
 
-def test_a_follower_sees_every_row_of_8_writers_once_through_pgbouncer(pooled_url):
+def test_every_row_of_8_writers_is_settled_once_through_pgbouncer(pooled_url):
     context = multiprocessing.get_context("fork")
     ready = context.Barrier(8)
     with ReplayBuffer(pooled_url) as buffer:
-        follower, seen = Follower(buffer._store), []
+        settled, seen = SettledRows(buffer._store), []
         calls = [(store_and_sample, pooled_url, f"w{number}", ready) for number in range(8)]
         with running(calls) as workers:
             while workers.running:
-                seen += [seq for seq, *_ in follower.read(1_000)]
+                seen += [seq for seq, *_ in settled.read(1_000)]
             n_rows = BATCH * sum(map(len, workers.results()))
 
         def has_seen_all():
-            seen.extend(seq for seq, *_ in follower.read(1_000))
+            seen.extend(seq for seq, *_ in settled.read(1_000))
             return len(seen) >= n_rows
 
         wait_until(has_seen_all, "the rest of the rows")
         assert seen == seqs_of(buffer.get_all())
-        assert follower.read(10) == []
+        assert settled.read(10) == []
 
 
 def test_the_schema_can_be_made_through_pgbouncer(program, postgres_url):

@@ -17,8 +17,8 @@ from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
 from sqlbuffer.storage.reading import row_queries
 from sqlbuffer.storage.rows import payload_parts
-from sqlbuffer.storage.rows.follower import Follower
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
+from tests.storage.writing.settled_rows import SettledRows
 from tests.support.fragments import lost_parts, make_fragment, parts_of
 from tests.support.processes import run_at_once
 from tests.support.proxy import proxied
@@ -44,7 +44,7 @@ READERS = {
         row for rows in buffer.sample(3, sampler=RandomTaskSample()) for row in rows
     ],
     "look": lambda buffer: look_at_rows(buffer, 3, RandomSampler(), None),
-    "follower": lambda buffer: buffer._decoder.rows(Follower(buffer._store).read(10)),
+    "settled rows": lambda buffer: buffer._decoder.rows(SettledRows(buffer._store).read(10)),
 }
 
 
@@ -285,8 +285,8 @@ def test_large_rows_come_in_small_pages(buffer_url, monkeypatch):
         assert sum(pages) == 6
         assert max(pages) <= 3
         assert [row.seq for row in buffer] == list(range(1, 7))
-        follower, seen = Follower(buffer._store), []
-        while rows := follower.read(4):
+        settled, seen = SettledRows(buffer._store), []
+        while rows := settled.read(4):
             seen += [row[0] for row in rows]
         assert seen == list(range(1, 7))
         keys = [len(page) for page in buffer._store.pages(EVERYTHING, buffer._partly([])[0])]
