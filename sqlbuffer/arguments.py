@@ -339,24 +339,24 @@ def check_options(durability: str | None, retry_s: float) -> None:
         raise BufferConfigError(f"retry_s is a number of seconds, 0 or more, got {retry_s!r}")
 
 
-def check_sufficient(found: int, wanted: int, strict: bool, barred: str = "") -> None:
+def check_sufficient(found: int, wanted: int, strict: bool, ineligible: str = "") -> None:
     """Raise where fewer were found than must be.
 
     Args:
         found: How many were.
         wanted: How many were asked for.
         strict: Whether so many must be.
-        barred: Which rows could not be drawn; see `barred_rows`.
+        ineligible: Which rows could not be drawn; see `ineligible_rows`.
     """
     if strict and found < wanted:
-        also = f"; not drawn are rows that {barred}" if barred else ""
+        also = f"; not drawn are rows that {ineligible}" if ineligible else ""
         raise InsufficientDataError(
             f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
             f"{also}"
         )
 
 
-def barred_rows(info: BufferInfo, *, by_priority: bool, quarantine: bool = False) -> str:
+def ineligible_rows(info: BufferInfo, *, by_priority: bool, quarantine: bool = False) -> str:
     """Return which rows of a buffer are not drawn though they match; empty where all are.
 
     Args:

@@ -6,11 +6,11 @@ from typing import Any
 from sqlbuffer.arguments import (
     MAX_LIMIT,
     Condition,
-    barred_rows,
     check_batch_size,
     check_n_step,
     check_sufficient,
     described,
+    ineligible_rows,
 )
 from sqlbuffer.front.shared import Parts
 from sqlbuffer.loading.factory import open_loader
@@ -251,7 +251,7 @@ class Sampling(Parts):
                 sampler.handed_out()
         else:
             raise TypeError(f"sampler is a Sampler or a TaskSampler, got {described(sampler)}")
-        check_sufficient(len(batch), batch_size, strict, self._barred(sampler))
+        check_sufficient(len(batch), batch_size, strict, self._ineligible(sampler))
         return _convert(converter, batch)
 
     def sample_tasks(
@@ -295,7 +295,7 @@ class Sampling(Parts):
         node = self._node(condition, query_condition)
         check_batch_size(n)
         tasks = self._sample_tasks(sampler, n, node, strict, fields)
-        check_sufficient(len(tasks), n, strict, self._barred(sampler))
+        check_sufficient(len(tasks), n, strict, self._ineligible(sampler))
         return RowList((_convert(converter, task) for task in tasks), batch_id=tasks.batch_id)
 
     def sample_task(
@@ -313,15 +313,15 @@ class Sampling(Parts):
     def _draw(self, reader: BatchReader, sampler: Sampler, batch_size: int, node: Node) -> Batch:
         n = min(int(batch_size), MAX_LIMIT)
         batch = sample_batch(self._store, node, reader, sampler, n)
-        check_sufficient(batch.n_rows, batch_size, True, self._barred(sampler))
+        check_sufficient(batch.n_rows, batch_size, True, self._ineligible(sampler))
         if n:
             sampler.handed_out()
         return batch
 
-    def _barred(self, sampler: Sampler | TaskSampler) -> str:
+    def _ineligible(self, sampler: Sampler | TaskSampler) -> str:
         by_priority = isinstance(sampler, Sampler) and sampler.reads_priorities
         quarantine = self._store.restrictions.has_quarantine
-        return barred_rows(self._store.info, by_priority=by_priority, quarantine=quarantine)
+        return ineligible_rows(self._store.info, by_priority=by_priority, quarantine=quarantine)
 
     def _sample_rows(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from sqlbuffer.arguments import barred_rows, check_sufficient
+from sqlbuffer.arguments import check_sufficient, ineligible_rows
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.order import Order
@@ -64,12 +64,12 @@ class Draws:
         for number in count(progress.get("batch", 0)):
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
             store = self.source.store
-            barred = barred_rows(
+            ineligible = ineligible_rows(
                 store.info,
                 by_priority=sampler.reads_priorities,
                 quarantine=store.restrictions.has_quarantine,
             )
-            check_sufficient(batch.n_rows, self.batch_size, True, barred)
+            check_sufficient(batch.n_rows, self.batch_size, True, ineligible)
             sampler.handed_out()
             yield batch, {"batch": number + 1}
 

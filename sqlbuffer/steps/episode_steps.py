@@ -23,7 +23,7 @@ class EpisodeSteps:
         truncated: It was cut there.
         blobs: The arrays of each row as bytes; None where they were not read.
         seq: Number of each row.
-        barred: Whether it may not be sampled; None: none is.
+        ineligible: True where it may not be sampled; None: every one may.
 
     Attributes:
         episode, t, reward, terminated, truncated, seq: The same of the steps that are kept.
@@ -46,7 +46,7 @@ class EpisodeSteps:
         truncated: Any,
         blobs: Sequence[bytes | None],
         seq: Any,
-        barred: Any = None,
+        ineligible: Any = None,
     ) -> None:
         episode, t = np.asarray(episode, np.int64), np.asarray(t, np.int64)
         has_arrays = np.fromiter((blob is not None for blob in blobs), bool, len(blobs))
@@ -66,7 +66,7 @@ class EpisodeSteps:
         self.terminated: Flags = np.asarray(terminated, bool)[kept]
         self.truncated: Flags = np.asarray(truncated, bool)[kept]
         self.seq: Integers = np.asarray(seq, np.int64)[kept]
-        self._barred = None if barred is None else np.asarray(barred, bool)[kept]
+        self._ineligible = None if ineligible is None else np.asarray(ineligible, bool)[kept]
         self.has_arrays: Flags = has_arrays[kept]
         self.blobs: list[bytes | None] = [blobs[i] for i in kept.tolist()]
 
@@ -116,17 +116,17 @@ class EpisodeSteps:
 
     def are_free(self, index: Integers) -> Flags:
         """Return of each row of indexes whether none of its steps is barred; -1 is none."""
-        if self._barred is None:
+        if self._ineligible is None:
             return np.ones(len(index), bool)
-        barred = self.flags(self._barred, index)
-        found: Flags = np.asarray(~barred.any(axis=tuple(range(1, index.ndim))))
+        ineligible = self.flags(self._ineligible, index)
+        found: Flags = np.asarray(~ineligible.any(axis=tuple(range(1, index.ndim))))
         return found
 
     def runs_are_free(self, first: Integers, lens: Integers) -> Flags:
         """Return whether none of `lens` steps from the indexes on is barred."""
-        if self._barred is None:
+        if self._ineligible is None:
             return np.ones(len(first), bool)
-        n_before = np.concatenate([[0], np.cumsum(self._barred)])
+        n_before = np.concatenate([[0], np.cumsum(self._ineligible)])
         free: Flags = np.asarray(n_before[first + lens] == n_before[first])
         return free
 

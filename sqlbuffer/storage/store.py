@@ -404,7 +404,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         """
         with self.candidates(node, columns, sampled=True) as candidates:
             found = choose(candidates)
-        self._skip_barred(candidates)
+        self._find_eligible_low(candidates)
         self.remove_expired_if_due()
         return found
 
@@ -427,7 +427,7 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
         tasks = [rows for rows in found.values() if rows]
         return DrawnTasks(tasks, candidates.clock, candidates.window_low)
 
-    def _skip_barred(self, candidates: Candidates) -> None:
+    def _find_eligible_low(self, candidates: Candidates) -> None:
         """Where a draw found few rows that may be sampled, find out where they begin."""
         if not self.restrictions.floor.is_due(candidates):
             return

@@ -95,7 +95,7 @@ class Eligibility:
         """Return the expression for a row that may be sampled; not for `NO_LIMITS`."""
         return _hold(self.kind, over, _values(self))
 
-    def is_barred(self, over: Any) -> ColumnElement[bool]:
+    def is_ineligible(self, over: Any) -> ColumnElement[bool]:
         """Return the expression for a row that may not be sampled."""
         return ~self.hold(over)
 
@@ -121,7 +121,7 @@ def hold_by_parameters(
     return held
 
 
-def bar_step_by_parameters(kind: EligibilityKind, buffer_id: Any, step: Any) -> ColumnElement[bool]:
+def is_ineligible_step(kind: EligibilityKind, buffer_id: Any, step: Any) -> ColumnElement[bool]:
     """Return the expression for a step that bars what it is part of.
 
     Args:
@@ -129,14 +129,14 @@ def bar_step_by_parameters(kind: EligibilityKind, buffer_id: Any, step: Any) -> 
         buffer_id: The buffer.
         step: A table with its `seq`, `model_version` and `session_id`.
     """
-    barred: list[Any] = []
+    ineligible: list[Any] = []
     if kind.versions:
-        barred.append(step.model_version < _PARAMETERS[OLDEST_VERSION])
+        ineligible.append(step.model_version < _PARAMETERS[OLDEST_VERSION])
     if kind.sessions:
-        barred.append(step.session_id != _PARAMETERS[SESSION])
+        ineligible.append(step.session_id != _PARAMETERS[SESSION])
     if kind.quarantine:
-        barred.append(is_in_quarantine(buffer_id, step.seq))
-    return or_(*barred)
+        ineligible.append(is_in_quarantine(buffer_id, step.seq))
+    return or_(*ineligible)
 
 
 def oldest_version(clock: int | None, max_staleness: int | None) -> int | None:
@@ -177,8 +177,8 @@ def is_in_quarantine(buffer_id: Any, seq: Any) -> ColumnElement[bool]:
     """Return the expression for a number of a buffer being in quarantine."""
     found = select(1).where(quarantine.c.buffer_id == buffer_id, quarantine.c.seq == seq)
     # As above.
-    barred: ColumnElement[bool] = found.correlate_except(quarantine).offset(0).exists()
-    return barred
+    ineligible: ColumnElement[bool] = found.correlate_except(quarantine).offset(0).exists()
+    return ineligible
 
 
 def _values(limits: Eligibility) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
         is_old = fn.age_s(own.newest) > wanted.group_timeout_s
         late = and_(~is_whole, is_old, own.matches == 1, own.n_in_quarantine == 0)
     may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
-    may_go = and_(own.n_barred == 0, own.matches == 1, may_go)
+    may_go = and_(own.n_ineligible == 0, own.matches == 1, may_go)
     return select(
         own.key, own.group_seq, own.first_seq, own.n_rows, own.size, own.n_held,
         case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
@@ -124,7 +124,7 @@ def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select
         own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
         func.sum(own.n).label("n_rows"), (rollouts - n_open).label("size"),
         n_open.label("n_open"), func.sum(own.n_held).label("n_held"),
-        func.sum(own.n_barred).label("n_barred"),
+        func.sum(own.n_ineligible).label("n_ineligible"),
         func.sum(own.n_in_quarantine).label("n_in_quarantine"),
         func.max(own.newest).label("newest"),
         func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
@@ -147,7 +147,7 @@ def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
     found = select(
         key.label("key"), items.c.group_seq, items.c.episode_id,
         func.min(items.c.seq).label("first_seq"), func.count().label("n"),
-        func.sum(case((allowed(limits), 0), else_=1)).label("n_barred"),
+        func.sum(case((allowed(limits), 0), else_=1)).label("n_ineligible"),
         func.sum(case((is_free, 0), else_=1)).label("n_held"),
         func.sum(is_kept).label("n_in_quarantine"),
         func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),

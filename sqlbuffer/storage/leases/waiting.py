@@ -138,7 +138,7 @@ class Look:
                 self._low = now.low
                 if self._limits == (limits := store.restrictions.limits_of_leases(now)):
                     return bool(row and row[0] and now.span >= store.info.min_size)
-                # The first look, or the clock has moved: what was counted was barred by others.
+                # The first look, or the clock has moved: other limits held for what was counted.
                 self._limits = limits
 
     def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:

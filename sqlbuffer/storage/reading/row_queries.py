@@ -155,7 +155,7 @@ class RowQueries(SampledBuffer):
         payloads = payloads or self.whole_rows
         columns: tuple[Any, ...] = payloads.columns
         if limits:
-            columns = (*columns, limits.is_barred(experiences).label("barred"))
+            columns = (*columns, limits.is_ineligible(experiences).label("ineligible"))
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
         wanted = [task_id for task_id in found if is_storable_text(task_id)]
         window = self._window(connection)
@@ -203,8 +203,8 @@ class RowQueries(SampledBuffer):
 
 def _free(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of tasks of which the last column says of no row that it is barred."""
-    barred = {row[TASK_ID] for row in rows if row[-1]}
-    return [row[:-1] for row in rows if row[TASK_ID] not in barred]
+    ineligible = {row[TASK_ID] for row in rows if row[-1]}
+    return [row[:-1] for row in rows if row[TASK_ID] not in ineligible]
 
 
 def _next_limit(page: Sequence[Row]) -> int:

@@ -199,17 +199,17 @@ class Expiry:
         """Return those of the rows that leave alone, or with all that they belong to."""
         unit = self._store.info.evict_by
         if unit == "task":
-            whole = self._barred_tasks(connection, low, limits, {row.task_id for row in rows})
+            whole = self._ineligible_tasks(connection, low, limits, {row.task_id for row in rows})
             return [row for row in rows if row.task_id in whole]
 
         def episode_of(row: _Row) -> int | None:
             return row.episode_id if row.t is not None or unit == "episode" else None
 
         ids = {id_ for row in rows if (id_ := episode_of(row)) is not None}
-        barred = self._barred_episodes(connection, low, limits, ids) | {None}
-        return [row for row in rows if episode_of(row) in barred]
+        ineligible = self._ineligible_episodes(connection, low, limits, ids) | {None}
+        return [row for row in rows if episode_of(row) in ineligible]
 
-    def _barred_tasks(
+    def _ineligible_tasks(
         self, connection: Connection, low: int, limits: Eligibility, ids: set[str]
     ) -> set[str]:
         """Return those of the tasks that have no row that may be sampled."""
@@ -219,7 +219,7 @@ class Expiry:
         named = (tasks.c.buffer_id == number) & keys.one_of(tasks.c.task_id, ids)
         return set(connection.execute(select(tasks.c.task_id).where(named, has_none)).scalars())
 
-    def _barred_episodes(
+    def _ineligible_episodes(
         self, connection: Connection, low: int, limits: Eligibility, ids: set[int]
     ) -> set[int | None]:
         """Return those of the episodes that have ended and have no row that may be sampled."""

@@ -28,8 +28,8 @@ from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_LIMITS,
     Eligibility,
     EligibilityKind,
-    bar_step_by_parameters,
     hold_by_parameters,
+    is_ineligible_step,
 )
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
@@ -52,7 +52,7 @@ PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
 # The last column: which part of the statement a row is from.
 OWN, NEAR, PICK = range(3)
 # A step that was read along has here whether the limits bar it, or null.
-IS_BARRED = 3
+IS_INELIGIBLE = 3
 
 
 def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
@@ -203,12 +203,12 @@ def _near(
         steps = fn.labelled_steps(_buffer_id(), steps)
     found = steps.table_valued(*(column(name, _type(name)) for name in names)).c
     arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
-    barred: Any = null()
+    ineligible: Any = null()
     if kind != NO_KIND:
-        is_barred = bar_step_by_parameters(kind, _buffer_id(), found)
-        barred = case((is_barred, literal(1, BigInteger())))
+        is_ineligible = is_ineligible_step(kind, _buffer_id(), found)
+        ineligible = case((is_ineligible, literal(1, BigInteger())))
     return select(
-        found.seq, null(), null(), barred, found.reward_t, found.terminated, found.truncated,
+        found.seq, null(), null(), ineligible, found.reward_t, found.terminated, found.truncated,
         cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
         literal(NEAR),
     ).where(fn.unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip

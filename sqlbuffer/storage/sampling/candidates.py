@@ -316,8 +316,8 @@ class Candidates:
     def _is_whole(self, task_id: Any) -> ColumnElement[bool]:
         """Return the expression for no row of a task being barred by the limits."""
         rows: Any = experiences.alias("of_task")
-        barred = self.limits.is_barred(rows)
-        return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, barred)
+        ineligible = self.limits.is_ineligible(rows)
+        return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, ineligible)
 
     def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
         """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left

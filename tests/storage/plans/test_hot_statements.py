@@ -87,9 +87,9 @@ def fill_limited(url):
 
 
 def fill_barred(url):
-    """Fill the buffer `barred` with 100,000 rows, a row of every fourth task in quarantine."""
+    """Fill the buffer `ineligible` with 100,000 rows, a row of every fourth task in quarantine."""
     limits = {"current_session_only": True, "max_staleness": 5, "keep_expired": True}
-    with fill(url, N_ROWS, name="barred", rows_per_task=ROWS_PER_TASK, **limits) as buffer:
+    with fill(url, N_ROWS, name="ineligible", rows_per_task=ROWS_PER_TASK, **limits) as buffer:
         buffer.start_session("now")
         buffer.set_clock(9)
         buffer.quarantine(range(1, N_ROWS, 4 * ROWS_PER_TASK))
@@ -275,15 +275,18 @@ OPERATIONS = {
         "limited",
         lambda b: drawn(8, b.sample_tasks(8, sampler=RandomTaskSample(seed=2))),
     ),
-    "random, barred": ("barred", lambda b: drawn(256, b.sample(256))),
-    "latest, barred": ("barred", lambda b: drawn(64, b.sample(64, sampler=LatestSampler()))),
-    "tasks, barred": (
-        "barred",
+    "random, ineligible": ("ineligible", lambda b: drawn(256, b.sample(256))),
+    "latest, ineligible": (
+        "ineligible",
+        lambda b: drawn(64, b.sample(64, sampler=LatestSampler())),
+    ),
+    "tasks, ineligible": (
+        "ineligible",
         lambda b: drawn(8, b.sample_tasks(8, sampler=RandomTaskSample(seed=2))),
     ),
-    "quarantine": ("barred", lambda b: b.quarantine(range(5, N_ROWS, 400))),
-    "quarantine a task": ("barred", lambda b: b.quarantine(ONE_TASK)),
-    "release": ("barred", lambda b: b.release(range(5, N_ROWS, 400))),
+    "quarantine": ("ineligible", lambda b: b.quarantine(range(5, N_ROWS, 400))),
+    "quarantine a task": ("ineligible", lambda b: b.quarantine(ONE_TASK)),
+    "release": ("ineligible", lambda b: b.release(range(5, N_ROWS, 400))),
     "random, labelled": ("labelled", lambda b: b.sample(256)),
     "random, labelled, of a task": ("labelled", lambda b: b.sample(8, condition=LABELLED_TASK)),
     "latest, labelled": ("labelled", lambda b: b.sample(256, sampler=LatestSampler())),

@@ -15,7 +15,7 @@ from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import (
     ARRAYS,
     EXTRA,
-    IS_BARRED,
+    IS_INELIGIBLE,
     LENGTH,
     PLACE,
     REWARD,
@@ -73,12 +73,12 @@ def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
     near = candidates.steps
     if not candidates.limits.of_steps:
         return table_of([*rows, *near])
-    # A row that is barred itself is not read.
-    barred = [False] * len(rows) + [row[IS_BARRED] is not None for row in near]
-    return table_of([*rows, *near], barred)
+    # A row that is ineligible itself is not read.
+    ineligible = [False] * len(rows) + [row[IS_INELIGIBLE] is not None for row in near]
+    return table_of([*rows, *near], ineligible)
 
 
-def table_of(rows: Sequence[Row], barred: Sequence[bool] | None = None) -> EpisodeSteps:
+def table_of(rows: Sequence[Row], ineligible: Sequence[bool] | None = None) -> EpisodeSteps:
     """Return the steps of rows that were read with their places."""
     columns: Any = list(zip(*rows, strict=True)) if rows else [()] * (T + 1)
     return EpisodeSteps(
@@ -89,7 +89,7 @@ def table_of(rows: Sequence[Row], barred: Sequence[bool] | None = None) -> Episo
         np.array(columns[TRUNCATED], bool),
         columns[ARRAYS],
         columns[SEQ],
-        barred,
+        ineligible,
     )
 
 

@@ -17,7 +17,7 @@ from sqlbuffer import (
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.samplers import TaskSampler
-from tests.storage.retention.bars import BARS, OLD
+from tests.storage.retention.ineligibility import BARS, OLD
 from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes
 
 SAMPLERS = {
