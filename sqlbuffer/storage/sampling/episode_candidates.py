@@ -49,7 +49,7 @@ class EpisodePopulation(Candidates):
             rows.node,
             reading,
             rows.limits,
-            # The first step that is left of a partial one may be ineligible where a later one is not.
+            # The first step left of a partial one may be ineligible where a later one is not.
             0 if include_partial else rows.low,
         )
         self._partial = include_partial
