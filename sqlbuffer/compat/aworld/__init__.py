@@ -1,8 +1,8 @@
-"""AWorld's replay buffer on a SQL database: `aworld.replay_buffer` by another name.
+"""The calls of AWorld's `aworld.replay_buffer` on a SQL database.
 
 Change `aworld.replay_buffer` to `sqlbuffer.compat.aworld` and `aworld.core.common` to
-`sqlbuffer.compat.aworld.common`. What was a defect there is mended here: every row is stored once,
-the oldest row leaves first, `sample` returns a list, and each `ReplayBuffer()` has data of its own.
+`sqlbuffer.compat.aworld.common`. Defects are not reproduced: every row is stored once, the
+oldest row leaves first, `sample` returns a list, and each `ReplayBuffer()` has its own data.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Say what to use instead of the names that AWorld has and this package has not."""
+    """Raise for the names of AWorld that this package does not have."""
     if name in ALTERNATIVES:
         raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

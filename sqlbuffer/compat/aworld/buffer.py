@@ -1,4 +1,4 @@
-"""`ReplayBuffer` by AWorld's calls."""
+"""`ReplayBuffer` with AWorld's calls."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The payload models of AWorld's `core.common`, and how rows that were read get them back."""
+"""The payload models of AWorld's `core.common`, and their restoration from stored dicts."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -8,7 +8,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class ActionResult(BaseModel):
-    """What came of an action.
+    """The result of an action.
 
     Example:
         >>> ActionResult(success=True, content="done").is_done
@@ -28,7 +28,7 @@ class ActionResult(BaseModel):
 
 
 class Observation(BaseModel):
-    """What an agent sees of a tool or of another agent.
+    """The observation that an agent gets from a tool or another agent.
 
     Example:
         >>> Observation(content="a page").info
@@ -54,7 +54,7 @@ class Observation(BaseModel):
 
 
 class ActionModel(BaseModel):
-    """What an agent does.
+    """An action of an agent.
 
     Example:
         >>> ActionModel(tool_name="browser", action_name="click").params

@@ -1,4 +1,4 @@
-"""Not part of this package: importing it names the alternative."""
+"""Placeholder for an upstream module that this package does not have: names the alternative."""
 
 from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
 

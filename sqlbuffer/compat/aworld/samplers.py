@@ -1,4 +1,4 @@
-"""AWorld's samplers: they ask a storage for rows, or for the rows of tasks."""
+"""AWorld's samplers of rows and of whole tasks."""
 
 from abc import ABC, abstractmethod
 from typing import Any

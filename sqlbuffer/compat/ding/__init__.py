@@ -1,8 +1,8 @@
-"""DI-engine's replay buffers on a SQL database: `ding.worker.replay_buffer` by another name.
+"""The calls of DI-engine's `ding.worker.replay_buffer` on a SQL database.
 
 Change `from ding.worker.replay_buffer import ...` to `from sqlbuffer.compat.ding import ...`.
-Without a `url` in its config a buffer is private and starts empty, as there; with one it is shared
-by every process that names it, and kept.
+Without a `url` in its config a buffer is private and starts empty, as in DI-engine. With a `url` it
+is stored, and every process with the same `url` shares it.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Say what to use instead of the names that DI-engine has and this package has not."""
+    """Raise for the names of DI-engine that this package does not have."""
     if name in ALTERNATIVES:
         raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

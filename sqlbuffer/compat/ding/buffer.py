@@ -1,4 +1,4 @@
-"""Stands where DI-engine's `ding.data.buffer` is: says what to use instead."""
+"""Placeholder for DI-engine's `ding.data.buffer`: names the alternative."""
 
 from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
 

@@ -1,4 +1,4 @@
-"""What buffers are configured with: dicts whose keys are attributes as well."""
+"""Configs of buffers: dicts whose keys are attributes too, and checks of their values."""
 
 import copy
 import difflib

@@ -1,4 +1,4 @@
-"""Stands where DI-engine's `ding.data` is: says what to use instead of its `buffer`."""
+"""Placeholder for DI-engine's `ding.data`: names the alternative to its `buffer`."""
 
 from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
 

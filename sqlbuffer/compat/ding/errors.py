@@ -4,21 +4,19 @@ from sqlbuffer.errors import SQLBufferError
 
 
 class ReplayError(SQLBufferError, ValueError):
-    """What a call was given cannot be done; the message says what can."""
+    """A call has an argument that it cannot take; the message says what it takes."""
 
 
 class ReplayConfigError(ReplayError, AssertionError):
-    """A config with a misspelt key or a value out of range; or the buffer at its URL was made with
-    another one.
-    """
+    """A config has a misspelt key or a value out of range, or differs from the stored one."""
 
 
 class ItemError(SQLBufferError, TypeError):
-    """An item that cannot be stored so that it comes back equal; the message names its place."""
+    """An item cannot be stored so that it comes back equal; the message names the place in it."""
 
 
 class UnknownBufferError(SQLBufferError, KeyError):
-    """No buffer of that type."""
+    """There is no type of buffer of that name."""
 
     __str__ = Exception.__str__  # a KeyError would show its message quoted
 
@@ -30,4 +28,4 @@ class MissingListError(SQLBufferError, KeyError):
 
 
 class PriorityError(ReplayError, AssertionError):
-    """A priority that is negative, or no number."""
+    """A priority is negative or not a number."""

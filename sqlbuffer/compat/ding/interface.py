@@ -9,7 +9,7 @@ from sqlbuffer.compat.ding.config import attribute_dict
 
 
 class IBuffer(ABC):
-    """What every buffer can do.
+    """The methods of every buffer.
 
     Attributes:
         config: The keys of its config with their defaults.

@@ -13,7 +13,7 @@ _classes: dict[str, Any] = {}
 
 
 def register_buffer(name: str) -> Callable[[Class], Class]:
-    """Have a class be made for configs of a type.
+    """Register a class for configs of a type.
 
     Args:
         name: The type.

@@ -1,4 +1,4 @@
-"""Removes the files of items that are used no more."""
+"""Removes the files of items that are no longer used."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""The helper classes of DI-engine's buffers, for `from ...utils import` as there."""
+"""The names of DI-engine's module `utils`."""
 
 from sqlbuffer.compat.ding.monitors.sampled_attributes import SampledDataAttrMonitor, TickTime
 from sqlbuffer.compat.ding.monitors.throughput import PeriodicThruputMonitor, ThruputController

@@ -1,9 +1,9 @@
-"""memmap-replay-buffer on a SQL database: `memmap_replay_buffer` by another name.
+"""The calls of memmap-replay-buffer on a SQL database.
 
 Change `from memmap_replay_buffer import ReplayBuffer` to
-`from sqlbuffer.compat.memmap import ReplayBuffer`. Some defects are not reproduced: a full buffer
-refuses before anything is overwritten, an episode whose block raised or whose process was killed
-leaves nothing behind, and several processes may write at once.
+`from sqlbuffer.compat.memmap import ReplayBuffer`. Some defects are not reproduced. A full buffer
+refuses an episode before it overwrites anything. An episode whose block raises, or whose process is
+killed, leaves nothing behind. Several processes may write at the same time.
 """
 
 from typing import Any
@@ -27,9 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a dataset's class, or say what to use instead of the names that memmap-replay-buffer
-    has and this package has not.
-    """
+    """Return the class of a dataset; raise for names that this package does not have."""
     if name in DATASETS:
         return dataset_class(name)
     if name in ALTERNATIVES:

@@ -11,19 +11,19 @@ from sqlbuffer.errors import SQLBufferError
 
 
 class ReadOnlyError(SQLBufferError, NotImplementedError):
-    """Several buffers read as one are not written to: write to one of them."""
+    """A concatenated buffer cannot be written to: write to one of its buffers."""
 
 
 class ConcatReplayBuffer:
-    """Several buffers, read as one, the episodes of the first before those of the second.
+    """Several buffers that are read as one, the episodes of the first buffer first.
 
-    Slots in `_index` and `_indices` are those of the buffer that an item comes from.
+    `_index` and `_indices` have the slots of the buffer that an item comes from.
 
     Args:
         folders: Folders or database URLs, at least one. Their fields have the same names.
 
     Raises:
-        ValueError: No folder, one that holds no buffer, or other names of fields.
+        ValueError: No folder, a folder without a buffer, or buffers with different fields.
 
     Example:
         >>> import tempfile

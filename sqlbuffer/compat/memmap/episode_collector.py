@@ -19,7 +19,7 @@ from sqlbuffer.compat.memmap.rows.tensors import array_or_tensor, copied, is_ten
 class EpisodeCollector:
     """Keeps the steps of several environments in memory, until `store` makes an episode of each.
 
-    All groups, as the environments are called here, have the same number of steps.
+    An environment is called a group here. All groups have the same number of steps.
 
     Args:
         replay_buffer: Where episodes are stored.
@@ -29,9 +29,9 @@ class EpisodeCollector:
         strict: Raise for a name that is not among them; otherwise it is ignored.
 
     Raises:
-        KeyError: A name that the buffer has not.
+        KeyError: A name that the buffer does not have.
         TypeError: Names that are not in a tuple.
-        ValueError: No group.
+        ValueError: There is no group.
 
     Example:
         >>> from sqlbuffer.compat.memmap import ReplayBuffer

@@ -4,15 +4,15 @@ from sqlbuffer.errors import SQLBufferError
 
 
 class MemmapError(SQLBufferError, ValueError, AssertionError):
-    """What a call was given cannot be done; the message says what can.
+    """A call has an argument that it cannot take; the message says what it takes.
 
     memmap-replay-buffer raises AssertionError up to 0.1.4 and ValueError since.
     """
 
 
 class MemmapTypeError(MemmapError, TypeError):
-    """An argument is of another type than the call takes."""
+    """An argument has the wrong type."""
 
 
 class MemmapIndexError(MemmapError, IndexError):
-    """No such slot."""
+    """There is no slot of that number."""

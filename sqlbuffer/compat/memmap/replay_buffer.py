@@ -44,30 +44,30 @@ FLUSH_S, NEVER_S = 1.0, 1e6
 class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
     """Episodes in numbered slots, in a SQLite file in a folder or in any database of sqlbuffer.
 
-    The calls and errors are those of memmap-replay-buffer 0.2.3; inside is a buffer of sqlbuffer,
-    which the views, and `sqlbuffer.ReplayBuffer(url, name="memmap")`, show as one.
+    The calls and errors are those of memmap-replay-buffer 0.2.3. The episodes are in an ordinary
+    buffer of sqlbuffer: `sqlbuffer.ReplayBuffer(url, name="memmap")` and the views show it too.
 
-    Several processes may write at once: each takes slots of its own. What one is writing the others
-    do not see before the episode has ended, and never, if that process dies.
+    Several processes may write at the same time: each takes its own slots. Other processes see an
+    episode when it has ended. They never see the open episode of a process that dies.
 
     Args:
         folder: A folder, for a file `replay.sqlite` inside it, or a database URL.
-        max_episodes: Slots.
-        max_timesteps: Steps of a slot.
+        max_episodes: Number of slots.
+        max_timesteps: Number of steps of a slot.
         fields: What is stored of a step: `{name: T}`, `(T, shape)` or `(T, shape, default)`; T is
             one of `int`, `float`, `bool`, `uint8`.
         meta_fields: What is stored of an episode, declared likewise.
         circular: When all slots are used, the oldest episode leaves.
-        overwrite: Delete what there is. Omitted: True for a folder, False for a URL.
-        read_only: Only read; with `overwrite=False`, of a buffer that there is.
+        overwrite: Delete an existing buffer. Omitted: True for a folder, False for a URL.
+        read_only: Open an existing buffer for reading; takes `overwrite=False`.
         flush_every_store_step: 0: steps are stored when the episode ends, when something is read,
             and on `flush`; any other number: at the latest a second after `store` as well. What an
             ended episode has is always stored.
         name: Which buffer of the database.
         observation_fields: The fields that an observation is made of, for
             `sqlbuffer.ReplayBuffer.sample_transitions`; `obs` by default.
-        cache_bytes: How much of the episodes that were read whole this process keeps in memory;
-            what is read again then need not come from the database, unless steps were changed.
+        cache_bytes: Size of the cache of whole episodes in the memory of this process. Episodes in
+            it are read from the database again only after steps were changed.
         **extra_config: Kept with the buffer, as JSON; compared when it is opened again.
 
     Raises:
@@ -136,7 +136,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         name: str = NAME,
         cache_bytes: int = MAX_BYTES,
     ) -> "ReplayBuffer":
-        """Open the buffer that a folder or a database has, as it was made.
+        """Open an existing buffer with the configuration that it was made with.
 
         Args:
             folder: The folder or the URL.
@@ -270,13 +270,13 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         meta_fieldnames: tuple[str, ...] | None = None,
         **collector_kwargs: Any,
     ) -> EpisodeCollector:
-        """Return what collects episodes of several environments; see `EpisodeCollector`."""
+        """Return a collector of episodes of several environments; see `EpisodeCollector`."""
         return EpisodeCollector(self, num_groups, fieldnames, meta_fieldnames, **collector_kwargs)
 
     create_rollout_collector = create_collector
 
     def flush(self) -> None:
-        """Store all that waits; nothing where the buffer is read-only."""
+        """Store the steps that are not stored yet; do nothing where the buffer is read-only."""
         self._flush()
 
     def clear(self) -> None:
@@ -291,7 +291,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         self.clear()
 
     def close(self) -> None:
-        """Store what waits, end an open episode with the steps it has, and close the connections.
+        """Store the steps that are not stored yet, end an open episode, and close the connections.
 
         Deleting the buffer does the same.
         """
@@ -346,7 +346,7 @@ register_opener(_open_read_only)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a dataset's class, which needs torch; or say what to use instead of the base class."""
+    """Return the class of a dataset; raise for the base class, which this package does not have."""
     if name in loading.DATASETS:
         return loading.dataset_class(name)
     if name == "ReplayBufferBase":

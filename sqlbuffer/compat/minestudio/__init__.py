@@ -1,5 +1,4 @@
-"""MineStudio's online replay buffer on a SQL database: `minestudio.online.rollout.replay_buffer`
-by another name.
+"""The calls of MineStudio's `minestudio.online.rollout.replay_buffer` on a SQL database.
 
 Change `from minestudio.online.rollout.replay_buffer import ReplayBufferInterface` to
 `from sqlbuffer.compat.minestudio import ReplayBufferInterface`. It needs no Ray, and works inside
@@ -47,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Say what to use instead of the names that MineStudio has and this package has not."""
+    """Raise for the names of MineStudio that this package does not have."""
     if name in ALTERNATIVES:
         raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Checks of what the calls are given."""
+"""Checks of the arguments of calls."""
 
 import math
 from typing import Any
@@ -86,7 +86,7 @@ def metadata(given: Any, fragment: Any) -> FragmentMetadata:
 
 
 def n_chunks(num_fragments: Any, rules: Rules) -> int:
-    """Return how many chunks so many fragments are."""
+    """Return the number of chunks of a number of fragments."""
     n = number(num_fragments, "num_fragments")
     per_chunk = rules.fragments_per_chunk
     if n < 0:

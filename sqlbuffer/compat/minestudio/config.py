@@ -1,4 +1,4 @@
-"""What a buffer is made with: `rollout_config.replay_buffer_config` of MineStudio."""
+"""The configuration of a buffer: `rollout_config.replay_buffer_config` of MineStudio."""
 
 import difflib
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class DatabaseConfig(BaseModel):
     """Where a buffer is.
 
     Attributes:
-        path: A folder, which a SQLite file is made in; relative to the working folder.
+        path: The folder of a SQLite file; relative to the working folder.
         url: A database URL in its place.
         num_shards: Taken and ignored: one database does what shards did.
 
@@ -48,14 +48,14 @@ class DatabaseConfig(BaseModel):
 
 
 class Config(BaseModel):
-    """What a buffer is made with; the names are MineStudio's, but for `max_bytes` and `clear`.
+    """The configuration of a buffer; the names are MineStudio's, except `max_bytes` and `clear`.
 
     Attributes:
         max_chunks: Chunks that may be fetched at most; the oldest leave first.
         max_staleness: By how much a fragment may be behind the model's version.
         max_reuse: How often a chunk is fetched at most.
         fragments_per_chunk: Consecutive fragments of one worker that are a chunk.
-        fragments_per_report: Every so many fragments the state is reported.
+        fragments_per_report: Number of fragments between two reports of the state.
         max_bytes: Bytes of payloads that may be fetched at most.
         clear: Delete what the buffer holds.
         database_config: Where it is.
@@ -99,7 +99,7 @@ class Config(BaseModel):
 
     @property
     def rules(self) -> Rules:
-        """What the database goes by."""
+        """The rules that the database applies."""
         return Rules(**{name: getattr(self, name) for name in Rules.__dataclass_fields__})
 
 

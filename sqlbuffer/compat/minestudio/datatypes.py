@@ -1,4 +1,4 @@
-"""What goes into the buffer and comes out: `minestudio.online.utils.rollout.datatypes`."""
+"""The data types of fragments: `minestudio.online.utils.rollout.datatypes`."""
 
 import logging
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class FragmentIndex:
 
 @dataclass(frozen=True)
 class FragmentMetadata:
-    """What the buffer decides by.
+    """The version, session and worker of a fragment: the rules of the buffer depend on them.
 
     Attributes:
         model_version: Version of the model at the first step of the fragment.
@@ -157,7 +157,7 @@ class StepRecord:
 
 
 class FragmentDataDict(dict[FragmentIndex, Any]):
-    """Something for each of several fragments: values, log-probabilities, advantages.
+    """Values by fragment, such as log-probabilities or advantages.
 
     Example:
         >>> found = FragmentDataDict()

@@ -24,7 +24,7 @@ from sqlbuffer.storage.store import BufferStore
 
 
 class FragmentStore:
-    """Fragments by id; what is added here alone is in no chunk and stays until it is deleted.
+    """Fragments by id. A fragment that is added only here is in no chunk and stays until deleted.
 
     Args:
         path: A folder, as in `database_config`.

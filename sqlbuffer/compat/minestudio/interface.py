@@ -39,13 +39,13 @@ Report = Callable[[dict[str, float]], None]
 class ReplayBufferInterface:
     """Fragments of rollout workers, handed out in chunks, on a SQL database.
 
-    Every process makes its own object, which may be pickled; nothing lives anywhere but in the
-    database. What the buffer holds survives restarts.
+    Every process makes its own object, which may be pickled. All state is in the database, so it
+    survives restarts.
 
     Args:
-        config: What the buffer is made with, a dict or a DictConfig (see `Config`). One that there
-            is is attached to if it was made with the same. Omitted: attach to the one that there
-            is.
+        config: The configuration of the buffer, a dict or a DictConfig (see `Config`). An existing
+            buffer is opened if it was made with the same configuration. Omitted: open an existing
+            buffer.
         url: Database URL, in place of `database_config`. Omitted, without config too:
             `SQLBUFFER_URL`.
         name: One database holds many buffers.
@@ -268,7 +268,7 @@ class ReplayBufferInterface:
         return places
 
     def prepared_fragments(self, consumer: str = "") -> list[tuple[FragmentIndex, str]]:
-        """Return what the last fetch prepared: the same for all processes, any number of times;
+        """Return the fragments of the last fetch: the same for all processes and all calls;
         `[]` before the first.
 
         Args:

@@ -1,4 +1,4 @@
-"""What is reported of a buffer, under MineStudio's names."""
+"""The metrics of a buffer, under MineStudio's names."""
 
 from sqlbuffer.storage.extensions.fragments.pool import Pool
 
@@ -10,7 +10,7 @@ _COUNTED = (
 
 
 def metrics(pool: Pool) -> dict[str, float]:
-    """Return the numbers of a buffer; what is not known yet is left out, so that none is NaN."""
+    """Return the metrics of a buffer; unknown ones are left out, so that none is NaN."""
     counts = pool.counts
     known = {
         "fragments_per_second": counts.per_second,

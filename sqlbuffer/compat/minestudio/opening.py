@@ -1,4 +1,4 @@
-"""Opening and making the buffer behind a config, a folder or a URL."""
+"""Opens or makes the buffer of a config, a folder or a URL."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def made(config: Config, url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
 
 
 def existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
-    """Return a buffer that there is, and its rules.
+    """Return an existing buffer and its rules.
 
     Raises:
         FragmentError: There is none.
@@ -82,7 +82,7 @@ def plain_store(url: Any, name: str) -> BufferStore:
 
 
 def check_name(name: Any) -> None:
-    """Raise where a name is none."""
+    """Raise where a name is empty."""
     if not checks.key(name, "name"):
         raise FragmentTypeError(f"name is a text, got {name!r}")
 

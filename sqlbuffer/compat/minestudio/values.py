@@ -1,7 +1,7 @@
-"""A fragment as a row of the buffer, and back.
+"""Encodes a fragment as a row of the buffer, and decodes it.
 
 The observations are the row's `state`, the actions its only action, and the rest is in `extra`.
-Tensors and numpy's scalars are stored as arrays, and their places beside them.
+Tensors and numpy's scalars are stored as arrays, together with their places.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Waiting for enough chunks, and saying what for."""
+"""Waits until there are enough chunks, and logs what is missing."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ class Wait:
         self._first: Pool | None = None
 
     def for_more(self, pool: Pool) -> None:
-        """Wait until there may be enough.
+        """Wait until there may be enough chunks.
 
         Args:
             pool: The state when there were too few.
@@ -55,7 +55,7 @@ class Wait:
             pool = self._reader.pool()
 
     def missing(self, pool: Pool, waited_s: float) -> str:
-        """Return what there is too little of, for people."""
+        """Return a message that says what is missing."""
         first = self._first or pool
         now, then = pool.counts, first.counts
         left = ", ".join(

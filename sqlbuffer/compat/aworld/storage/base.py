@@ -1,4 +1,4 @@
-"""What a storage is."""
+"""The interface of a storage."""
 
 import random
 from abc import ABC, abstractmethod
@@ -12,8 +12,8 @@ from sqlbuffer.steps.data_rows import DataRow
 class Storage(ABC):
     """Holds rows; AWorld's interface, for storages of your own.
 
-    Those of this package return what became of the rows from `add` and `add_batch`; AWorld's return
-    nothing, and need not.
+    `add` and `add_batch` of this package return the outcome for the rows. A storage of yours may
+    return nothing, as in AWorld.
 
     Example:
         >>> class Forgetful(Storage):

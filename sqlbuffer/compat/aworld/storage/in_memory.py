@@ -1,4 +1,4 @@
-"""AWorld's default storage: private and gone with its owner."""
+"""AWorld's default storage: private, and removed with its owner."""
 
 from multiprocessing.util import Finalize
 
@@ -7,7 +7,7 @@ from sqlbuffer.compat.aworld.storage.sql import DEFAULT_CAPACITY, SQLStorage
 
 
 class InMemoryStorage(SQLStorage):
-    """Rows in a database of its own, removed when the storage is collected or its process ends.
+    """Rows in a private database, removed when the storage is collected or its process ends.
 
     The name is AWorld's. The rows are in a temporary SQLite file, so that child processes that are
     given the storage, by fork or by pickling, write to the same rows; keep the storage for as long

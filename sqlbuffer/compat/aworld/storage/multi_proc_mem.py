@@ -1,4 +1,4 @@
-"""AWorld's storage for many processes."""
+"""AWorld's storage that several processes share."""
 
 from collections.abc import MutableMapping
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""Rows in a SQL database, by AWorld's calls."""
+"""`SQLStorage`: rows in a SQL database, with AWorld's calls."""
 
 from collections.abc import Sequence
 from operator import attrgetter

@@ -1,4 +1,4 @@
-"""Databases that are removed when nobody can need them any more."""
+"""Temporary databases, removed with their owner or at the end of the process."""
 
 import shutil
 import tempfile

@@ -62,14 +62,15 @@ def is_dict(data: Any) -> bool:
 
 @register_buffer("advanced")
 class AdvancedReplayBuffer(RingBuffer):
-    """A ring of dicts that are drawn by priority, so often and so long as its limits let them.
+    """A ring of dicts that are drawn by priority, within limits of use and staleness.
 
-    An item is drawn with probability p^alpha / sum, one from each of equal parts of the sum: it is
-    repeated only where its weight is more than a part. It leaves when it was sampled `max_use`
-    times, and before a sample when it is `max_staleness` iterations old.
+    The weight of an item is p^alpha. The sum of the weights is divided into equal parts, and one
+    item is drawn from each part. So an item repeats only if its weight exceeds a part. An item
+    leaves when it was sampled `max_use` times, and before a sample when it is `max_staleness`
+    iterations old.
 
-    With a `url` everything is shared: items, priorities, uses, ids, `push_count`, `beta`, and the
-    counts of the rate limit.
+    With a `url`, processes share everything: items, priorities, uses, ids, `push_count`, `beta`,
+    and the counts of the rate limit.
 
     Attributes:
         alpha: Exponent of the priorities.

@@ -1,4 +1,4 @@
-"""`ElasticReplayBuffer`: draws among fewer items, or more, as collecting goes on."""
+"""`ElasticReplayBuffer`: draws among the newest items, whose number depends on the step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -14,9 +14,9 @@ from sqlbuffer.storage.sampling.candidates import Candidates
 
 @register_buffer("elastic")
 class ElasticReplayBuffer(NaiveReplayBuffer):
-    """A naive buffer that draws among its newest items only, so many as a function says.
+    """A naive buffer that draws among its newest items; a function gives their number.
 
-    Config: as that of `NaiveReplayBuffer`, and `set_buffer_size`, a function from the collector's
+    Config: that of `NaiveReplayBuffer`, and `set_buffer_size`, a function from the collector's
     step to a number of items; None: all of them.
 
     Example:

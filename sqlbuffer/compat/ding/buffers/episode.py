@@ -15,9 +15,9 @@ logger = logging.getLogger("sqlbuffer")
 
 @register_buffer("episode")
 class EpisodeReplayBuffer(NaiveReplayBuffer):
-    """A naive buffer each item of which is an episode: a list of steps.
+    """A naive buffer whose items are episodes: lists of steps.
 
-    One episode is pushed as `[episode]`: a list is taken for many items.
+    Push one episode as `[episode]`: a list means many items.
 
     Config: as that of `NaiveReplayBuffer`; `replay_buffer_size` counts episodes.
 
@@ -49,7 +49,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         return found
 
     def push(self, data: list[Any] | Any, cur_collector_envstep: int) -> None:
-        """Put in an episode that is no list, or each of a list of episodes; see
+        """Store an episode that is not a list, or each of a list of episodes; see
         `NaiveReplayBuffer.push`.
         """
         if isinstance(data, list) and not self._is_warned and any(map(_is_step, data)):

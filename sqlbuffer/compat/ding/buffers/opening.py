@@ -1,4 +1,4 @@
-"""The buffer in a database behind a config."""
+"""Opens the ring in the database that a config names."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -56,7 +56,7 @@ NAIVE_CONFIG: Mapping[str, Any] = {
 
 
 class RingBuffer(IBuffer):
-    """A ring of items: in the memory of this process, or in a database that processes share.
+    """A ring of items, in the memory of this process or in a shared database.
 
     Args:
         cfg: Config; what it lacks is taken from the defaults.

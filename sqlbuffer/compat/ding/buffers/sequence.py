@@ -16,7 +16,7 @@ from sqlbuffer.storage.sampling.candidates import Candidates
 
 @register_buffer("sequence")
 class SequenceReplayBuffer(NaiveReplayBuffer):
-    """A ring of the steps of episodes that all have the same length, pushed one after the other.
+    """A ring of the steps of episodes of equal length, which are pushed in order.
 
     Config: as that of `NaiveReplayBuffer`, and `episode_length` (500), which is not DI-engine's:
     500 stands in its code.

@@ -17,7 +17,7 @@ KEYS = ("use_count", "tail", "max_priority", "beta", "push_count")
 
 @dataclass(frozen=True)
 class AdvancedState:
-    """What a state says: of each item, the oldest first, and of the buffer.
+    """The contents of a state: its items, the oldest first, and the counters of the buffer.
 
     Attributes:
         items: The items.
@@ -26,7 +26,7 @@ class AdvancedState:
         uses: How often each was used.
         counts: The counters.
         ledger: What is kept beside them.
-        anneal_step: In how many samples beta is raised to 1; None: it does not say.
+        anneal_step: Number of samples in which beta rises to 1; None: unknown.
     """
 
     items: Sequence[Any]

@@ -1,4 +1,4 @@
-"""Items as rows of the database, and back."""
+"""Encodes items as rows of the database, and decodes them."""
 
 import math
 from collections.abc import Sequence
@@ -71,8 +71,8 @@ def _check_classes(tree: Any) -> None:
 
 
 class _Plan(NamedTuple):
-    """How a dict of arrays and plain values is read: items are alike, and have the same text again
-    and again.
+    """How to decode a dict of arrays and plain values. Most items have the same text, so plans are
+    cached by text.
 
     Attributes:
         plain: Every key, in order, with the values that are no arrays.

@@ -15,7 +15,7 @@ class MissingDataError(ReplayError, AssertionError):
 
 
 class RingState(NamedTuple):
-    """What a state says.
+    """The contents of a state.
 
     Attributes:
         items: The items, the oldest first.

@@ -1,4 +1,4 @@
-"""What is known of the batches that were sampled last."""
+"""Figures of the last sampled batches: `SampledDataAttrMonitor`, and its clock `TickTime`."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from sqlbuffer.storage.database.fork_lock import ForkLock
 
 
 class Time(Protocol):
-    """What tells the time: an object with `time()`."""
+    """A clock."""
 
     def time(self) -> float:
         """Return it."""
 
 
 class TickTime:
-    """A time that is moved by hand.
+    """A clock that is moved by hand.
 
     Args:
         init: Where it begins.
@@ -43,16 +43,16 @@ class TickTime:
 
 
 class SampledDataAttrMonitor:
-    """Knows the uses, priorities and staleness of the batches that were sampled last.
+    """The uses, priorities and staleness of the last sampled batches.
 
-    Of each batch `use_max`, `use_avg`, `priority_max`, `priority_avg`, `priority_min`,
-    `staleness_max` and `staleness_avg` are set as attributes; then the time goes on. Read are
-    `avg['use']()` and the like, over the newest expire + 1 batches, those of the moment itself not
-    yet among them; without any they are 0.
+    For each batch set the attributes `use_max`, `use_avg`, `priority_max`, `priority_avg`,
+    `priority_min`, `staleness_max` and `staleness_avg`, then move the clock. `avg['use']()` and the
+    like return a figure over the newest expire + 1 batches. Batches of the current moment do not
+    count yet. Without batches a figure is 0.
 
     Args:
         time_: What has `time()`, such as a `TickTime`.
-        expire: How far back it looks.
+        expire: Length of the window.
 
     Raises:
         AttributeError: `time_` does not tell the time.

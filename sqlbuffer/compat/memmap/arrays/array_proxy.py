@@ -1,4 +1,4 @@
-"""`data[...]` and `meta_data[...]`: arrays that read from the database and write to it."""
+"""The values of one field of all slots, as an array that reads and writes the database."""
 
 import math
 import operator
@@ -26,20 +26,20 @@ Read = Callable[..., NDArray[Any]]
 
 
 class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
-    """One field of all slots, like an array of numpy; each access asks the database.
+    """One field of all slots, like an array of numpy; each access reads the database.
 
-    An index without arrays returns a `View`: an array with the values of this moment, and assigning
-    to it writes to the database, one transaction an assignment. Write many values in one
-    assignment: `data['returns'][3, :10] = values`. An index with arrays returns a copy, as numpy
-    does.
+    An index without arrays returns a `View`: an array with the current values. Assigning to it
+    writes to the database, in one transaction for each assignment. So write many values in one
+    assignment: `data['returns'][3, :10] = values`. An index with arrays returns a copy, as in
+    numpy.
 
     Args:
         track: The field.
         leading: The shape before that of one value: slots, or slots and steps.
         read: Returns the values of cells, given an index array for each leading axis.
         write: Sets them.
-        flush: Stores what waits.
-        again: Returns such a proxy for a view, which does not keep the buffer from being deleted.
+        flush: Stores the steps that are not stored yet.
+        again: Returns a new proxy for a view; it holds no reference to the buffer.
 
     Example:
         >>> import tempfile
@@ -204,7 +204,7 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class ArrayProxies(Mapping[str, ArrayProxy]):
-    """The proxies of all fields by name, made as they are asked for.
+    """The proxies of all fields by name, made when they are read.
 
     Args:
         names: The fields.
@@ -220,7 +220,7 @@ class ArrayProxies(Mapping[str, ArrayProxy]):
         return self._make(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Take back what `data[name] += 1` computed, which is written already; nothing else."""
+        """Accept the result of `data[name] += 1`, which is written already; refuse the rest."""
         if not isinstance(value, ArrayProxy) or name not in self._names:
             raise TypeError(f"assign to a part of the field: data[{name!r}][:] = ...")
 
@@ -232,7 +232,7 @@ class ArrayProxies(Mapping[str, ArrayProxy]):
 
 
 def proxy_maker(make: Callable[[str], ArrayProxy], name: str) -> Callable[[], ArrayProxy]:
-    """Return a function that makes a proxy as long as its buffer is there.
+    """Return a function that makes a proxy as long as its buffer exists.
 
     Args:
         make: A method of the buffer.

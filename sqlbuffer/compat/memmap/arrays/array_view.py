@@ -1,8 +1,8 @@
-"""Arrays that `data[...]` returns, whose changes reach the database.
+"""The arrays that an index of `data[...]` returns: changes to them are written to the database.
 
-numpy writes to the memory of an array in many ways that a subclass cannot see. So the memory that
-callers get is read-only: assignments, in-place operators, `fill` and `sort` write to the database,
-and everything else raises numpy's error for read-only arrays.
+numpy can write to the memory of an array in many ways that a subclass does not notice. So callers
+get read-only memory. Assignments, in-place operators, `fill` and `sort` write to the database.
+Everything else raises numpy's error for read-only arrays.
 """
 
 import operator
@@ -33,7 +33,7 @@ class Source(Protocol):
 
 
 class WritesThrough:
-    """Operations of numpy arrays that change them, on values that are in the database."""
+    """The operations that change a numpy array, for values in the database."""
 
     def _set_all(self, value: Any) -> None:
         """Set all values."""
@@ -76,9 +76,9 @@ class WritesThrough:
 
 
 class View(WritesThrough, np.ndarray[Any, Any]):  # type: ignore[misc]  # its `sort` writes
-    """What a basic index picked, as it was when it was read; assigning to it writes.
+    """The values that a basic index picked when it was read; assigning to it writes.
 
-    What numpy makes of it, such as `view.T`, can be read and not written.
+    Arrays that numpy derives from it, such as `view.T`, are read-only.
     """
 
     _own: NDArray[Any] | None = None

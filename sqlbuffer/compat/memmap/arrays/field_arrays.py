@@ -8,7 +8,7 @@ from sqlbuffer.compat.memmap.slots.slot_reader import SlotReader
 
 
 class FieldArrays(SlotReader):
-    """The part of `ReplayBuffer` that shows its fields."""
+    """The properties of `ReplayBuffer` that describe its fields and return their values."""
 
     # Not attributes: they refer to the buffer, which is to be deleted with the last use of it.
     @property

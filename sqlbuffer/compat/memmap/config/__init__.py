@@ -1,1 +1,1 @@
-"""What a buffer is made with, and how the database stores its fields."""
+"""The configuration of a buffer: slots, declared fields, and their types in the database."""

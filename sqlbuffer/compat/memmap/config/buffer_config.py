@@ -25,15 +25,15 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Config:
-    """What a buffer is made with.
+    """The configuration of a buffer.
 
     Attributes:
-        max_episodes: Slots.
-        max_timesteps: Steps of a slot.
-        fields: What is stored of a step.
-        meta: What is stored of an episode.
+        max_episodes: Number of slots.
+        max_timesteps: Number of steps of a slot.
+        fields: The fields of a step.
+        meta: The fields of an episode.
         circular: Slots are used again.
-        extra: What the user keeps with it.
+        extra: Values that the user keeps with it.
     """
 
     max_episodes: int
@@ -53,7 +53,7 @@ class Config:
         circular: Any,
         extra: Mapping[str, Any],
     ) -> "Config":
-        """Return what the arguments of a constructor mean.
+        """Return the configuration that the arguments of a constructor give.
 
         Raises:
             MemmapTypeError: One is of another type, or a misspelt name of one.
@@ -106,7 +106,7 @@ class Config:
         )
 
     def differences(self, stored: "Config") -> list[str]:
-        """Return what is stored otherwise, a line each."""
+        """Return the differences to a stored configuration, one line each."""
         found = []
         for name in ("max_episodes", "max_timesteps", "circular", "fields", "meta", "extra"):
             ours, theirs = getattr(self, name), getattr(stored, name)

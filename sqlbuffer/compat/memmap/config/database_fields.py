@@ -19,7 +19,7 @@ _COLUMNS = {"reward": ("int", "float", "uint8"), "terminated": ("bool",), "trunc
 
 
 def core_names(tracks: Mapping[str, DeclaredField]) -> dict[str, str]:
-    """Return what each field is called in the database, where some names mean something else."""
+    """Return the name of each field in the database, where some names are reserved."""
     found: dict[str, str] = {}
     for name in tracks:
         own = name
@@ -77,7 +77,7 @@ def own_columns(tracks: Mapping[str, DeclaredField]) -> dict[str, str]:
 
 
 def _default(track: DeclaredField) -> tuple[tuple[int, ...], bytes] | None:
-    """Return the default as the database keeps it, in the declaration: none of large fields."""
+    """Return the default that the declaration in the database has; None for large fields."""
     if math.prod(track.shape) > MAX_DEFAULT_ITEMS:
         return None
     return track.shape, np.full(track.shape, track.fill, track.dtype).tobytes()

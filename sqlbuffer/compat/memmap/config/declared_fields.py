@@ -31,7 +31,7 @@ class DeclaredField:
         name: Its name.
         kind: `int`, `float`, `bool` or `uint8`.
         shape: Shape of one value.
-        default: What is held where nothing was written, as it was declared; None: zero.
+        default: The declared value of cells that were never written; None: zero.
     """
 
     name: str
@@ -91,7 +91,7 @@ def parse_fields(given: Any, what: str) -> dict[str, DeclaredField]:
 
 
 def check_fields(fields: Mapping[str, DeclaredField], meta: Mapping[str, DeclaredField]) -> None:
-    """Raise where a name cannot be one, or is declared twice."""
+    """Raise where a name is invalid or declared twice."""
     if shared := set(fields) & set(meta):
         raise MemmapError(f"fields and meta_fields must be disjoint - shared {shared}")
     for name in fields:

@@ -31,7 +31,7 @@ OPTIONS = frozenset(
 
 
 class UnknownNameError(SQLBufferError, KeyError):
-    """No field of that name: the message lists those that there are."""
+    """There is no field of that name; the message lists the fields."""
 
     __str__ = Exception.__str__  # KeyError would print the repr of the message
 
@@ -76,7 +76,7 @@ def check_count(parameter: str, value: Any, least: int) -> int:
 
 
 def check_options(given: Mapping[str, Any]) -> None:
-    """Raise for what looks like a misspelt parameter; others are ignored, as they always were."""
+    """Raise for a parameter that looks misspelt; ignore others, as memmap-replay-buffer does."""
     for name in given:
         close = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
         if close and close[0] != name:

@@ -1,4 +1,4 @@
-"""What datasets hand out: single items, and what makes batches of them."""
+"""Items of datasets, and the function that collates them into batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ except ImportError:
 
 
 class Items(Sequence[dict[str, Any]]):
-    """Items that were read at once, as columns: collating them copies nothing.
+    """Items that were read together, as columns: collating them copies nothing.
 
     Args:
         columns: Arrays of shape (n, ..), by name.
@@ -52,7 +52,7 @@ class Items(Sequence[dict[str, Any]]):
 
 
 class Collate:
-    """Makes a batch of items: padded with zeros, masked, moved, named."""
+    """Collates items into a batch: pads with zeros, adds the mask, moves tensors, names fields."""
 
     def __init__(
         self, return_mask: bool, device: Any, to_named_tuple: tuple[str, ...] | None
@@ -95,7 +95,7 @@ def _named(batch: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 class Columns(data.Dataset):  # type: ignore[misc]
-    """Steps that are in memory.
+    """A dataset of steps in memory.
 
     Args:
         columns: Tensors or arrays of shape (n, ..), by name.

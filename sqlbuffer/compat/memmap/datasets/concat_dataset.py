@@ -1,4 +1,4 @@
-"""Several datasets read as one, and tensors of several buffers in one."""
+"""Concatenates the datasets, and the tensors, of several buffers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ except ImportError:
 
 
 class BatchedConcatDataset(data.ConcatDataset):  # type: ignore[misc]
-    """Torch's `ConcatDataset`, which reads the items of a batch at once."""
+    """Torch's `ConcatDataset`, with one read for all items of a batch."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several items, without those that are not there any more.
+        """Return several items, without those that no longer exist.
 
         Raises:
             IndexError: There are not that many.

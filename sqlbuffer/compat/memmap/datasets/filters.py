@@ -1,4 +1,4 @@
-"""Which episodes and steps loaders read: those with certain values."""
+"""Filters by the values of episodes and steps."""
 
 from collections.abc import Mapping
 from typing import Any

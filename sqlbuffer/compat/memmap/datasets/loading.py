@@ -138,8 +138,8 @@ def dataloader(
 
     Args:
         batch_size: Items in a batch.
-        n_steps: See `dataset`, as for what is not said here.
-        dataset: Read this one; what says which items, and of what, then counts for nothing.
+        n_steps: See `dataset`, also for the arguments that are not explained here.
+        dataset: Read this dataset; the arguments that choose items and fields have no effect.
         fields: Not together with to_named_tuple.
         current_fields: For n_steps only, as are the next two.
         next_fields: All by default.
@@ -192,7 +192,7 @@ def dataloader(
 
 
 def collate_for(return_mask: bool, device: Any, to_named_tuple: Any) -> Any:
-    """Return what makes batches of items."""
+    """Return the function that collates items into batches."""
     need_torch()
     from sqlbuffer.compat.memmap.datasets.batches import Collate
 

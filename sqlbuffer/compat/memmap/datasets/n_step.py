@@ -17,9 +17,9 @@ class ReplayDatasetNStep(StepDataset):
 
     An item of step t of an episode of length L has `current_fields` at t; `next_fields` at t + m,
     as `next_<name>`; `sequence_fields` at t to t + m - 1 as `seq_<name>`, of shape (n, *shape),
-    with zeros behind; and `n_step_lens`, which is m = min(n, L - t - 1). The last stored step is
-    none to begin with: it is the observation after the last action. Values of an episode and
-    `_indices` are as `ReplayDatasetTimestep` has them.
+    with zeros behind; and `n_step_lens`, which is m = min(n, L - t - 1). No
+    item starts at the last stored step, which is the observation after the last action. Values of
+    an episode and `_indices` are those of `ReplayDatasetTimestep`.
 
     Args:
         replay_buffer: The buffer, its folder, or its URL.
@@ -35,9 +35,9 @@ class ReplayDatasetNStep(StepDataset):
         **kwargs: `min_episode_len`.
 
     Raises:
-        KeyError: A filter names what there is not.
-        TypeError: Names that are not in a tuple, or n_steps that is no whole number.
-        ValueError: Negative n_steps, or a filter by what is no single number.
+        KeyError: A filter names an unknown field.
+        TypeError: Names that are not in a tuple, or n_steps that is not a whole number.
+        ValueError: Negative n_steps, or a filter value that is not a single number.
 
     Example:
         >>> from sqlbuffer.compat.memmap import ReplayBuffer

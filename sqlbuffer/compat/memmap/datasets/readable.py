@@ -13,7 +13,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class FieldType(Protocol):
-    """A field: its name, what it holds a step or an episode, and what it holds unless written."""
+    """A declared field: its name, and the dtype and shape of its values."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class Readable(Protocol):
         """Make what was stored readable."""
 
     def _snapshot(self, slots: Ints | None = None) -> AbstractContextManager[Any]:
-        """Have everything that is read in a block, by this thread, be of one moment.
+        """Read the database at one moment for all reads of this thread in a block.
 
         Args:
             slots: Slots whose state is wanted, of shape (n,).
@@ -85,5 +85,5 @@ INTERNAL = frozenset({"episode_lens", "_initted"})  # kept for each episode, and
 
 
 def user_meta(buffer: Readable) -> list[str]:
-    """Return the names of what the user keeps for each episode."""
+    """Return the names of the meta fields that the user declared."""
     return [name for name in buffer.meta_tracks if name not in INTERNAL]

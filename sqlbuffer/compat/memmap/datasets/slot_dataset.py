@@ -89,7 +89,7 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Items:
-        """Return several items, read at once, without those that are not there any more.
+        """Return several items with one read, without those that no longer exist.
 
         Raises:
             IndexError: There are not that many.
@@ -104,7 +104,7 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
         return items
 
     def found(self, indices: Sequence[int]) -> tuple[NDArray[np.bool_], Items]:
-        """Return which of the items are there, and those."""
+        """Return which of the items exist, and those items."""
         places = self._places(indices)
         slots, ts = self._slots[places], self._ts[places]
         self.replay_buffer._flush()

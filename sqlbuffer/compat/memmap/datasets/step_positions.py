@@ -1,4 +1,4 @@
-"""Which steps items are made of: plain arithmetic over the lengths of episodes."""
+"""Positions of the steps that items consist of, computed from the lengths of episodes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sqlbuffer.compat.memmap.datasets.readable import Ints
 
 
 def counted(counts: Ints) -> tuple[Ints, Ints]:
-    """Return 0..n-1 for each n one after the other, and whose count each of them is.
+    """Return 0..n-1 for each n, concatenated, and the place of the n that each belongs to.
 
     >>> counted(np.array([2, 0, 3]))
     (array([0, 1, 0, 1, 2]), array([0, 0, 2, 2, 2]))
@@ -41,7 +41,7 @@ def steps_ahead(ts: Ints, lengths: Ints, n_steps: int) -> Ints:
 
 
 def padded(values: NDArray[Any], counts: Ints, width: int) -> NDArray[Any]:
-    """Return what lies one after the other in rows of one width, with zeros on the right.
+    """Return concatenated values as rows of one width, with zeros on the right.
 
     Args:
         values: Of shape (sum of counts, *shape).

@@ -13,7 +13,7 @@ from sqlbuffer.compat.memmap.datasets.step_positions import padded, steps_of
 
 
 class ReplayDatasetTimeWindow(SlotDataset):
-    """One window of each episode, at random whenever it is read: give it to `dataloader(dataset=)`.
+    """A random window of each episode, drawn anew for each read; for `dataloader(dataset=)`.
 
     Windows lie within the episode; their start is drawn from numpy's global random numbers, which
     `numpy.random.seed` seeds. Fields are of shape (window_length, *shape), with zeros behind the
@@ -23,7 +23,7 @@ class ReplayDatasetTimeWindow(SlotDataset):
     Args:
         replay_buffer: The buffer, its folder, or its URL.
         window_length: How many steps.
-        fields: See `ReplayDatasetTrajectory`, as for what is not said here.
+        fields: See `ReplayDatasetTrajectory`, also for other arguments.
         fieldname_map: Other names.
         include_metadata: Have the episode's own values as well.
         filter_meta: Episodes with these values only.
@@ -31,9 +31,9 @@ class ReplayDatasetTimeWindow(SlotDataset):
         **kwargs: `min_episode_len`.
 
     Raises:
-        KeyError: filter_meta names what episodes do not have.
-        TypeError: Names that are not in a tuple, or a length that is no whole number.
-        ValueError: A length below 1, or a filter by what is no single number.
+        KeyError: filter_meta names an unknown field.
+        TypeError: Names that are not in a tuple, or a length that is not a whole number.
+        ValueError: A length below 1, or a filter value that is not a single number.
 
     Example:
         >>> from sqlbuffer.compat.memmap import ReplayBuffer
@@ -85,7 +85,7 @@ class ReplayDatasetTimeWindow(SlotDataset):
 
 
 def _starts(lengths: Ints, width: int) -> Ints:
-    """Return where windows begin: anywhere where they lie within."""
+    """Return random starts of windows that lie within their episodes."""
     most = np.maximum(lengths - width, 0)
     # The global generator is what memmap-replay-buffer's users seed.
     return np.array([np.random.randint(0, n + 1) for n in most], np.int64)  # noqa: NPY002

@@ -19,7 +19,7 @@ class ReplayDatasetTimestep(StepDataset):
 
     Args:
         replay_buffer: The buffer, its folder, or its URL.
-        fields: See `ReplayDatasetTrajectory`, as for what is not said here.
+        fields: See `ReplayDatasetTrajectory`, also for other arguments.
         fieldname_map: Other names.
         return_indices: Have `_indices` as well.
         include_metadata: Have the episode's own values as well.
@@ -28,9 +28,9 @@ class ReplayDatasetTimestep(StepDataset):
         **kwargs: `min_episode_len`.
 
     Raises:
-        KeyError: A filter names what there is not.
+        KeyError: A filter names an unknown field.
         TypeError: Names that are not in a tuple.
-        ValueError: A filter by what is no single number.
+        ValueError: A filter value that is not a single number.
 
     Example:
         >>> from sqlbuffer.compat.memmap import ReplayBuffer

@@ -37,9 +37,9 @@ class ReplayDatasetTrajectory(SlotDataset):
             memmap-replay-buffer does, unless they look like a misspelt one.
 
     Raises:
-        KeyError: filter_meta names what episodes do not have.
-        TypeError: Names that are not in a tuple, or what looks like a misspelt parameter.
-        ValueError: filter_fields, or a filter by what is no single number.
+        KeyError: filter_meta names an unknown field.
+        TypeError: Names that are not in a tuple, or a parameter that looks misspelt.
+        ValueError: filter_fields, or a filter value that is not a single number.
 
     Example:
         >>> from sqlbuffer.compat.memmap import ReplayBuffer

@@ -25,7 +25,7 @@ MAX_SAID_ITEMS = 256
 
 
 class RowCoder:
-    """Rows of fields as the database has them.
+    """Encodes rows of fields as the database stores them.
 
     Args:
         tracks: The fields.
@@ -77,7 +77,7 @@ class RowCoder:
 
     @staticmethod
     def _is_plain(values: NDArray[Any]) -> bool:
-        """Tell whether JSON has all of the numbers as they are."""
+        """Return True if JSON keeps all of the numbers exactly."""
         if values.dtype.kind != "f":
             return True
         # In range; and zeros are positive.
@@ -87,7 +87,7 @@ class RowCoder:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tell whether JSON has a number as it is: in range, and no negative zero."""
+    """Return True if JSON keeps a number exactly: in range, and not negative zero."""
     if type(value) is not float:
         return True
     return -_MAX_PLAIN < value < _MAX_PLAIN and (value != 0.0 or math.copysign(1.0, value) > 0)
@@ -107,7 +107,7 @@ def _real(value: Any) -> float | None:
 
 
 class StepPacker:
-    """Packs one step after the other, at a few microseconds each; not for several threads.
+    """Packs single steps, in a few microseconds each; not thread-safe.
 
     Args:
         rows: How a row is laid out.
@@ -171,10 +171,10 @@ def _step(track: DeclaredField, value: Any) -> tuple[Any, NDArray[Any]]:
 
 
 class MetaCoder:
-    """What is kept of an episode, as bytes.
+    """Encodes the meta fields of an episode as bytes.
 
     Args:
-        tracks: The fields, those among them that are not kept so left out.
+        tracks: The fields; internal ones are left out, since they are stored elsewhere.
     """
 
     def __init__(self, tracks: Mapping[str, DeclaredField]) -> None:

@@ -1,4 +1,4 @@
-"""The values of steps by slot and time: read and changed, whether they have a row or not."""
+"""Cells, the values of steps by slot and time: reads and changes them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,10 +26,10 @@ MAX_JOINED_BYTES = 64 * 1024 * 1024
 
 @dataclass
 class Snapshot:
-    """What a thread reads in, all of it of one moment.
+    """One moment of the database, which a thread reads.
 
     Attributes:
-        connection: Where it reads.
+        connection: The connection that reads it.
         open_lengths: The lengths of the episodes that this process has open, all steps of which are
             stored.
         states: The states of slots that were looked at; None where one was never used.
@@ -46,17 +46,17 @@ class Snapshot:
 
 
 class Cells:
-    """The cells of a buffer. What was never written has its field's default.
+    """The cells of a buffer. A cell that was never written has the default of its field.
 
     Attributes:
-        kept: What was read before of whole episodes.
+        kept: The cache of whole episodes.
 
     Args:
         store: The buffer.
         slots: Its slots.
         rows: How a row is laid out.
         max_timesteps: Steps of a slot.
-        kept: Where that is kept.
+        kept: The cache of whole episodes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Whole episodes that were read before, kept as the operating system keeps pages of a file."""
+"""A cache of whole episodes in memory; the least recently used leave first."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 class CacheKey(NamedTuple):
-    """What says that rows are still the same: rows are never changed without a new `changes`.
+    """The version of an episode's rows: a change of rows always changes `changes`.
 
     Attributes:
-        episode: The number of the episode; none is given twice.
+        episode: The number of the episode; numbers are never reused.
         last: Its last step that was read, from the first one on.
         changes: How often stored steps of the buffer had been changed.
     """
@@ -27,7 +27,7 @@ class CacheKey(NamedTuple):
 
 
 class EpisodeCache:
-    """The fields of episodes; what was read longest ago is forgotten first.
+    """The fields of episodes, up to a number of bytes.
 
     Attributes:
         max_bytes: How many bytes are kept; 0 keeps nothing.

@@ -1,4 +1,4 @@
-"""The episodes that one process is writing, on their way to the database."""
+"""Writes the open episodes of one process to the database."""
 
 import os
 import threading
@@ -47,7 +47,7 @@ class OpenEpisode:
         last_t: The last one that has a row; -1 without any.
         first_t: The first one.
         return_: Sum of its rewards.
-        is_dirty: The database has other meta values.
+        is_dirty: The meta values are not stored yet.
     """
 
     turn: int
@@ -71,9 +71,9 @@ class EpisodeWriter:
 
     Args:
         store: The buffer.
-        config: What it was made with.
-        rows: How its steps are laid out.
-        metas: How its meta values are.
+        config: Its configuration.
+        rows: Encodes its steps.
+        metas: Encodes its meta values.
         flush_s: How long a step waits at most before it is stored.
     """
 

@@ -1,4 +1,4 @@
-"""Opening and making the buffer behind a folder or a URL."""
+"""Opens, makes and overwrites the buffer of a folder or a URL."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from sqlbuffer.storage.store import BufferStore
 def check_options(
     overwrite: Any, read_only: Any, flush_every: Any, name: Any, cache_bytes: Any
 ) -> None:
-    """Raise where an option of the constructor is none."""
+    """Raise where an option of the constructor is invalid."""
     if overwrite is not None and not isinstance(overwrite, bool):
         raise MemmapTypeError(f"overwrite is True or False, got {overwrite!r}")
     if not isinstance(read_only, bool):
@@ -44,7 +44,7 @@ def check_options(
 def open_or_make(
     folder: Any, name: str, config: Config, fields: Fields, overwrite: bool | None
 ) -> BufferStore:
-    """Return the buffer, made where there is none, or anew where it is to be overwritten.
+    """Return the buffer; make it where there is none, or where it is to be overwritten.
 
     Args:
         folder: The folder or the URL.
@@ -89,7 +89,7 @@ def _is_unused(store: BufferStore, fields: Fields) -> bool:
 
 @contextmanager
 def roles_in_errors(folder: Any) -> Iterator[None]:
-    """Have the error of a role that may not write say which one may, and how to read."""
+    """Add to the error of a role that may not write: which role may, and how to read."""
     try:
         yield
     except StorageReadOnlyError as error:
@@ -109,7 +109,7 @@ def _found(url: str, name: str) -> BufferStore | None:
 
 
 def open_existing(folder: Any, name: str) -> tuple[BufferStore, Config]:
-    """Return a buffer that there is, and what it was made with.
+    """Return an existing buffer and its configuration.
 
     Raises:
         MemmapError: There is none.
@@ -122,7 +122,7 @@ def open_existing(folder: Any, name: str) -> tuple[BufferStore, Config]:
 
 
 def stored_config(store: BufferStore, folder: Any) -> Config:
-    """Return what a buffer was made with."""
+    """Return the configuration that a buffer was made with."""
     ring = find_ring(store)
     if ring is None:
         raise MemmapError(

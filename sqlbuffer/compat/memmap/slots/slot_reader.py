@@ -1,4 +1,4 @@
-"""What the parts of `ReplayBuffer` go by."""
+"""The state that the parts of `ReplayBuffer` share, and reading by slots."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -26,13 +26,13 @@ MOST_ALONG = 1_000
 
 
 class SlotReader:
-    """The state of a buffer and its reading by slots; `ReplayBuffer` has the public part.
+    """Reads a buffer by slots; the base class of the parts of `ReplayBuffer`.
 
     Attributes:
-        folder: Where it is, as it was given: a path, or a URL.
-        read_only: It is not written to.
-        max_episodes: Slots.
-        max_timesteps: Steps of a slot.
+        folder: The path or URL that was given.
+        read_only: Writing is refused.
+        max_episodes: Number of slots.
+        max_timesteps: Number of steps of a slot.
         circular: Slots are used again.
         tracks: The fields of a step by name.
         meta_tracks: The fields of an episode by name.
@@ -187,7 +187,7 @@ class SlotReader:
 
     @contextmanager
     def _snapshot(self, slots: Ints | None = None) -> Iterator[Snapshot]:
-        """Have what this thread reads in a block be of one moment.
+        """Read the database at one moment for all reads of this thread in a block.
 
         Args:
             slots: Slots that are looked at along with its beginning, unless they are many, of shape
@@ -291,7 +291,7 @@ def checked_index(value: Any, n: int, name: str) -> int:
     """Return a number from 0 to n - 1.
 
     Raises:
-        MemmapTypeError: It is no number.
+        MemmapTypeError: It is not a number.
         MemmapError: It is out of range.
     """
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):

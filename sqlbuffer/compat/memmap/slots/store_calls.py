@@ -1,4 +1,4 @@
-"""Storing steps and episodes."""
+"""The calls of `ReplayBuffer` that store steps and episodes."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ logger = logging.getLogger("sqlbuffer")
 
 
 class StoreCalls(SlotReader):
-    """What `ReplayBuffer` stores with."""
+    """The methods of `ReplayBuffer` that store steps and episodes."""
 
     def store(self, **data: Any) -> Any:
         """Store one step of the open episode; begin one where none is.

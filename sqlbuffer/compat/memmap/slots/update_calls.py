@@ -1,4 +1,4 @@
-"""Changing what is stored, by slot and step."""
+"""The calls of `ReplayBuffer` that change stored values by slot and step."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 
 
 class UpdateCalls(SlotReader):
-    """What `ReplayBuffer` changes stored episodes with."""
+    """The methods of `ReplayBuffer` that change stored episodes."""
 
     def store_datapoint(
         self, episode_index: int, timestep_index: int, name: str, datapoint: Any
