@@ -133,3 +133,15 @@ def checked_seed(value: Any) -> int | None:
         ReplayConfigError: It is no whole number from 0 on.
     """
     return None if value is None else checked_count(value, "seed", 0)
+
+
+def config_value(cfg: Any, name: str) -> Any:
+    """Return the value of a key, of a dict or of an object with attributes.
+
+    Raises:
+        ReplayConfigError: The key is missing.
+    """
+    try:
+        return cfg[name] if isinstance(cfg, dict) else getattr(cfg, name)
+    except (KeyError, AttributeError):
+        raise ReplayConfigError(f"the config lacks {name!r}: {cfg!r:.200}") from None

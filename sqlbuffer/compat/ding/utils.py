@@ -1,8 +1,9 @@
 """The names of DI-engine's module `utils`."""
 
 from sqlbuffer.compat.ding.monitors.sampled_attributes import SampledDataAttrMonitor, TickTime
-from sqlbuffer.compat.ding.monitors.throughput import PeriodicThruputMonitor, ThruputController
-from sqlbuffer.compat.ding.used_data import UsedDataRemover
+from sqlbuffer.compat.ding.monitors.throughput_controller import ThruputController
+from sqlbuffer.compat.ding.monitors.throughput_monitor import PeriodicThruputMonitor
+from sqlbuffer.compat.ding.used_data_remover import UsedDataRemover
 
 __all__ = [
     "PeriodicThruputMonitor",

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sqlbuffer.compat.minestudio.checks import key
+from sqlbuffer.compat.minestudio.argument_checks import key
 from sqlbuffer.compat.minestudio.config import location
 from sqlbuffer.compat.minestudio.datatypes import FragmentMetadata, SampleFragment
 from sqlbuffer.compat.minestudio.errors import (
@@ -12,8 +12,8 @@ from sqlbuffer.compat.minestudio.errors import (
     FragmentNotFoundError,
     FragmentTypeError,
 )
+from sqlbuffer.compat.minestudio.fragment_codec import decoded, encoded, wanted_of
 from sqlbuffer.compat.minestudio.opening import NAME, plain_store
-from sqlbuffer.compat.minestudio.values import decoded, encoded, wanted_of
 from sqlbuffer.encoding.records import Decoder, Record
 from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.extensions.fragments import pool

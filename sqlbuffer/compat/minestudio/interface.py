@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.compat.minestudio import checks, waiting
+from sqlbuffer.compat.minestudio import argument_checks, chunk_wait
 from sqlbuffer.compat.minestudio.config import Config
 from sqlbuffer.compat.minestudio.datatypes import FragmentIndex, FragmentMetadata, SampleFragment
 from sqlbuffer.compat.minestudio.errors import FragmentAssertionError
+from sqlbuffer.compat.minestudio.fragment_codec import encoded, n_bytes
 from sqlbuffer.compat.minestudio.fragment_store import FragmentStore
 from sqlbuffer.compat.minestudio.metrics import metrics
-from sqlbuffer.compat.minestudio.opening import NAME, database_config, existing, made
-from sqlbuffer.compat.minestudio.values import encoded, n_bytes
+from sqlbuffer.compat.minestudio.opening import NAME, database_config, open_existing, open_or_make
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.extensions.fragments import fetching, fragment_reading, versions
 from sqlbuffer.storage.extensions.fragments.adding import (
@@ -88,13 +88,13 @@ class ReplayBufferInterface:
         seed: int | None = None,
         report: Report | None = None,
     ) -> None:
-        self._seed, self._n_fetched = checks.seed(seed), 0
-        self._report = checks.report(report)
+        self._seed, self._n_fetched = argument_checks.seed(seed), 0
+        self._report = argument_checks.report(report)
         parsed = None if config is None else Config.parse(config)
         if parsed is None:
-            store, self._rules = existing(url, name)
+            store, self._rules = open_existing(url, name)
         else:
-            store, self._rules = made(parsed, url, name)
+            store, self._rules = open_or_make(parsed, url, name)
         self.store = FragmentStore.of(store)
         self._core = store
         self._reader = fragment_reading.FragmentReader(store)
@@ -126,7 +126,7 @@ class ReplayBufferInterface:
             FragmentError: A value that cannot be stored, named by its path.
             StorageFullError: The disk is full; nothing is stored.
         """
-        given = checks.metadata(metadata, fragment)
+        given = argument_checks.metadata(metadata, fragment)
         id_ = _id_of(given)
         record = encoded(fragment, given, id_)
         self.store.check_size(record)
@@ -231,9 +231,9 @@ class ReplayBufferInterface:
             FragmentAssertionError: No multiple of `fragments_per_chunk`, or more than `max_chunks`.
             FetchTimeoutError: There were too few chunks in time; says what became of the others.
         """
-        wait_s, key = checks.timeout(timeout), checks.consumer(consumer)
+        wait_s, key = argument_checks.timeout(timeout), argument_checks.consumer(consumer)
         while True:
-            k = checks.n_chunks(num_fragments, self._rules)
+            k = argument_checks.n_chunks(num_fragments, self._rules)
             try:
                 fetched = self._fetched(k, wait_s, key)
                 break
@@ -253,7 +253,7 @@ class ReplayBufferInterface:
                 connection, self._core, self._rules, k, self._choose, consumer, token
             )
 
-        wait = waiting.Wait(self._reader, k, wait_s)
+        wait = chunk_wait.Wait(self._reader, k, wait_s)
         while True:
             fetched = self._core.write(work)
             delete_left(self._core, 2 * k + DELETED_BY_FETCH)
@@ -274,7 +274,7 @@ class ReplayBufferInterface:
         Args:
             consumer: Whose list.
         """
-        return _indexed(self._reader.prepared(checks.consumer(consumer)))
+        return _indexed(self._reader.prepared(argument_checks.consumer(consumer)))
 
     def release_prepared(self, consumer: str = "") -> int:
         """Give back what was prepared, as if it had not been fetched: for a consumer that failed
@@ -289,7 +289,7 @@ class ReplayBufferInterface:
         Returns:
             How many of the chunks may be fetched now.
         """
-        key = checks.consumer(consumer)
+        key = argument_checks.consumer(consumer)
         n = self._core.write(lambda connection: fetching.release(connection, self._core, key))
         delete_left(self._core)
         return n
@@ -307,8 +307,8 @@ class ReplayBufferInterface:
         Raises:
             FragmentError: A session that is no text, or a version that is no integer.
         """
-        session = checks.session(session_id)
-        version = checks.version(model_version)
+        session = argument_checks.session(session_id)
+        version = argument_checks.version(model_version)
         versions.set_version(self._core, session, version)
 
     def update_training_session(self) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlbuffer.compat.minestudio import checks
+from sqlbuffer.compat.minestudio import argument_checks
 from sqlbuffer.compat.minestudio.config import Config, folder_of, location
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, StorageUnreachableError
@@ -14,7 +14,7 @@ from sqlbuffer.storage.store import BufferStore
 NAME = "replay_buffer"
 
 
-def made(config: Config, url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
+def open_or_make(config: Config, url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
     """Return the buffer of a config, made where there is none, and its rules.
 
     Raises:
@@ -40,7 +40,7 @@ def made(config: Config, url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
     return store, config.rules
 
 
-def existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
+def open_existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
     """Return an existing buffer and its rules.
 
     Raises:
@@ -83,7 +83,7 @@ def plain_store(url: Any, name: str) -> BufferStore:
 
 def check_name(name: Any) -> None:
     """Raise where a name is empty."""
-    if not checks.key(name, "name"):
+    if not argument_checks.key(name, "name"):
         raise FragmentTypeError(f"name is a text, got {name!r}")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer.compat.ding import create_buffer
 from tests.compat.ding.conftest import held
-from tests.compat.ding.test_used_data import Tracking, items
+from tests.compat.ding.test_used_data_remover import Tracking, items
 from tests.conftest import close_pool
 from tests.support.proxy import proxied
 

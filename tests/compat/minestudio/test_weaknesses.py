@@ -132,12 +132,12 @@ def test_w_waiting_is_logged_and_can_be_interrupted(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     buffer = make()
-    monkeypatch.setattr("sqlbuffer.compat.minestudio.waiting.FIRST_LOG_S", 0.0)
+    monkeypatch.setattr("sqlbuffer.compat.minestudio.chunk_wait.FIRST_LOG_S", 0.0)
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sqlbuffer.compat.minestudio.waiting.time.sleep", interrupt)
+    monkeypatch.setattr("sqlbuffer.compat.minestudio.chunk_wait.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         buffer.fetch_fragments(1)
     assert "have 0 of 1 chunks" in caplog.text

@@ -33,7 +33,8 @@ from sqlbuffer.compat.ding.contents.advanced_state import (
 from sqlbuffer.compat.ding.contents.item_codec import Encoded, item_of, records_of
 from sqlbuffer.compat.ding.errors import ItemError, ReplayConfigError, ReplayError
 from sqlbuffer.compat.ding.monitors.batch_figures import BatchFigures
-from sqlbuffer.compat.ding.monitors.throughput import is_first_rank, limit_of
+from sqlbuffer.compat.ding.monitors.throughput_controller import limit_of
+from sqlbuffer.compat.ding.monitors.throughput_monitor import is_first_rank
 from sqlbuffer.compat.ding.registry import register_buffer
 from sqlbuffer.compat.ding.utils import generate_id
 from sqlbuffer.encoding.records import Record

@@ -28,12 +28,12 @@ from sqlbuffer.compat.ding.contents.item_codec import (
 from sqlbuffer.compat.ding.contents.state_dict import in_places, ring_state
 from sqlbuffer.compat.ding.errors import ItemError, ReplayConfigError, ReplayError
 from sqlbuffer.compat.ding.interface import IBuffer
-from sqlbuffer.compat.ding.monitors.throughput import (
+from sqlbuffer.compat.ding.monitors.throughput_monitor import (
     PeriodicThruputMonitor,
     is_first_rank,
     period_of,
 )
-from sqlbuffer.compat.ding.used_data import UsedDataRemover
+from sqlbuffer.compat.ding.used_data_remover import UsedDataRemover
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.query.condition_tree import EVERYTHING
