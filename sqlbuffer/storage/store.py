@@ -23,6 +23,7 @@ from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers import catalog, sessions
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.locks import lock_as_writer
@@ -34,7 +35,6 @@ from sqlbuffer.storage.buffers.open_buffer import (
 from sqlbuffer.storage.buffers.settling import clean_after_write, settled_seq
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.watermark import Watermark
-from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -52,7 +52,6 @@ from sqlbuffer.storage.episodes import lifecycle
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.episodes.lifecycle import free_episode
 from sqlbuffer.storage.episodes.tables import episodes as episode_rows
-from sqlbuffer.storage.extensions.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.labels.labelling import Labelling
@@ -73,6 +72,7 @@ from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions
+from sqlbuffer.storage.slot_places.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.use_counts.counted_buffer import Housekeeping
 from sqlbuffer.storage.writing.insertion import Insertion, Outcome, Written
 

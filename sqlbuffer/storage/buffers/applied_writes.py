@@ -6,6 +6,7 @@ id of a transaction would not do: after a crash the server may give it to anothe
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -19,7 +20,6 @@ from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import writing
-from sqlbuffer.storage.writing.reservation import WriteId
 
 # An id is kept for the time in which a call is repeated, and for this much longer: a commit may
 # take long, and the loss of a connection is noticed late.
@@ -31,6 +31,19 @@ LONGEST_KEPT_S = 86_400.0
 T = TypeVar("T")
 
 note_write = by_database(sqlite=sqlite.note_write, postgresql=postgresql.note_write)
+
+
+@dataclass(frozen=True)
+class WriteId:
+    """The random id of a write, which its transaction stores.
+
+    Attributes:
+        write_id: The id, a UUID.
+        keep_s: For how many seconds it is kept.
+    """
+
+    write_id: str
+    keep_s: float
 
 
 class WriteOnce(Generic[T]):

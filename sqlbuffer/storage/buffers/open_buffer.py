@@ -14,11 +14,11 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.buffer_window import BufferWindow, select_window
 from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.watermark import Watermark
-from sqlbuffer.storage.buffers.windows import BufferWindow, select_window
 from sqlbuffer.storage.database.engine import (
     begin_epoch,
     close_idle,

@@ -29,12 +29,12 @@ from sqlalchemy import (
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.eligibility.tables import uses
-from sqlbuffer.storage.extensions.lookups import seqs_of_ids
+from sqlbuffer.storage.extensions.item_lookups import seqs_of_ids
 from sqlbuffer.storage.extensions.ring_buffer import (
     COLUMNS,
     NONE_LEFT,

@@ -25,8 +25,8 @@ from sqlalchemy import (
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.episodes.tables import episodes

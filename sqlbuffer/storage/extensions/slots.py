@@ -33,17 +33,17 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.holders import is_alive, is_here
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.extensions.emptied_slots import (
+from sqlbuffer.storage.rows.removal import remove_where
+from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.metadata import json_literal
+from sqlbuffer.storage.slot_places.emptied_slots import (
     clear_slots,
     empty_slots,
     lock_ring,
     note_change,
 )
-from sqlbuffer.storage.extensions.tables import slot_rings, slot_writers, slots
-from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.schema import functions as fn
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.metadata import json_literal
+from sqlbuffer.storage.slot_places.tables import slot_rings, slot_writers, slots
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them anew takes several times as long as running them.

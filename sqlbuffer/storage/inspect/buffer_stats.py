@@ -12,8 +12,8 @@ from sqlalchemy import BigInteger, Connection, bindparam, cast, column, func, or
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
+from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.buffers.windows import windows
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility.tables import uses

@@ -21,10 +21,10 @@ from sqlalchemy import (
 
 from sqlbuffer.codec.plain_json import INT64_MAX
 from sqlbuffer.errors import FieldError
+from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.buffers.windows import BufferWindow
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes

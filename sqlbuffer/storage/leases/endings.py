@@ -14,8 +14,8 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.errors import LeaseLostError
+from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.buffers.windows import windows
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.leases.claim_request import (

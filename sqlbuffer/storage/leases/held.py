@@ -25,7 +25,7 @@ from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
-from sqlbuffer.storage.buffers.windows import SampledWindow
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.leases.claim_request import (

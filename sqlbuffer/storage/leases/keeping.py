@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.buffers.open_buffer import text_of
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.dialects.connections import claiming

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, literal, select
 
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
-from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes.tables import episodes

@@ -7,11 +7,11 @@ from sqlalchemy import Connection, Select, func, select
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect, text_of
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.buffers.windows import BufferWindow
 from sqlbuffer.storage.database.engine import (
     server_epoch,
 )

@@ -17,9 +17,9 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.stats import Removed
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, func, select
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.buffers.windows import SampledWindow
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, oldest_version
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import RowSelection

@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, text_of
-from sqlbuffer.storage.buffers.windows import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot

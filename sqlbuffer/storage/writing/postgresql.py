@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.dialects.arrays import id_array, real_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
@@ -23,7 +24,7 @@ from sqlbuffer.storage.dialects.binary_copy import (
     text_field,
 )
 from sqlbuffer.storage.dialects.by_database import driver_of
-from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
+from sqlbuffer.storage.writing.reservation import ReservedSeqs
 
 # Column -> its binary COPY form, for the columns of a record that need no other table.
 _ENCODE: dict[str, Callable[[Any], bytes]] = {

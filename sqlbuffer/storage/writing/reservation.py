@@ -16,16 +16,3 @@ class ReservedSeqs:
     held: set[str]
     seqs: list[int]
     priority: float | None = None
-
-
-@dataclass(frozen=True)
-class WriteId:
-    """The random id of a write, which its transaction stores.
-
-    Attributes:
-        write_id: The id, a UUID.
-        keep_s: For how many seconds it is kept.
-    """
-
-    write_id: str
-    keep_s: float

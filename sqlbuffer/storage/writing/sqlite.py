@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.buffers.sqlite import count_full_blocks
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.retention.sqlite import evict
 from sqlbuffer.storage.rows.sqlite import remove_rows
-from sqlbuffer.storage.writing.reservation import ReservedSeqs, WriteId
+from sqlbuffer.storage.writing.reservation import ReservedSeqs
 
 _COLUMNS = (
     "buffer_id",

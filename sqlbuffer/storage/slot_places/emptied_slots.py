@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, Integer, bindparam, delete, select, text, update
 
-from sqlbuffer.storage.extensions.tables import slot_rings, slots
+from sqlbuffer.storage.slot_places.tables import slot_rings, slots
 
 _ID = bindparam("buffer_id", type_=Integer())
 _LOCK = select(slot_rings.c.buffer_id).where(slot_rings.c.buffer_id == _ID).with_for_update()
