@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from sqlbuffer.compat.ding.buffers.advanced_arguments import (
     INDEX,
+    OWN_KEYS,
     PRIORITY,
     UNIQUE_ID,
     checked_fraction,
@@ -51,9 +52,6 @@ from sqlbuffer.storage.extensions.prioritized_ring import (
 )
 
 logger = logging.getLogger("sqlbuffer")
-
-# Keys of a sampled item that are not its own.
-OWN_KEYS = frozenset({UNIQUE_ID, INDEX, PRIORITY, "use", "staleness", "IS"})
 
 
 def is_dict(data: Any) -> bool:

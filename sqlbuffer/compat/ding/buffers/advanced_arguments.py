@@ -16,6 +16,8 @@ from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.extensions.prioritized_ring import NewPriority
 
 UNIQUE_ID, INDEX, PRIORITY = "replay_unique_id", "replay_buffer_idx", "priority"
+# Keys that a sampled item has in addition to the keys that were pushed.
+OWN_KEYS = frozenset({UNIQUE_ID, INDEX, PRIORITY, "use", "staleness", "IS"})
 
 
 def checked_fraction(value: Any, name: str) -> float:
