@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -41,15 +41,12 @@ from sqlbuffer.rate_limits import Policy, check_policy
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S, OpenerOptions
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Written
 from sqlbuffer.storage.writing.write_queue import FLUSH_S, WriteQueue
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.engine import URL
 
 __all__ = ["ReplayBuffer", "StoreResult"]
 
@@ -155,7 +152,7 @@ class ReplayBuffer(
 
     def __init__(
         self,
-        url: "str | URL | Engine | None" = None,
+        url: Database = None,
         *,
         name: str = "default",
         max_capacity: int | None = None,
@@ -329,9 +326,7 @@ class ReplayBuffer(
         self.close()
 
     @staticmethod
-    def list(
-        url: "str | URL | Engine | None" = None, *, retry_s: float = RETRY_S
-    ) -> builtins.list[str]:
+    def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
         """Return the names of the buffers of a database, in order.
 
         Args:
@@ -342,7 +337,7 @@ class ReplayBuffer(
         return [info.name for info in catalog.list_buffers(url, float(retry_s))]
 
     @staticmethod
-    def drop(url: "str | URL | Engine | None", name: str, *, retry_s: float = RETRY_S) -> None:
+    def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
         """Delete a buffer and all that belongs to it.
 
         Args:

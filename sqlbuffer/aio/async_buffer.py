@@ -5,7 +5,7 @@ import builtins
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlbuffer import buffer as sync
 from sqlbuffer import call_threads
@@ -22,11 +22,8 @@ from sqlbuffer.stats import Removed, Stats
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.waits import begin_wait
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.engine import URL
 
 
 class AsyncReplayBuffer:
@@ -53,9 +50,7 @@ class AsyncReplayBuffer:
         self.sync = buffer
 
     @classmethod
-    async def open(
-        cls, url: "str | URL | Engine | None" = None, **options: Any
-    ) -> "AsyncReplayBuffer":
+    async def open(cls, url: Database = None, **options: Any) -> "AsyncReplayBuffer":
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
         return cls(await in_thread(sync.ReplayBuffer, url, **options))
 
@@ -352,15 +347,11 @@ class AsyncReplayBuffer:
         await self.close()
 
     @staticmethod
-    async def list(
-        url: "str | URL | Engine | None" = None, *, retry_s: float = RETRY_S
-    ) -> builtins.list[str]:
+    async def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
         """Return the names of the buffers of a database, in order."""
         return await in_thread(sync.ReplayBuffer.list, url, retry_s=retry_s)
 
     @staticmethod
-    async def drop(
-        url: "str | URL | Engine | None", name: str, *, retry_s: float = RETRY_S
-    ) -> None:
+    async def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
         """Delete a buffer and all that belongs to it."""
         await in_thread(sync.ReplayBuffer.drop, url, name, retry_s=retry_s)

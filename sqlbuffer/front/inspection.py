@@ -1,18 +1,12 @@
-"""Draws of who only looks: no limit holds, nobody waits, and nothing is counted or noted."""
-
-from typing import TYPE_CHECKING
+"""Draws for inspection: no limit holds, nothing waits, and nothing is counted or logged."""
 
 from sqlbuffer.arguments import Condition
+from sqlbuffer.front.shared import Parts
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.steps.data_rows import DataRow
 
-if TYPE_CHECKING:
-    from sqlbuffer.buffer import ReplayBuffer
 
-
-def look_at_rows(
-    buffer: "ReplayBuffer", n: int, sampler: Sampler, condition: Condition
-) -> list[DataRow]:
+def look_at_rows(buffer: Parts, n: int, sampler: Sampler, condition: Condition) -> list[DataRow]:
     """Return up to n rows that a sampler draws from all that match."""
     with buffer._store.candidates(buffer._node(condition)) as candidates:
         rows = candidates.rows(sampler.choose(candidates, n)) if n else []
@@ -20,7 +14,7 @@ def look_at_rows(
 
 
 def look_at_tasks(
-    buffer: "ReplayBuffer", n: int, sampler: TaskSampler, condition: Condition
+    buffer: Parts, n: int, sampler: TaskSampler, condition: Condition
 ) -> list[list[DataRow]]:
     """Return up to n tasks that a sampler draws from all of which a row matches."""
     with buffer._store.candidates(buffer._node(condition)) as candidates:

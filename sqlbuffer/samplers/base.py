@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from sqlalchemy import Select
 
     from sqlbuffer.storage.sampling.candidates import Candidates
+    from sqlbuffer.storage.sampling.strategy import SelectOfSeqs
 
 
 class Sampler(ABC):
@@ -33,7 +33,7 @@ class Sampler(ABC):
     reads_priorities = False
 
     @abstractmethod
-    def choose(self, candidates: "Candidates", batch_size: int) -> "Sequence[int] | Select[Any]":
+    def choose(self, candidates: "Candidates", batch_size: int) -> "Sequence[int] | SelectOfSeqs":
         """Return the `seq` of up to `batch_size` rows of the candidates.
 
         Args:

@@ -3,7 +3,11 @@
 from pathlib import Path
 from urllib.parse import parse_qs
 
+from sqlalchemy import Engine
 from sqlalchemy.engine import URL
+
+# What a caller may give: a URL, an engine, or None for the default.
+Database = str | URL | Engine | None
 
 _SECRETS = ("password", "passfile", "sslpassword")
 

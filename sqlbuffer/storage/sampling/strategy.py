@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+from sqlalchemy import Select
 
 from sqlbuffer.storage.sampling.candidates import Candidates
 
+# A select of one column, `seq`.
+SelectOfSeqs = Select[Any]
 Arrays = Mapping[str, "NDArray[Any] | None"]
 
 
@@ -15,7 +18,7 @@ class RowStrategy(Protocol):
 
     reads_priorities: bool
 
-    def choose(self, candidates: Candidates, batch_size: int) -> Any:
+    def choose(self, candidates: Candidates, batch_size: int) -> Sequence[int] | SelectOfSeqs:
         """Return the numbers of a batch, or a select of them."""
 
     def columns(self, candidates: Candidates, seqs: Sequence[int]) -> Arrays:
