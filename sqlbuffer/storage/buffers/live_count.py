@@ -18,8 +18,8 @@ from sqlalchemy import (
 
 from sqlbuffer.storage.buffers.tables import experiences, row_blocks
 from sqlbuffer.storage.database.fork_lock import ForkLock
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import numbers_in
 
 BLOCK = 4096
 
@@ -144,7 +144,7 @@ def _counted(buffer_id: int, blocks: range) -> Select[int, int]:
     long.
     """
     given = bindparam(None, list(blocks), SeqList(), unique=True)
-    block = fn.numbers_in(given).table_valued(column("value", BigInteger)).c.value
+    block = numbers_in(given).table_valued(column("value", BigInteger)).c.value
     return select(block, _n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
 
 

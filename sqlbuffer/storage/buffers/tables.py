@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, buffer_key, metadata
 
 buffers = Table(

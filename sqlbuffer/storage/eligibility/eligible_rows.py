@@ -10,8 +10,8 @@ from sqlalchemy import BigInteger, Integer, and_, bindparam, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.eligibility.exclusions import not_in_quarantine, not_used_up
 from sqlbuffer.storage.eligibility.tables import quarantine, uses
-from sqlbuffer.storage.schema import functions as fn
 
 MAX_USE, OLDEST_VERSION, SESSION = "max_use", "oldest_version", "session"
 LEAST_VERSION = -(2**63)
@@ -115,9 +115,9 @@ def hold_by_parameters(
     if kind.sessions:
         held.append(_hold(EligibilityKind(sessions=True), experiences, _PARAMETERS))
     if kind.uses:
-        held.append(fn.not_used_up(buffer_id, seqs, _PARAMETERS[MAX_USE]))
+        held.append(not_used_up(buffer_id, seqs, _PARAMETERS[MAX_USE]))
     if kind.quarantine:
-        held.append(fn.not_in_quarantine(buffer_id, seqs))
+        held.append(not_in_quarantine(buffer_id, seqs))
     return held
 
 

@@ -9,8 +9,8 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import KeyList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
 
 EpisodeKey = tuple[str, str]  # the user's id and the task
 
@@ -93,4 +93,4 @@ def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str])
 
 def one_of(column: Any, keys: Iterable[str]) -> Any:
     """Return the expression for a text column being one of the keys."""
-    return fn.is_one_of(column, bindparam(None, list(keys), KeyList(), unique=True))
+    return is_one_of(column, bindparam(None, list(keys), KeyList(), unique=True))

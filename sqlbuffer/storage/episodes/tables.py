@@ -12,7 +12,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SERIAL, TIME, metadata
 
 episodes = Table(

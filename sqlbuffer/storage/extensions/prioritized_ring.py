@@ -31,6 +31,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
+from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.eligibility.tables import uses
@@ -51,8 +52,8 @@ from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_counted
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.use_counts.uses import add_uses, uses_of
@@ -79,10 +80,10 @@ _SET = (
 
 _SUMS = select(priority_blocks).where(
     priority_blocks.c.buffer_id == bindparam("buffer", type_=Integer()),
-    fn.is_number_of(priority_blocks.c.block, bindparam("blocks", type_=SeqList())),
+    is_number_of(priority_blocks.c.block, bindparam("blocks", type_=SeqList())),
 )
 _THERE = select(experiences.c.seq).where(
-    fn.has_key(bindparam("buffer", type_=Integer()), bindparam("seqs", type_=SeqList()))
+    has_key(bindparam("buffer", type_=Integer()), bindparam("seqs", type_=SeqList()))
 )
 
 Integers = NDArray[np.int64]

@@ -26,6 +26,7 @@ from sqlalchemy import (
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
+from sqlbuffer.storage.buffers.last_number import last_number
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
@@ -34,7 +35,6 @@ from sqlbuffer.storage.extensions.tables import item_rings
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema.functions import last_number
 from sqlbuffer.storage.store import BufferStore
 
 T = TypeVar("T")

@@ -34,9 +34,11 @@ from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.holders import is_alive, is_here
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import age_s
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.metadata import json_literal
+from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.slot_places.emptied_slots import (
     clear_slots,
     empty_slots,
@@ -48,7 +50,7 @@ from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them anew takes several times as long as running them.
 _ID = bindparam("buffer_id", type_=Integer())
-_NAMED = fn.is_number_of(slots.c.slot, bindparam("slots", type_=SeqList()))
+_NAMED = is_number_of(slots.c.slot, bindparam("slots", type_=SeqList()))
 _RING = select(
     cast(slot_rings.c.config, Text), slot_rings.c.next_turn, slot_rings.c.num_episodes
 ).where(slot_rings.c.buffer_id == _ID)
@@ -447,7 +449,7 @@ class Slots:
         if not left:
             return
         self.store.note_deletion(connection)
-        seq = fn.unindexed(experiences.c.seq)
+        seq = unindexed(experiences.c.seq)
         for number in left:
             its = experiences.c.episode_id == number
             remove_where(connection, self._id, its, seq=seq)
@@ -572,7 +574,7 @@ def other_writers(store: BufferStore) -> list[str]:
 
 def living(connection: Connection, buffer_id: int, timeout_s: float) -> set[str]:
     """Return the writers of a buffer that live, as far as that is known."""
-    age = fn.age_s(slot_writers.c.seen_at)
+    age = age_s(slot_writers.c.seen_at)
     found = connection.execute(
         select(slot_writers.c.holder, age).where(_of(slot_writers, buffer_id))
     )

@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Column, Double, Integer, Table, Text
 
-from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
 
 # What each process has sampled: a row of its own, so that nobody queues on it. Those of processes

@@ -23,6 +23,7 @@ from sqlbuffer.codec.plain_json import INT64_MAX
 from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.transactions import fetch
@@ -31,8 +32,10 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import postgresql, sqlite
 from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
 from sqlbuffer.storage.labels.tables import label_history
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.json_values import json_kind
+from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.planner import unindexed
 
 ROWS_AT_ONCE = 5_000
 
@@ -46,7 +49,7 @@ _SEQS = bindparam("seqs", type_=SeqList())
 _OF = bindparam("of_buffer", type_=label_history.c.buffer_id.type)
 _its_own, _given = experiences.c, label_history.c
 # Without the payload, unless it is needed: that it is tagged is rare.
-_is_tagged = fn.json_kind(_its_own.extra, stored_path=("$reals",)).is_not(None)
+_is_tagged = json_kind(_its_own.extra, stored_path=("$reals",)).is_not(None)
 _HELD = select(
     _its_own.seq,
     _its_own.episode_id,
@@ -55,8 +58,8 @@ _HELD = select(
         (_is_tagged | bindparam("with_extra", type_=buffers.c.has_labels.type), _its_own.extra)
     ).cast(Text),
 ).where(
-    fn.has_key(_OF, _SEQS),
-    fn.unindexed(_its_own.seq) > bindparam("low", type_=_its_own.seq.type),
+    has_key(_OF, _SEQS),
+    unindexed(_its_own.seq) > bindparam("low", type_=_its_own.seq.type),
 )
 _HISTORY = select(
     _given.seq,
@@ -65,9 +68,9 @@ _HISTORY = select(
     _given.adv_t,
     _given.v_t,
     cast(_given.extra, Text),
-).where(_given.buffer_id == _OF, fn.is_number_of(_given.seq, _SEQS))
+).where(_given.buffer_id == _OF, is_number_of(_given.seq, _SEQS))
 _HIGHEST = select(func.max(_given.version)).where(
-    _given.buffer_id == _OF, fn.is_number_of(_given.seq, _SEQS)
+    _given.buffer_id == _OF, is_number_of(_given.seq, _SEQS)
 )
 # While an episode is open this is what annotations have changed its return by; its end adds it.
 _RETURN = (
@@ -138,9 +141,9 @@ class Labelling(OpenBuffer):
             return list(connection.execute(target(window)).scalars())
         held: list[int] = []
         for chunk in _chunks(target):
-            has_key = fn.has_key(literal(self.info.id), bindparam(None, chunk, SeqList()))
-            above = fn.unindexed(experiences.c.seq) > window.low
-            own = select(experiences.c.seq).where(has_key & above)
+            is_one = has_key(literal(self.info.id), bindparam(None, chunk, SeqList()))
+            above = unindexed(experiences.c.seq) > window.low
+            own = select(experiences.c.seq).where(is_one & above)
             held += connection.execute(own).scalars()
         return sorted(held)
 
@@ -209,7 +212,7 @@ class Labelling(OpenBuffer):
         rows = []
         for chunk in _chunks(sorted(changes)):
             numbers = bindparam(None, chunk, SeqList())
-            found = ordered.where(fn.is_number_of(episodes.c.id, numbers))
+            found = ordered.where(is_number_of(episodes.c.id, numbers))
             ids = connection.execute(found.with_for_update(key_share=True)).scalars()
             rows += [{"of_episode": id_, "change": math.fsum(changes[id_])} for id_ in ids]
         if rows:

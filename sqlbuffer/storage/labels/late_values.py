@@ -9,13 +9,13 @@ from sqlalchemy.sql.elements import ColumnElement, Null
 
 from sqlbuffer.query.condition_tree import Group, Node
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.labels.label_joins import late_labels
 from sqlbuffer.storage.labels.tables import labels
-from sqlbuffer.storage.schema import functions as fn
 
 LATE = ("reward_t", "adv_t", "v_t", "extra")
 
 _own = experiences.c
-_late = fn.late_labels(_own.buffer_id, _own.seq).table_valued(
+_late = late_labels(_own.buffer_id, _own.seq).table_valued(
     *(column(name, labels.c[name].type) for name in ("buffer_id", "seq", *LATE)), name="late"
 )
 

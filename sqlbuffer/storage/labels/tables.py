@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Column, Double
 
-from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import JSON, TIME
 from sqlbuffer.storage.schema.overlays import overlay_table
 

@@ -14,8 +14,10 @@ from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import is_past
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.planner import unindexed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +39,7 @@ BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_
 LARGEST = 2**63 - 1
 
 in_buffer: Any = items.c.buffer_id == bindparam(BUFFER, type_=Integer())
-in_seqs: Any = in_buffer & fn.is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
+in_seqs: Any = in_buffer & is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
 
 
 def _bounds(seq: Any) -> Any:
@@ -52,11 +54,11 @@ def _held(seq: Any) -> Any:
 # Rows of the queue that the buffer holds. Where another index than that of their numbers is to
 # find them, neither planner must be lured by the bounds.
 held = _held(items.c.seq)
-held_unindexed = _held(fn.unindexed(items.c.seq))
+held_unindexed = _held(unindexed(items.c.seq))
 # Likewise by key: in words that lead to the index of freshness no more.
-held_by_key = in_buffer & _bounds(fn.unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
+held_by_key = in_buffer & _bounds(unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
 # What a consumer that died held is free when its lease has run out.
-is_free: Any = or_(items.c.leased_until.is_(None), fn.is_past(items.c.leased_until))
+is_free: Any = or_(items.c.leased_until.is_(None), is_past(items.c.leased_until))
 
 
 @dataclass(frozen=True)

@@ -44,17 +44,17 @@ from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.stored_rows import Row
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import in_seconds
 from sqlbuffer.storage.use_counts.sample_log import forget
 
 _USES = items.c.n_uses + 1
 _MARK = update(leases).where(OF_LEASE, ~leases.c.acknowledged, RUNS)
 _LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, type_=Integer()))
 # With the number up to which rows have left, which would be one more round trip.
-_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=fn.in_seconds(0.0)).returning(
+_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).returning(
     _LOW.scalar_subquery()
 )
-_PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=fn.in_seconds(0.0))
+_PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
 _PROLONG_ROWS = update(items).where(OWN_ROWS).values(leased_until=UNTIL)
 # In the order in which whoever deletes rows locks them.
 _HOLD = select(items.c.seq).where(OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)

@@ -49,8 +49,10 @@ from sqlbuffer.storage.leases.claim_request import (
 )
 from sqlbuffer.storage.leases.row_choice import lowest
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import age_s
 from sqlbuffer.storage.schema.column_types import KeyList, SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of, is_one_of
+from sqlbuffer.storage.schema.planner import unindexed
 
 KEYS = "p_keys"
 Key = tuple[Any, int | None]  # a task or an episode, and the group's number
@@ -97,7 +99,7 @@ def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
         is_whole = is_closed & (own.size >= wanted.min_group_size) & (own.n_evicted == 0)
     late: Any = literal(False)
     if wanted.group_timeout_s is not None:
-        is_old = fn.age_s(own.newest) > wanted.group_timeout_s
+        is_old = age_s(own.newest) > wanted.group_timeout_s
         late = and_(~is_whole, is_old, own.matches == 1, own.n_in_quarantine == 0)
     may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
     may_go = and_(own.n_ineligible == 0, own.matches == 1, may_go)
@@ -163,8 +165,8 @@ def _key(wanted: ClaimRequest) -> ColumnElement[Any]:
 
 def _is_named(wanted: ClaimRequest) -> ColumnElement[bool]:
     if wanted.group_by == "task_id":
-        return fn.is_one_of(_key(wanted), bindparam(KEYS, type_=KeyList()))
-    return fn.is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
+        return is_one_of(_key(wanted), bindparam(KEYS, type_=KeyList()))
+    return is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
 
 
 _FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
@@ -176,7 +178,7 @@ def _rows_of(wanted: ClaimRequest) -> Select[Any]:
     found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
         held_by_key, _is_named(wanted)
     )
-    return found.order_by(fn.unindexed(items.c.seq)).with_for_update(skip_locked=True)
+    return found.order_by(unindexed(items.c.seq)).with_for_update(skip_locked=True)
 
 
 @remembered
@@ -202,8 +204,8 @@ def _first_rows_among(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
         .where(
             earlier.c.buffer_id == items.c.buffer_id,
             earlier.c[key.key] == key,
-            fn.unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
-            fn.unindexed(earlier.c.seq) < items.c.seq,
+            unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
+            unindexed(earlier.c.seq) < items.c.seq,
             earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
             cast(earlier.c.used_up, Integer) == 0,
         )

@@ -47,8 +47,9 @@ from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.statements import ROW_COLUMNS
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import in_seconds, is_past, seconds_ago
 from sqlbuffer.storage.schema.column_types import KeyList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY
 from sqlbuffer.storage.use_counts.sample_log import Note, log_batch
 
@@ -67,8 +68,8 @@ LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_gro
 _WHOLE_ROWS = RowSelection(ROW_COLUMNS)
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
 OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
-RUNS = ~fn.is_past(leases.c.leased_until)
-UNTIL = fn.in_seconds(bindparam(SECONDS, type_=Double()))
+RUNS = ~is_past(leases.c.leased_until)
+UNTIL = in_seconds(bindparam(SECONDS, type_=Double()))
 OWN_ROWS = in_seqs & (items.c.lease_id == bindparam(LEASE, type_=KEY))
 # Of its rows, each of which takes the time for itself: so a lease does not outlive one of them.
 UNTIL_OF_ROWS = (
@@ -93,18 +94,18 @@ _ADD_LEASE = insert(leases).values(
 _END_FUTURE = (
     update(leases)
     .where(_OF_BUFFER, ~leases.c.acknowledged, leases.c.claimed_at > UNTIL)
-    .values(claimed_at=fn.in_seconds(0.0), leased_until=fn.in_seconds(0.0))
+    .values(claimed_at=in_seconds(0.0), leased_until=in_seconds(0.0))
     .returning(leases.c.id)
 )
 _RELEASE_OF_LEASES = (
     update(items)
-    .where(in_buffer, fn.is_one_of(items.c.lease_id, bindparam(LEASES, type_=KeyList())))
+    .where(in_buffer, is_one_of(items.c.lease_id, bindparam(LEASES, type_=KeyList())))
     .values(**FREE_AGAIN)
 )
 _FORGET_SOME = delete(leases).where(
-    _OF_BUFFER, fn.is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
+    _OF_BUFFER, is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
 )
-_FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < fn.seconds_ago(KEPT_S))
+_FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < seconds_ago(KEPT_S))
 
 
 @dataclass

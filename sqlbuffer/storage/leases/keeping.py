@@ -18,7 +18,7 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.dialects.connections import claiming
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import is_past
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer
 
 T = TypeVar("T")
@@ -108,6 +108,6 @@ def not_leased(buffer_id: int) -> Any:
     """Return the expression for a row of `experiences` that nobody holds."""
     own = queue_items.c
     held = select(1).where(
-        own.buffer_id == buffer_id, own.seq == experiences.c.seq, ~fn.is_past(own.leased_until)
+        own.buffer_id == buffer_id, own.seq == experiences.c.seq, ~is_past(own.leased_until)
     )
     return ~held.correlate(experiences).offset(0).exists()

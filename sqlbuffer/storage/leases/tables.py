@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, false, text
 
-from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
 from sqlbuffer.storage.schema.overlays import overlay_table
 

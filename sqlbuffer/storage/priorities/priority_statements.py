@@ -22,11 +22,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 
 FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
@@ -200,8 +200,8 @@ UPDATED = _all_packed(
 
 def matching_numbers(matching: ColumnElement[bool]) -> Select[Any]:
     """Select (seq, priority) of those of the parameter `seqs` that match."""
-    has_key = fn.has_key(_buffer_id, bindparam(SEQS, type_=SeqList()))
-    return _all_packed(select(_own.seq, PRIORITY.label("priority")).where(matching & has_key))
+    is_one = has_key(_buffer_id, bindparam(SEQS, type_=SeqList()))
+    return _all_packed(select(_own.seq, PRIORITY.label("priority")).where(matching & is_one))
 
 
 def initial(where: ColumnElement[bool]) -> Select[Any]:

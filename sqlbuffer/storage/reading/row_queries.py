@@ -28,7 +28,7 @@ from sqlbuffer.storage.rows.stored_rows import (
     task_order,
 )
 from sqlbuffer.storage.sampling.sampled_buffer import SampledBuffer
-from sqlbuffer.storage.schema.functions import explain
+from sqlbuffer.storage.schema.planner import explain
 
 TASKS_AT_ONCE = 500
 FIRST_PAGE_ROWS = 200

@@ -32,8 +32,9 @@ from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.retention.tables import tasks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_rows
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.planner import unindexed
 
 # How often a process lets rows leave by itself, and for how long at most: a hundredth of its time.
 EXPIRE_EVERY_S = 10.0
@@ -230,10 +231,10 @@ class Expiry:
         found = select(1).where(
             free.c.buffer_id == number,
             free.c.episode_id == states.id,
-            fn.unindexed(free.c.seq) > low,
+            unindexed(free.c.seq) > low,
             limits.hold(free),
         )
-        named = fn.is_one_of(states.id, bindparam(None, sorted(ids), IntegerList(), unique=True))
+        named = is_one_of(states.id, bindparam(None, sorted(ids), IntegerList(), unique=True))
         ended = select(states.id).where(
             states.buffer_id == number, named, ~found.offset(0).exists(), states.status != "open"
         )

@@ -17,13 +17,14 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
+from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
 from sqlbuffer.storage.eligibility.tables import quarantine
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.planner import unindexed
 
 # A condition that was checked, or numbers of rows.
 Rows = Node | Sequence[int]
@@ -69,9 +70,7 @@ def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
         return statements.in_window(buffer_id, low, resolve_labels(rows, True))
     wanted = bindparam(None, rows, SeqList(), unique=True)
     # PostgreSQL would read all rows above an indexed bound, and look for each in the list.
-    return fn.has_key(literal(buffer_id, Integer()), wanted) & (
-        fn.unindexed(experiences.c.seq) > low
-    )
+    return has_key(literal(buffer_id, Integer()), wanted) & (unindexed(experiences.c.seq) > low)
 
 
 def _own(buffer_id: int, *conditions: Any) -> Any:

@@ -32,8 +32,20 @@ from sqlbuffer.query.paths import Field
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real
+from sqlbuffer.storage.schema.json_values import (
+    json_has_element,
+    json_has_key,
+    json_has_number,
+    json_hex_text,
+    json_is,
+    json_kind,
+    json_number,
+    json_text,
+    position_of,
+    user_extra,
+)
+from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY
 
 Table = Any  # experiences or an alias of it
@@ -103,7 +115,7 @@ def column_of(field: Field, table: Table) -> ColumnElement[Any]:
     if field.column == "session_id":
         return select(sessions.c.key).where(sessions.c.id == table.c.session_id).scalar_subquery()
     if field.column == "extra":
-        return fn.user_extra(_held(field, "extra", table))
+        return user_extra(_held(field, "extra", table))
     return _held(field, field.column, table)
 
 
@@ -118,13 +130,11 @@ def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
 def _is_null(leaf: Leaf, table: Table) -> ColumnElement[bool]:
     field, column = leaf.field, column_of(leaf.field, table)
     if field.kind == "json":
-        return fn.json_kind(column, field.path).is_(None) | (
-            fn.json_kind(column, field.path) == "null"
-        )
+        return json_kind(column, field.path).is_(None) | (json_kind(column, field.path) == "null")
     if field.kind == "real":
         # NaN is stored as null, with a tag beside it.
         extra = _held(field, "extra", table)
-        tag = fn.json_kind(extra, stored_path=("$reals", field.column))
+        tag = json_kind(extra, stored_path=("$reals", field.column))
         return and_(column.is_(None), tag.is_(None))
     return column.is_(None)
 
@@ -138,14 +148,12 @@ def _comparison(field: Field, op: str, value: Any, table: Table) -> ColumnElemen
     if isinstance(value, (list, dict)):
         if field.kind != "json":
             return false()
-        return fn.json_is(
-            column, field.path, literal(dumps(Encoder().tree(value, field.name)), _TEXT)
-        )
+        return json_is(column, field.path, literal(dumps(Encoder().tree(value, field.name)), _TEXT))
     if is_number(value):
         return _compare_number(field, op, value, column)
     if field.kind == "json":
-        plain = _compare_text(fn.json_text(column, field.path), op, value)
-        return or_(plain, _ORDER[op](fn.json_hex_text(column, field.path), hex_text(value)))
+        plain = _compare_text(json_text(column, field.path), op, value)
+        return or_(plain, _ORDER[op](json_hex_text(column, field.path), hex_text(value)))
     return _compare_text(column, op, value) if field.kind == "text" else false()
 
 
@@ -156,7 +164,7 @@ def _compare_number(
         return false()
     if field.kind == "json":
         return _ORDER[op](
-            fn.json_number(column, field.path), bindparam(None, value, _NUMBER, unique=True)
+            json_number(column, field.path), bindparam(None, value, _NUMBER, unique=True)
         )
     if field.kind == "real":
         bound_op, real = real_bound(op, value)
@@ -216,12 +224,12 @@ def _is_one_of(
     field: Field, kind: str, members: list[Any], column: ColumnElement[Any]
 ) -> ColumnElement[bool]:
     if kind == "texts":
-        text = column if field.kind == "text" else fn.json_text(column, field.path)
-        return fn.is_one_of(text, bindparam(None, members, KeyList(), unique=True))
+        text = column if field.kind == "text" else json_text(column, field.path)
+        return is_one_of(text, bindparam(None, members, KeyList(), unique=True))
     if field.kind == "int":
-        return fn.is_one_of(column, bindparam(None, members, IntegerList(), unique=True))
-    number = fn.json_number(column, field.path)
-    return fn.is_one_of(number, bindparam(None, members, NumberList(), unique=True))
+        return is_one_of(column, bindparam(None, members, IntegerList(), unique=True))
+    number = json_number(column, field.path)
+    return is_one_of(number, bindparam(None, members, NumberList(), unique=True))
 
 
 def _part_of(field: Field, whole: str, column: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -231,11 +239,11 @@ def _part_of(field: Field, whole: str, column: ColumnElement[Any]) -> ColumnElem
     odd = not is_storable_text(whole)
     # Between the storable pieces of `whole` lie characters that no plain text has.
     pieces = _storable_pieces(whole) if odd else [whole]
-    text = column if field.kind == "text" else fn.json_text(column, field.path)
-    parts = [fn.position_of(literal(piece, KEY), text) > 0 for piece in pieces]
+    text = column if field.kind == "text" else json_text(column, field.path)
+    parts = [position_of(literal(piece, KEY), text) > 0 for piece in pieces]
     if field.kind == "json" and odd:
         parts.append(
-            fn.position_of(literal(hex_text(whole), KEY), fn.json_hex_text(column, field.path)) > 0
+            position_of(literal(hex_text(whole), KEY), json_hex_text(column, field.path)) > 0
         )
     return or_(*parts)
 
@@ -251,20 +259,18 @@ def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
     if field.kind != "json":
         return false()
     found = _has_element(field, part, column)
-    is_list = fn.json_kind(column, field.path) == "array"
+    is_list = json_kind(column, field.path) == "array"
     parts = [and_(is_list, found.is_not(true())) if leaf.negated else found]
     if isinstance(part, str):
-        has_key = fn.json_has_key(column, field.path, literal(escape_key(part), KEY))
-        hex_position = fn.position_of(
-            fn.json_hex_text(column, field.path), literal(hex_text(part), KEY)
-        )
+        has_key = json_has_key(column, field.path, literal(escape_key(part), KEY))
+        hex_position = position_of(json_hex_text(column, field.path), literal(hex_text(part), KEY))
         parts += [
-            _contains(fn.json_text(column, field.path), part, leaf.negated),
+            _contains(json_text(column, field.path), part, leaf.negated),
             hex_position == 0 if leaf.negated else hex_position > 0,
             has_key.is_(false() if leaf.negated else true()),
         ]
     elif leaf.negated and not isinstance(part, (list, dict)):  # a dict that has no such key
-        parts.append(fn.json_has_key(column, field.path, literal("", KEY)).is_not(None))
+        parts.append(json_has_key(column, field.path, literal("", KEY)).is_not(None))
     return or_(*parts)
 
 
@@ -272,17 +278,17 @@ def _has_element(field: Field, item: Any, column: ColumnElement[Any]) -> ColumnE
     """Whether a JSON list has a value as an element."""
     if not is_number(item):
         text = dumps(Encoder().tree(item, field.name))
-        return fn.json_has_element(column, field.path, literal(text, _TEXT))
+        return json_has_element(column, field.path, literal(text, _TEXT))
     if item != item:
         return false()
     number = bindparam(None, item, _NUMBER, unique=True)
-    return fn.json_has_number(column, field.path, number)
+    return json_has_number(column, field.path, number)
 
 
 def _contains(text: ColumnElement[Any], part: str, negated: bool) -> ColumnElement[bool]:
     if not is_storable_text(part):
         return text.is_not(None) if negated else false()
-    position = fn.position_of(text, literal(part, KEY))
+    position = position_of(text, literal(part, KEY))
     return position == 0 if negated else position > 0
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_KIND,
@@ -33,10 +34,13 @@ from sqlbuffer.storage.eligibility.eligible_rows import (
 )
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.labels.label_joins import labelled_steps
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.rows.nearby_steps import limited_steps_near, steps_near
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import seqs_of
+from sqlbuffer.storage.schema.planner import unindexed
 
 BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
 
@@ -156,11 +160,11 @@ class RowSelection:
         rows = select(
             found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK)
         )
-        seqs = fn.seqs_of(select(found.c.key).correlate(None).scalar_subquery())
+        seqs = seqs_of(select(found.c.key).correlate(None).scalar_subquery())
         return union_all(*self._parts(node, seqs, limits, has_labels), rows)
 
     def _parts(self, node: Node, seqs: Any, limits: Eligibility, has_labels: bool) -> list[Any]:
-        wanted = compile_condition(node) & fn.has_key(_buffer_id(), seqs)
+        wanted = compile_condition(node) & has_key(_buffer_id(), seqs)
         for held in hold_by_parameters(limits.kind, _buffer_id(), seqs):
             wanted = wanted & held
         if self.is_key is not None:
@@ -194,13 +198,13 @@ def _near(
     if near.arrays is not None:
         length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
     anchors = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
-    steps_near = fn.steps_near if kind == NO_KIND else fn.limited_steps_near
-    names = ("anchor_t", "length", *steps_near.COLUMNS)
-    steps: Any = steps_near(
+    near_steps = steps_near if kind == NO_KIND else limited_steps_near
+    names = ("anchor_t", "length", *near_steps.COLUMNS)
+    steps: Any = near_steps(
         _buffer_id(), anchors.correlate(None).scalar_subquery(), near.first, near.last
     )
     if has_labels:
-        steps = fn.labelled_steps(_buffer_id(), steps)
+        steps = labelled_steps(_buffer_id(), steps)
     found = steps.table_valued(*(column(name, _type(name)) for name in names)).c
     arrays = found.arrays if near.arrays is None else case((near.arrays(found), found.arrays))
     ineligible: Any = null()
@@ -211,7 +215,7 @@ def _near(
         found.seq, null(), null(), ineligible, found.reward_t, found.terminated, found.truncated,
         cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
         literal(NEAR),
-    ).where(fn.unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip
+    ).where(unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip
 
 
 def _buffer_id() -> Any:

@@ -23,7 +23,7 @@ from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.planner import unindexed
 
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
 
@@ -71,7 +71,7 @@ def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
     primary key.
     """
     seq: ColumnElement[int] = over.c.seq
-    return fn.unindexed(seq) if names_few_rows(node) else seq
+    return unindexed(seq) if names_few_rows(node) else seq
 
 
 def names_few_rows(node: Node) -> bool:
@@ -96,7 +96,7 @@ def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement
     return and_(
         experiences.c.buffer_id == buffer_id,
         one_of(experiences.c.task_id, task_ids),
-        fn.unindexed(experiences.c.seq) > low,
+        unindexed(experiences.c.seq) > low,
     )
 
 
@@ -141,8 +141,8 @@ def first_rows_of_tasks(
         .where(
             matching(buffer_id, node, earlier),
             earlier.c.task_id == experiences.c.task_id,
-            fn.unindexed(earlier.c.seq) > low,
-            fn.unindexed(earlier.c.seq) < experiences.c.seq,
+            unindexed(earlier.c.seq) > low,
+            unindexed(earlier.c.seq) < experiences.c.seq,
         )
         # PostgreSQL would make an anti-join of it, over all rows of the buffer.
         .offset(0)
@@ -165,7 +165,7 @@ def has_no_row(
     """
     own = rows.c
     found = select(1).where(
-        own.buffer_id == buffer_id, own.task_id == task_id, fn.unindexed(own.seq) > low, which
+        own.buffer_id == buffer_id, own.task_id == task_id, unindexed(own.seq) > low, which
     )
     return ~found.offset(0).exists()
 

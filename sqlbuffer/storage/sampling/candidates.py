@@ -13,13 +13,13 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, NEAR, OWN, SEQS, RowSelection
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.weighted_sampling.block_weights import Weights
 
@@ -347,7 +347,7 @@ class Candidates:
 
     def _among(self, seqs: Sequence[int]) -> ColumnElement[bool]:
         wanted = bindparam(None, list(seqs), SeqList(), unique=True)
-        return fn.has_key(literal(self.buffer_id, Integer()), wanted)
+        return has_key(literal(self.buffer_id, Integer()), wanted)
 
     def _scalars(self, statement: Select[Any]) -> list[int]:
         return list(self.connection.execute(statement).scalars())

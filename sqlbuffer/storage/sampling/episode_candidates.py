@@ -14,8 +14,9 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, PICK, PLACE, RowSelection, T
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import numbers_in
+from sqlbuffer.storage.schema.planner import unindexed
 
 # Where a window has no more numbers than this, ranking the keys of its episodes costs less than a
 # second probe.
@@ -98,7 +99,7 @@ class EpisodePopulation(Candidates):
             .where(
                 step.c.buffer_id == literal(self.buffer_id),
                 step.c.episode_id == episodes.c.id,
-                fn.unindexed(step.c.seq) > self.window_low,
+                unindexed(step.c.seq) > self.window_low,
             )
             .order_by(step.c.t)
             .limit(1)
@@ -153,7 +154,7 @@ class EpisodePopulation(Candidates):
     def _ranked(self, n: int) -> Select[Any]:
         """Select (key, rank, n) of the keys whose ranks are first met in the numbers given."""
         keys = self._keys
-        given = fn.numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
+        given = numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
             column("value", BigInteger()), column("place", BigInteger())
         )
         total = select(func.count().label("n")).select_from(keys).subquery("total")

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import seconds_ago
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
 from sqlbuffer.storage.use_counts.tables import samples
 
@@ -68,7 +68,7 @@ def forget(store: CountedBuffer, number: int) -> None:
 def _forget_old(connection: Connection, store: CountedBuffer) -> None:
     own = samples.c
     old = select(own.id).where(
-        own.buffer_id == store.info.id, own.sampled_at < fn.seconds_ago(store.info.keep_samples_s)
+        own.buffer_id == store.info.id, own.sampled_at < seconds_ago(store.info.keep_samples_s)
     )
     connection.execute(
         delete(samples).where(own.id.in_(old.order_by(own.sampled_at).limit(REMOVED_AT_ONCE)))

@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text
 
-from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
 
 # A row for each batch that was sampled, where the buffer notes them.

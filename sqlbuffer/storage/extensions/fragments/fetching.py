@@ -18,6 +18,7 @@ from sqlalchemy import (
     update,
 )
 
+from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.extensions.fragments.leaving import (
     Chunk,
@@ -29,8 +30,8 @@ from sqlbuffer.storage.extensions.fragments.leaving import (
 )
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, read
 from sqlbuffer.storage.extensions.fragments.tables import chunks, prepared_lists
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.store import BufferStore
 
 # The worker, the number there, and the id of a fragment.
@@ -47,7 +48,7 @@ _FORGET = delete(prepared_lists).where(
 )
 _FRAGMENTS = select(
     experiences.c.seq, experiences.c.task_id, experiences.c.step, experiences.c.id
-).where(fn.has_key(ID, bindparam("seqs", type_=SeqList())))
+).where(has_key(ID, bindparam("seqs", type_=SeqList())))
 _PREPARE = text(
     "INSERT INTO prepared_lists (buffer_id, consumer, token, chunks, fragments) "
     "VALUES (:of, :consumer, :token, :chunks, :fragments) "
@@ -55,9 +56,7 @@ _PREPARE = text(
     "chunks = excluded.chunks, fragments = excluded.fragments, fetched_at = excluded.fetched_at"
 )
 _TABLE = chunks.c
-_NAMED = (_TABLE.buffer_id == ID) & fn.is_number_of(
-    _TABLE.chunk, bindparam("named", type_=SeqList())
-)
+_NAMED = (_TABLE.buffer_id == ID) & is_number_of(_TABLE.chunk, bindparam("named", type_=SeqList()))
 _PIN = update(chunks).where(_NAMED).values(n_pins=_TABLE.n_pins + 1)
 _USE = _PIN.values(use_count=_TABLE.use_count + 1)
 _UNPIN = update(chunks).where(_NAMED).values(n_pins=_TABLE.n_pins - 1)

@@ -14,13 +14,13 @@ from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, updat
 from sqlbuffer.codec.plain_json import INT64_MIN
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool
 from sqlbuffer.storage.extensions.fragments.tables import chunks
-from sqlbuffer.storage.schema import functions as fn
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.store import BufferStore
 
 _TABLE = chunks.c
 OWN = _TABLE.buffer_id == ID
-IS_NAMED = fn.is_number_of(_TABLE.chunk, bindparam("named", type_=SeqList()))
+IS_NAMED = is_number_of(_TABLE.chunk, bindparam("named", type_=SeqList()))
 _COLUMNS = (
     _TABLE.chunk, _TABLE.place, _TABLE.use_count, _TABLE.n_bytes, _TABLE.model_version,
     _TABLE.session, _TABLE.seqs,
@@ -40,7 +40,7 @@ _STALE = (
 _ALL = select(*_COLUMNS).where(OWN, _PLACED).order_by(_TABLE.chunk)
 # That it is not null goes without saying; said, SQLite would go through all that are not.
 _AT_PLACES = select(*_COLUMNS).where(
-    OWN, fn.is_number_of(_TABLE.place, bindparam("places", type_=SeqList()))
+    OWN, is_number_of(_TABLE.place, bindparam("places", type_=SeqList()))
 )
 _NAMED = select(*_COLUMNS).where(OWN, IS_NAMED)
 _LEAVE = update(chunks).where(OWN, IS_NAMED).values(place=None)

@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, text
 
-from sqlbuffer.storage.schema.functions import utc_now
+from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import JSON, KEY, SEQS, TIME, buffer_key, metadata
 
 # Chunks of fragments, where a buffer has some: those of compat.minestudio.

@@ -15,7 +15,7 @@ from sqlbuffer.storage.extensions.fragments.leaving import every, leave, leave_s
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, as_json, change_rules, read
 from sqlbuffer.storage.extensions.fragments.tables import chunks, fragment_workers, prepared_lists
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.clock import age_s
 from sqlbuffer.storage.store import BufferStore
 
 # Workers without a fragment for so long are forgotten when a session begins, and lists that were
@@ -29,7 +29,7 @@ _WAITING = select(
 _STALE = _WAITING.where(_TABLE.oldest_waiting < bindparam("oldest", type_=BigInteger()))
 _LISTS = prepared_lists.c
 _OLD_LISTS = select(_LISTS.consumer, cast(_LISTS.chunks, Text)).where(
-    _LISTS.buffer_id == ID, fn.age_s(_LISTS.fetched_at) > FORGOTTEN_S
+    _LISTS.buffer_id == ID, age_s(_LISTS.fetched_at) > FORGOTTEN_S
 )
 _KEEP = (
     update(fragment_workers)
@@ -82,7 +82,7 @@ def _leave_all(connection: Connection, store: BufferStore, pool: Pool) -> None:
 
 
 def _forget_gone(connection: Connection, buffer_id: int) -> None:
-    is_old = fn.age_s(_TABLE.seen_at) > FORGOTTEN_S
+    is_old = age_s(_TABLE.seen_at) > FORGOTTEN_S
     own = _TABLE.buffer_id == buffer_id
     connection.execute(delete(fragment_workers).where(own, is_old))
     for consumer, held in connection.execute(_OLD_LISTS, {"of": buffer_id}).all():

@@ -39,7 +39,7 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     steps_of,
 )
 from sqlbuffer.storage.sampling.strategy import RowStrategy
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.planner import unindexed
 
 FINAL_PREFIX = "final_"
 _ALL_STEPS = 2**30
@@ -52,7 +52,7 @@ Integers = NDArray[np.int64]
 def _reading(include_partial: bool) -> RowSelection:
     columns = (*statements.COLUMNS, *place_columns(true()), ends.c.reward.label("own_reward"))
     # No index serves: it would lure SQLite from the one of the numbers.
-    t = fn.unindexed(experiences.c.t)
+    t = unindexed(experiences.c.t)
     is_complete = ends.c.status == "complete"
     is_readable = ends.c.status != "aborted" if include_partial else is_complete
     is_key = t >= 0 if include_partial else t == 0

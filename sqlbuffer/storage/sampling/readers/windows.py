@@ -30,7 +30,7 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     step_arrays,
     steps_of,
 )
-from sqlbuffer.storage.schema import functions as fn
+from sqlbuffer.storage.schema.planner import unindexed
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -39,7 +39,7 @@ Flags = NDArray[np.bool_]
 @lru_cache(64)
 def _reading(length: int, n_before: int, stride: int) -> RowSelection:
     # No index serves: it would lure SQLite from the one of the numbers.
-    is_key = fn.unindexed(experiences.c.t) % stride == 0
+    is_key = unindexed(experiences.c.t) % stride == 0
     near = Neighbours(-n_before, length - 1) if n_before or length > 1 else None
     is_readable = ends.c.status != "aborted"
     return RowSelection((*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable)

@@ -1,0 +1,54 @@
+"""Steps of an episode that are near to other steps."""
+
+from typing import Any
+
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.storage.schema.compiled_clauses import processed
+
+
+class steps_near(FunctionElement[Any]):
+    """A table of steps and what they are near to: `steps_near(buffer_id, anchors, first, last)`.
+
+    `anchors` is a select of (episode_id, t, length); for each of its rows come the buffer's rows of
+    the episode from t + first to t + last but itself, with its t and length beside them. Looked up
+    anchor by anchor: PostgreSQL without statistics would rather read the whole buffer.
+    """
+
+    inherit_cache = True
+    COLUMNS: tuple[str, ...] = (
+        "seq", "episode_id", "t", "reward_t", "terminated", "truncated", "extra", "arrays",
+    )  # fmt: skip
+
+
+class limited_steps_near(steps_near):
+    """The same with what limits go by."""
+
+    inherit_cache = True
+    COLUMNS = (*steps_near.COLUMNS, "model_version", "session_id")
+
+
+@compiles(steps_near, "postgresql")
+def _pg_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
+    buffer_id, anchors, first, last = processed(element, compiler, kw)
+    columns = ", ".join(element.COLUMNS)
+    return (
+        f"(SELECT a.t AS anchor_t, a.length, f.* FROM {anchors} AS a CROSS JOIN LATERAL ("
+        f"SELECT {columns} FROM experiences WHERE buffer_id = {buffer_id} "
+        f"AND episode_id = a.episode_id AND t BETWEEN a.t + {first} AND a.t + {last} AND t <> a.t "
+        "OFFSET 0) f)"
+    )
+
+
+@compiles(steps_near, "sqlite")
+def _sqlite_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
+    buffer_id, anchors, first, last = processed(element, compiler, kw)
+    columns = ", ".join(f"f.{name}" for name in element.COLUMNS)
+    # CROSS JOIN, or SQLite may turn the loops around.
+    return (
+        f"(SELECT a.t AS anchor_t, a.length, {columns} FROM {anchors} AS a "
+        f"CROSS JOIN experiences AS f WHERE f.buffer_id = {buffer_id} "
+        f"AND f.episode_id = a.episode_id AND f.t BETWEEN a.t + {first} AND a.t + {last} "
+        "AND f.t <> a.t)"
+    )

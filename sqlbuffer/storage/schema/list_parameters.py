@@ -1,0 +1,93 @@
+"""Lists of values as one parameter, so that a statement's text does not vary with their number."""
+
+from typing import Any
+
+from sqlalchemy import Boolean
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.storage.schema.compiled_clauses import processed
+
+
+class is_one_of(FunctionElement[bool]):
+    """Whether a column is among the values of one array parameter, so that the statement's text
+    does not vary with their number.
+
+    `is_one_of(column, values)`: the values are a list, bound as an array on PostgreSQL and as JSON
+    on SQLite.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True  # or SQLAlchemy writes `= 1` behind it, which no index serves
+
+
+@compiles(is_one_of, "postgresql")
+def _pg_is_one_of(element: is_one_of, compiler: Any, **kw: Any) -> str:
+    column, values = element.clauses
+    return f"{compiler.process(column, **kw)} = ANY ({compiler.process(values, **kw)})"
+
+
+@compiles(is_one_of, "sqlite")
+def _sqlite_is_one_of(element: is_one_of, compiler: Any, **kw: Any) -> str:
+    column, values = element.clauses
+    listed = f"SELECT value FROM json_each({compiler.process(values, **kw)})"
+    return f"{compiler.process(column, **kw)} IN ({listed})"
+
+
+class is_number_of(is_one_of):
+    """The same for a column of numbers and a `SeqList`."""
+
+    inherit_cache = True
+
+
+@compiles(is_number_of, "postgresql")
+def _pg_is_number_of(element: is_number_of, compiler: Any, **kw: Any) -> str:
+    column, values = processed(element, compiler, kw)
+    return f"{column} = ANY ({pg_array(values)})"
+
+
+def pg_array(seqs: str) -> str:
+    """Return the array of a `SeqList`, made of its text once: where no index serves, a cast of its
+    own would be made for each row, 0.1 ms of 500 numbers.
+    """
+    return f"CAST((SELECT CAST({seqs} AS bigint[])) AS bigint[])"
+
+
+class seqs_of(FunctionElement[Any]):
+    """The numbers that a select of `key` returns, in the form of a parameter of numbers."""
+
+    inherit_cache = True
+
+
+@compiles(seqs_of, "postgresql")
+def _pg_seqs_of(element: seqs_of, compiler: Any, **kw: Any) -> str:
+    (keys,) = processed(element, compiler, kw)
+    return f"ARRAY{keys}"
+
+
+@compiles(seqs_of, "sqlite")
+def _sqlite_seqs_of(element: seqs_of, compiler: Any, **kw: Any) -> str:
+    (keys,) = processed(element, compiler, kw)
+    return f"(SELECT json_group_array(key) FROM {keys})"
+
+
+class numbers_in(FunctionElement[Any]):
+    """A table of the numbers of one parameter, its columns `value` and `place`."""
+
+    inherit_cache = True
+
+
+@compiles(numbers_in, "postgresql")
+def _pg_numbers_in(element: numbers_in, compiler: Any, **kw: Any) -> str:
+    (numbers,) = processed(element, compiler, kw)
+    return (
+        f"(SELECT value, place FROM unnest(CAST({numbers} AS bigint[])) "
+        "WITH ORDINALITY AS n(value, place))"
+    )
+
+
+@compiles(numbers_in, "sqlite")
+def _sqlite_numbers_in(element: numbers_in, compiler: Any, **kw: Any) -> str:
+    (numbers,) = processed(element, compiler, kw)
+    return f"(SELECT value, key AS place FROM json_each({numbers}))"
