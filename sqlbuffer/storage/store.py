@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, delete, select, update
 from sqlalchemy.engine import URL
 
-from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.errors import (
     BufferConfigError,
     SessionNotFoundError,
@@ -26,13 +25,12 @@ from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.live_count import LiveCount
-from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import (
     DEFAULT_OPTIONS,
     OpenerOptions,
     retry_on_disconnect,
 )
-from sqlbuffer.storage.buffers.settling import clean_after_write, settled_seq
+from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.database.engine import (
@@ -49,7 +47,6 @@ from sqlbuffer.storage.database.retrying import retried_at_opening
 from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.dialects.connections import make_room
 from sqlbuffer.storage.episodes import lifecycle
-from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.episodes.lifecycle import free_episode
 from sqlbuffer.storage.episodes.tables import episodes as episode_rows
 from sqlbuffer.storage.flow.pacing import Pacer
@@ -66,7 +63,7 @@ from sqlbuffer.storage.retention.eviction import evict
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.quarantine import Rows
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.payload_parts import Payloads, prepared
+from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.stored_rows import Row
@@ -74,10 +71,9 @@ from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions
 from sqlbuffer.storage.slot_places.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.use_counts.counted_buffer import Housekeeping
-from sqlbuffer.storage.writing.insertion import Insertion, Outcome, Written
+from sqlbuffer.storage.writing.row_storing import RowStoring
 
 T = TypeVar("T")
-Then = Callable[[Connection, Mapping[str, int]], None]
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class DrawnTasks:
     window_low: int
 
 
-class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
+class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
     """Reads and writes one buffer.
 
     Args:
@@ -176,108 +172,6 @@ class BufferStore(RowQueries, PriorityKeeping, LeaseKeeping, Labelling):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
-
-    def insert(
-        self,
-        records: Sequence[Record],
-        *,
-        ignore: frozenset[str] = frozenset(),
-        endings: Sequence[EpisodeEnd] = (),
-        metas: Mapping[EpisodeKey, str] | None = None,
-        whole: EpisodeKey | None = None,
-        admitted: bool = False,
-        first: Callable[[Connection], None] | None = None,
-        then: Then | None = None,
-    ) -> Written:
-        """Store the records whose ids the buffer does not hold, all or none; over lost connections.
-
-        Args:
-            records: The batch; may be empty.
-            ignore: Fields that do not make a conflict when they differ from the stored row.
-            endings: How episodes end with it.
-            metas: JSON of what the user says of episodes that may begin with it.
-            whole: The episode that it is, where it is stored whole or not at all.
-            admitted: The rate limiter has let it in.
-            first: Done in the same transaction, before the rest; anew with it.
-            then: Done in the same transaction, behind the rest, with the numbers of all ids.
-
-        Raises:
-            EpisodeExistsError: `whole` is open, or was aborted.
-            FlowControlError: The rate limiter did not let it in in time.
-        """
-        records = prepared(records, self.layout)
-        of_ids: dict[str, Record] = {}
-        for record in records:
-            of_ids.setdefault(record.id, record)
-        if not admitted:
-            self.pacer.before_insert(len(of_ids))
-
-        def end_episodes(connection: Connection, seqs: Mapping[str, int]) -> None:
-            if self.info.evict_by == "episode":
-                # First, as whoever evicts or annotates: an episode that ends may be one too many.
-                lock_as_writer(connection, self.info.id)
-            lifecycle.end(connection, self.info.id, endings, seqs)
-            if then is not None:
-                then(connection, seqs)
-
-        insertion = Insertion(
-            self.once(),
-            self.info.id,
-            list(of_ids.values()),
-            end_episodes if endings or then is not None else None,
-            metas,
-            whole,
-            self.whole_rows,
-            first,
-        )
-        outcome = self._insert(insertion)
-        n_bytes = sum(r.payload_bytes for r in records if r.payload_bytes)
-        clean_after_write(self.engine, len(outcome.numbers), n_bytes, self.watermark)
-        written = Written(list(outcome.numbers), [], [], outcome.seqs)
-        fresh = set(outcome.numbers)
-        for record in records:
-            if record.id in fresh:
-                fresh.discard(record.id)
-                continue
-            held = outcome.stored.get(record.id)
-            other = of_ids[record.id] if held is None else held[1:]
-            same = not (outcome.refused and held is None) and same_content(
-                record, other, ignore=ignore, layout=self.layout
-            )
-            (written.duplicates if same else written.conflicts).append(record.id)
-        return written
-
-    def insert_made(
-        self,
-        records: Sequence[Record],
-        make: Callable[[Connection, Sequence[Record]], Sequence[Record]],
-        then: Then | None = None,
-    ) -> None:
-        """Store records that are made whole in the transaction that inserts them, all or none; over
-        lost connections.
-
-        Args:
-            records: What is known of them before.
-            make: Called first, with these as they are stored; returns them whole, with ids that
-                nobody else gives. None: nothing is stored.
-            then: Done behind the rest, with the numbers of all ids.
-        """
-        known = prepared(records, self.layout)
-
-        def first(connection: Connection) -> None:
-            insertion.replace(make(connection, known))
-
-        insertion = Insertion(
-            self.once(), self.info.id, known, then, payloads=self.whole_rows,
-            first=first, guarded=False,
-        )  # fmt: skip
-        outcome = self._insert(insertion)
-        n_bytes = sum(record.payload_bytes for record in known if record.payload_bytes)
-        clean_after_write(self.engine, len(outcome.numbers), n_bytes, self.watermark)
-
-    @retry_on_disconnect
-    def _insert(self, insertion: Insertion) -> Outcome:
-        return insertion.run(self.engine, self.options.durability)
 
     def delete(self, node: Node) -> int:
         """Delete the rows that match; return how many."""
