@@ -1,14 +1,13 @@
 """What a consumer asks for, and which rows of the queue it may have."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 from sqlalchemy import BigInteger, Integer, and_, bindparam, cast, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import EVERYTHING, Group, Leaf, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
@@ -18,9 +17,6 @@ from sqlbuffer.storage.schema.clock import is_past
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.planner import unindexed
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 Order = Literal["random", "fifo", "freshest", "stalest"]
 GroupBy = Literal["task_id", "episode_id"]
@@ -108,22 +104,6 @@ class Scope:
         """Return the values for the parameters of statements, and others."""
         high = LARGEST if self.high is None else self.high
         return {BUFFER: self.buffer_id, LOW: self.low, HIGH: high, **more}
-
-
-def remembered(make: Callable[P, T]) -> Callable[P, T]:
-    """Have a function that makes a statement keep it: to make one takes longer than to run it.
-
-    Not where there is a condition: one on 1 would be taken for one on True.
-    """
-    kept: Any = lru_cache(maxsize=64)(make)
-
-    def statement(*args: P.args, **kwargs: P.kwargs) -> T:
-        nodes = [value.node if isinstance(value, ClaimRequest) else value for value in args]
-        has_condition = any(isinstance(n, (Group, Leaf)) and n != EVERYTHING for n in nodes)
-        found: T = (make if has_condition else kept)(*args, **kwargs)
-        return found
-
-    return statement
 
 
 def allowed(limits: Eligibility) -> ColumnElement[bool]:

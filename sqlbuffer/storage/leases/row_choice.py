@@ -22,9 +22,9 @@ from sqlbuffer.storage.leases.claim_request import (
     held_unindexed,
     in_buffer,
     in_seqs,
-    remembered,
 )
 from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.statement_cache import remembered
 
 # Of a window this narrow all rows are put into a random order: about a millisecond.
 SMALL_SPAN = 1_024

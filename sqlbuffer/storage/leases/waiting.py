@@ -13,19 +13,13 @@ from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sample
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.leases.claim_request import (
-    COUNT,
-    ClaimRequest,
-    Scope,
-    claimable,
-    is_free,
-    remembered,
-)
+from sqlbuffer.storage.leases.claim_request import COUNT, ClaimRequest, Scope, claimable, is_free
 from sqlbuffer.storage.leases.claim_request import held as held_by_buffer
 from sqlbuffer.storage.leases.groups import groups
 from sqlbuffer.storage.leases.held import Claim, HeldRows
 from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.waits import begin_wait
 
 # From one look to the next: 4 a second. Where a look takes long, so many times as long.

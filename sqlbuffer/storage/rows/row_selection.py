@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.eligibility.eligible_rows import (
@@ -38,6 +38,7 @@ from sqlbuffer.storage.labels.label_joins import labelled_steps
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.nearby_steps import limited_steps_near, steps_near
+from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import seqs_of
 from sqlbuffer.storage.schema.planner import unindexed
@@ -127,20 +128,14 @@ class RowSelection:
         """Return the select of what is read of the parameters `seqs`, of a buffer above `low`; the
         limits' own parameters are to be given with them.
         """
-        if node != EVERYTHING:
-            return self._given(node, limits, has_labels)
-        # Made anew it would cost more than the rows of a small batch.
-        made, kind = self._of_everything, (limits.kind, has_labels)
-        if kind not in made:
-            made[kind] = self._given(EVERYTHING, limits, has_labels)
-        return made[kind]
+        return self._built(node, limits.kind, has_labels)
 
     @cached_property
-    def _of_everything(self) -> dict[Any, Any]:
-        return {}
+    def _built(self) -> Callable[[Node, EligibilityKind, bool], Any]:
+        return remembered(self._build)
 
-    def _given(self, node: Node, limits: Eligibility, has_labels: bool) -> Any:
-        parts = self._parts(node, bindparam(SEQS, type_=SeqList()), limits, has_labels)
+    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool) -> Any:
+        parts = self._parts(node, bindparam(SEQS, type_=SeqList()), kind, has_labels)
         return parts[0] if len(parts) == 1 else union_all(*parts)
 
     def picked(
@@ -161,11 +156,11 @@ class RowSelection:
             found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK)
         )
         seqs = seqs_of(select(found.c.key).correlate(None).scalar_subquery())
-        return union_all(*self._parts(node, seqs, limits, has_labels), rows)
+        return union_all(*self._parts(node, seqs, limits.kind, has_labels), rows)
 
-    def _parts(self, node: Node, seqs: Any, limits: Eligibility, has_labels: bool) -> list[Any]:
+    def _parts(self, node: Node, seqs: Any, kind: EligibilityKind, has_labels: bool) -> list[Any]:
         wanted = compile_condition(node) & has_key(_buffer_id(), seqs)
-        for held in hold_by_parameters(limits.kind, _buffer_id(), seqs):
+        for held in hold_by_parameters(kind, _buffer_id(), seqs):
             wanted = wanted & held
         if self.is_key is not None:
             wanted = wanted & self.is_key
@@ -183,8 +178,7 @@ class RowSelection:
             own = own.where(self.is_readable)
         if self.near is None:
             return [own]
-        kind = limits.kind.of_steps
-        return [own, _near(self.near, wanted, len(self.columns), kind, has_labels)]
+        return [own, _near(self.near, wanted, len(self.columns), kind.of_steps, has_labels)]
 
 
 def _near(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from sqlbuffer.storage.rows.row_selection import (
     ends,
     place_columns,
 )
+from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
@@ -48,7 +48,7 @@ _OWN_REWARD = RETURN + 1
 Integers = NDArray[np.int64]
 
 
-@lru_cache(2)
+@remembered
 def _reading(include_partial: bool) -> RowSelection:
     columns = (*statements.COLUMNS, *place_columns(true()), ends.c.reward.label("own_reward"))
     # No index serves: it would lure SQLite from the one of the numbers.

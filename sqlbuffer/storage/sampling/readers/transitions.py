@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from sqlbuffer.storage.rows.row_selection import (
     is_near_end,
     place_columns,
 )
+from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import (
     check_observations,
@@ -51,7 +51,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-@lru_cache(64)
+@remembered
 def _reading(n_step: int, declared: bool, n_before: int, all_arrays: bool) -> RowSelection:
     """Return what is read of a first step.
 

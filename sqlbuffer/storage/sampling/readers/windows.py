@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import KEY, Neighbours, RowSelection, ends, place_columns
+from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.checks import (
     check_window,
@@ -36,7 +36,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-@lru_cache(64)
+@remembered
 def _reading(length: int, n_before: int, stride: int) -> RowSelection:
     # No index serves: it would lure SQLite from the one of the numbers.
     is_key = unindexed(experiences.c.t) % stride == 0
