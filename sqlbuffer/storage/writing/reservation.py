@@ -1,4 +1,4 @@
-"""What a write finds and gets before it inserts."""
+"""The numbers that a write gets before it inserts."""
 
 from dataclasses import dataclass
 
