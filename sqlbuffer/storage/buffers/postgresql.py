@@ -8,8 +8,8 @@ from sqlalchemy import Connection, Engine
 
 from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.vacuum import cleaner_for
-from sqlbuffer.storage.dialects.by_database import driver_of
 from sqlbuffer.storage.dialects.connections import at_once
 
 # A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock

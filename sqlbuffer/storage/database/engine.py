@@ -18,7 +18,7 @@ from sqlbuffer.errors import StorageReadOnlyError, URLError
 from sqlbuffer.settings import Settings
 from sqlbuffer.storage.database.filesystems import warn_of_network
 from sqlbuffer.storage.database.sqlite_connections import listen_to_connections, prepare
-from sqlbuffer.storage.database.transactions import listen_postgresql, listen_sqlite
+from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql, listen_sqlite
 from sqlbuffer.storage.database.urls import is_immutable, shown_url, sqlite_path, unread_log
 
 POOL_SIZE = 5
@@ -200,7 +200,7 @@ def _adopt(engine: Engine) -> Engine:
             engine.dispose()  # it may have opened connections that a fork does not close
         return engine
     with engine.connect() as connection:  # it may have been opened before the listeners were there
-        driver: Any = connection.connection.driver_connection
+        driver = driver_of(connection)
         prepare(driver)
     return engine
 

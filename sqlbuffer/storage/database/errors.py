@@ -157,8 +157,8 @@ def _too_large(reason: str) -> str:
     )
 
 
-# What SQLite calls a full disk, a quota or a limit on the size of a file beside SQLITE_FULL: at the
-# shared memory of a file that it opens, and at a write. (Python 3.10 does not tell.)
+# Besides SQLITE_FULL, what SQLite calls a full disk, a quota or a limit on the size of a file: at
+# the shared memory of a file that it opens, and at a write.
 _FULL = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_WRITE")
 
 

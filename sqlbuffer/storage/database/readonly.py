@@ -13,11 +13,11 @@ from psycopg.adapt import Loader
 from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoader
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import StorageError, StorageUnreachableError, URLError
+from sqlbuffer.errors import StorageUnreachableError, URLError
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.sqlite_connections import opened_file
-from sqlbuffer.storage.database.transactions import BEGIN, Begin, invalidated_when_lost
+from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
 from sqlbuffer.storage.database.urls import sqlite_path
 
 FETCH_ROWS = 1_000
@@ -122,8 +122,6 @@ def _stream_sqlite(url: URL, statement: str, parameters: _Parameters | None) -> 
             if str(error) == "interrupted":
                 raise KeyboardInterrupt from error
             raise
-        except sqlite3.Warning as error:  # of Python 3.10: no child of sqlite3.Error
-            raise StorageError(str(error)) from error
 
 
 @contextmanager
@@ -176,7 +174,7 @@ def _reading(url: URL) -> Iterator[Any]:
         connection.begin(),
         invalidated_when_lost(connection),
     ):
-        driver: Any = connection.connection.driver_connection
+        driver = driver_of(connection)
         # Between two fetches a person may read a page.
         psycopg.Cursor(driver).execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield driver

@@ -83,7 +83,7 @@ def _begin_sqlite(connection: Connection) -> None:
     begin: Begin = connection.get_execution_options().get(BEGIN, READ)
     if not begin.writes:
         # Past SQLAlchemy, which takes as long as the statements themselves.
-        driver: Any = connection.connection.driver_connection
+        driver = driver_of(connection)
         driver.execute("BEGIN")
         if begin.query is not None:
             connection.info[_ANSWER] = driver.execute(begin.query).fetchall()
@@ -103,7 +103,7 @@ def _begin_postgresql(connection: Connection) -> None:
     begin: Begin | None = options.get(BEGIN, READ)
     if begin is AT_ONCE:
         return
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     statement = postgresql_statement(
         begin,
         inside=not driver.autocommit,
@@ -142,7 +142,7 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, KeyboardInterrupt):
-        driver: Any = connection.connection.driver_connection
+        driver = driver_of(connection)
         is_asked = driver.info.transaction_status == TransactionStatus.ACTIVE
         if is_asked:
             with suppress(psycopg.Error):
@@ -174,6 +174,11 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
     if begin.query is not None:
         commands.append(begin.query)
     return "; ".join(commands)
+
+
+def driver_of(connection: Connection) -> Any:
+    """Return the driver's own connection: SQLAlchemy takes as long as a small statement."""
+    return connection.connection.driver_connection
 
 
 def fetch(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -23,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.process_end import at_process_end
-from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN
+from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, driver_of
 from sqlbuffer.storage.schema.overlays import OVERLAYS
 
 # Counts the rows of those blocks of a buffer that no row can come to.
@@ -158,7 +157,7 @@ class Cleaner:
     def _run(self, engine: Engine, counts: dict[int, Count]) -> None:
         try:
             with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
-                driver: Any = connection.connection.driver_connection
+                driver = driver_of(connection)
                 if not driver.autocommit:  # an engine of the user's
                     connection.execution_options(isolation_level="AUTOCOMMIT")
                 self._clean(connection)

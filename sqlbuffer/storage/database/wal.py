@@ -12,13 +12,13 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.database.sqlite_connections import opened_file
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.writer_lock import writer_lock
 
 logger = logging.getLogger("sqlbuffer")
@@ -70,7 +70,7 @@ def spare_writer(connection: Connection, lock: Path) -> None:
 
 
 def _set_pages(connection: Connection, n_pages: int) -> None:
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     driver.execute(f"PRAGMA wal_autocheckpoint = {n_pages}")
     connection.info[_PAGES] = n_pages
 

@@ -1,7 +1,7 @@
 """Operations that each database does in its own way."""
 
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
@@ -27,8 +27,3 @@ def by_database(
         return operations[database.dialect.name](database, *args, **kwargs)
 
     return operation
-
-
-def driver_of(connection: Connection) -> Any:
-    """Return the driver's own connection. SQLAlchemy takes as long as a small statement itself."""
-    return connection.connection.driver_connection

@@ -5,8 +5,13 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
 
-from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, Begin, invalidated_when_lost
-from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.database.transactions import (
+    AT_ONCE,
+    BEGIN,
+    Begin,
+    driver_of,
+    invalidated_when_lost,
+)
 
 # Without statistics the planner takes a queue for a few rows, and would sort all of them.
 _IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", "seqscan", "sort"))

@@ -12,11 +12,10 @@ from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
 from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.database.sqlite_connections import opened_file
-from sqlbuffer.storage.database.transactions import BEGIN, Begin
+from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
-from sqlbuffer.storage.dialects.by_database import driver_of
 
 # What a deletion on a full disk takes besides: blocks of the file system, a few pages.
 _SPARE_BYTES = 2**18

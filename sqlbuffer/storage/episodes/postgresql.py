@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.database.transactions import driver_of
 
 
 def free_episode(

@@ -5,8 +5,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import id_array
-from sqlbuffer.storage.dialects.by_database import driver_of
 
 # Each run is looked up alone, by the index of episodes, whatever the server knows of the tables.
 _SLOT_ROWS = (

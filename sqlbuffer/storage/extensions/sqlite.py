@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.database.transactions import driver_of
 
 # In this order: each run is looked up by its slot, and its steps by the index of episodes.
 _SLOT_ROWS = (

@@ -5,8 +5,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array, real_array
-from sqlbuffer.storage.dialects.by_database import driver_of
 from sqlbuffer.storage.labels.label import Labelled
 
 _LABELS = (

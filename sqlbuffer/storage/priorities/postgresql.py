@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array, real_array
-from sqlbuffer.storage.dialects.by_database import driver_of
 from sqlbuffer.storage.priorities.blocks import SEAL_TIMEOUT_S, Blocks
 
 _UPDATE = "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], %s::double precision[])"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.errors import NO_BUFFER
-from sqlbuffer.storage.dialects.by_database import driver_of
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
 
 # A row of `priorities` belongs to a row that the buffer holds. One that is not held has null for a

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely
-from sqlbuffer.storage.dialects.by_database import driver_of
 from sqlbuffer.storage.rows.pieces import Columns, Piece
 
 # Parts are read and written once: in the page cache they would take the place of hot pages, and the

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array
-from sqlbuffer.storage.dialects.by_database import driver_of
 
 
 def claim_uses(

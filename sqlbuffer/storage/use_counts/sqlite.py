@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely
-from sqlbuffer.storage.dialects.by_database import driver_of
 
 
 def claim_uses(

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.applied_writes import WriteId
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import id_array, real_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
@@ -23,7 +24,6 @@ from sqlbuffer.storage.dialects.binary_copy import (
     jsonb_field,
     text_field,
 )
-from sqlbuffer.storage.dialects.by_database import driver_of
 from sqlbuffer.storage.writing.reservation import ReservedSeqs
 
 # Column -> its binary COPY form, for the columns of a record that need no other table.
