@@ -10,7 +10,7 @@ import pytest
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.storage.database.readonly import query
 from tests.conftest import close_pool
-from tests.storage.writing.settled_rows import SettledRows
+from tests.storage.buffers.settled_rows import SettledRows
 from tests.support.batches import counts, ids_of, make_batch
 from tests.support.pgbouncer import pgbouncer, pgbouncer_program
 from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until

@@ -18,7 +18,7 @@ from sqlbuffer.storage.database.errors import too_large, translated
 from sqlbuffer.storage.reading import row_queries
 from sqlbuffer.storage.rows import payload_parts
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
-from tests.storage.writing.settled_rows import SettledRows
+from tests.storage.buffers.settled_rows import SettledRows
 from tests.support.fragments import lost_parts, make_fragment, parts_of
 from tests.support.processes import run_at_once
 from tests.support.proxy import proxied

@@ -10,8 +10,8 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.rows.stored_rows import STEP
+from tests.storage.buffers.settled_rows import SettledRows
 from tests.storage.plans.watch import Watch
-from tests.storage.writing.settled_rows import SettledRows
 from tests.support import rows
 from tests.support.processes import running
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, plain_engine, run, scalar

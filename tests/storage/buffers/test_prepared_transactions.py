@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.rows.stored_rows import STEP
-from tests.storage.writing.settled_rows import SettledRows
+from tests.storage.buffers.settled_rows import SettledRows
 from tests.support.servers import own_server, server_programs
 from tests.support.sql import buffer_id, plain_engine, run_outside_transaction
 from tests.support.stepped_rows import make_row
