@@ -32,7 +32,6 @@ from sqlbuffer.storage.buffers.open_buffer import (
 )
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -71,6 +70,7 @@ from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions
 from sqlbuffer.storage.slot_places.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.use_counts.counted_buffer import Housekeeping
+from sqlbuffer.storage.watermarks.watermark import Watermark
 from sqlbuffer.storage.writing.row_storing import RowStoring
 
 T = TypeVar("T")

@@ -18,7 +18,6 @@ from sqlbuffer.storage.buffers.buffer_window import BufferWindow, select_window
 from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers
-from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.database.engine import (
     begin_epoch,
     close_idle,
@@ -27,6 +26,7 @@ from sqlbuffer.storage.database.engine import (
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.watermarks.watermark import Watermark
 
 RETRY_S = 30.0
 WAIT_S = 300.0

@@ -6,11 +6,11 @@ from functools import partial
 import psycopg
 from sqlalchemy import Connection, Engine
 
-from sqlbuffer.storage.buffers.watermark import Watermark
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.dialects.connections import at_once
+from sqlbuffer.storage.watermarks.watermark import Watermark
 
 # A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock
 # until it ends. `sqlbuffer_draw_v1` and `sqlbuffer_number_row_v1` take it: it is written there too.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.buffers.watermark import Watermark
+from sqlbuffer.storage.watermarks.watermark import Watermark
 
 # After rows that plain SQL has written; the library's own writes fill one block after the other.
 BLOCKS_AT_ONCE = 16

@@ -16,8 +16,8 @@ from sqlalchemy import (
     text,
 )
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 buffers = Table(
     "buffers",

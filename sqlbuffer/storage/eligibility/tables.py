@@ -2,9 +2,9 @@
 
 from sqlalchemy import Column, Integer, Text
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import TIME
 from sqlbuffer.storage.schema.overlays import overlay_table
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 uses = overlay_table(
     "uses",

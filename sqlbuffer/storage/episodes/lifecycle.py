@@ -11,7 +11,7 @@ from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import postgresql, sqlite
 from sqlbuffer.storage.episodes.keys import INSERT_EPISODE
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.schema.clock import utc_now
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 free_episode = by_database(sqlite=sqlite.free_episode, postgresql=postgresql.free_episode)
 

@@ -12,8 +12,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SERIAL, TIME, metadata
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 episodes = Table(
     "episodes",

@@ -26,7 +26,6 @@ from sqlalchemy import (
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
-from sqlbuffer.storage.buffers.last_number import last_number
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
@@ -36,6 +35,7 @@ from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.watermarks.last_number import last_number
 
 T = TypeVar("T")
 

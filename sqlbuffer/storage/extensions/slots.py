@@ -34,11 +34,11 @@ from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.holders import is_alive, is_here
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.schema.clock import age_s
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.metadata import json_literal
 from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.server_clock import age_s
 from sqlbuffer.storage.slot_places.emptied_slots import (
     clear_slots,
     empty_slots,

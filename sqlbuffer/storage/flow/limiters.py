@@ -33,14 +33,14 @@ from sqlbuffer.rate_limits import (
     policy_from_json,
     policy_to_json,
 )
-from sqlbuffer.storage.buffers.last_number import is_standby, last_number
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.flow.tables import flow, flow_history, flow_waits
-from sqlbuffer.storage.schema.clock import age_s, unix_now, utc_now
 from sqlbuffer.storage.schema.column_types import IntegerList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.schema.server_clock import age_s, unix_now, utc_now
+from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
 
 # One that was not heard of for so long is dead: v_flow and v_waiting say the same.
 ALIVE_S = 5.0

@@ -13,7 +13,6 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage.buffers.buffer_window import windows
-from sqlbuffer.storage.buffers.last_number import last_number
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
@@ -25,9 +24,10 @@ from sqlbuffer.storage.flow.tables import flow_history
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.priorities.tables import priorities
 from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.schema.clock import age_s, unix_now
 from sqlbuffer.storage.schema.column_types import IntegerList, SeqList
 from sqlbuffer.storage.schema.list_parameters import is_one_of, numbers_in
+from sqlbuffer.storage.schema.server_clock import age_s, unix_now
+from sqlbuffer.storage.watermarks.last_number import last_number
 
 # At 300,000 rows 5,000 of them took 100 ms on either database. The median of 2,000 is between the
 # 0.48 and the 0.52 quantile nineteen times of twenty.

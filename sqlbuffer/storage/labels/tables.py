@@ -2,9 +2,9 @@
 
 from sqlalchemy import BigInteger, Column, Double
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import JSON, TIME
 from sqlbuffer.storage.schema.overlays import overlay_table
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 # What holds now of rows that were annotated: null where the row's own value does.
 labels = overlay_table(

@@ -44,7 +44,7 @@ from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.stored_rows import Row
-from sqlbuffer.storage.schema.clock import in_seconds
+from sqlbuffer.storage.schema.server_clock import in_seconds
 from sqlbuffer.storage.use_counts.sample_log import forget
 
 _USES = items.c.n_uses + 1

@@ -49,10 +49,10 @@ from sqlbuffer.storage.leases.claim_request import (
 from sqlbuffer.storage.leases.row_choice import lowest
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.statement_cache import remembered
-from sqlbuffer.storage.schema.clock import age_s
 from sqlbuffer.storage.schema.column_types import KeyList, SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of, is_one_of
 from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.server_clock import age_s
 
 KEYS = "p_keys"
 Key = tuple[Any, int | None]  # a task or an episode, and the group's number

@@ -47,10 +47,10 @@ from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.statements import ROW_COLUMNS
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema.clock import in_seconds, is_past, seconds_ago
 from sqlbuffer.storage.schema.column_types import KeyList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY
+from sqlbuffer.storage.schema.server_clock import in_seconds, is_past, seconds_ago
 from sqlbuffer.storage.use_counts.sample_log import Note, log_batch
 
 # How long the rows of leases that nobody ended are kept.

@@ -18,7 +18,7 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.dialects.connections import claiming
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.schema.clock import is_past
+from sqlbuffer.storage.schema.server_clock import is_past
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer
 
 T = TypeVar("T")

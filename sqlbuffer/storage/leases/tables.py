@@ -2,9 +2,9 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, false, text
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
 from sqlbuffer.storage.schema.overlays import overlay_table
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 queue_items = overlay_table(
     "queue_items",

@@ -2,8 +2,8 @@
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, text
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 # Numbered places that each show one episode, where a buffer has some: those of compat.memmap.
 slot_rings = Table(

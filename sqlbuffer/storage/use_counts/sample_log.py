@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from sqlbuffer.storage.schema.clock import seconds_ago
+from sqlbuffer.storage.schema.server_clock import seconds_ago
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
 from sqlbuffer.storage.use_counts.tables import samples
 

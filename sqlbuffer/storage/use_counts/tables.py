@@ -2,8 +2,8 @@
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 # A row for each batch that was sampled, where the buffer notes them.
 samples = Table(

@@ -2,8 +2,8 @@
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, text
 
-from sqlbuffer.storage.schema.clock import utc_now
 from sqlbuffer.storage.schema.metadata import JSON, KEY, SEQS, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 # Chunks of fragments, where a buffer has some: those of compat.minestudio.
 fragment_pools = Table(

@@ -15,7 +15,7 @@ from sqlbuffer.storage.extensions.fragments.leaving import every, leave, leave_s
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, as_json, change_rules, read
 from sqlbuffer.storage.extensions.fragments.tables import chunks, fragment_workers, prepared_lists
 from sqlbuffer.storage.rows.removal import remove_where
-from sqlbuffer.storage.schema.clock import age_s
+from sqlbuffer.storage.schema.server_clock import age_s
 from sqlbuffer.storage.store import BufferStore
 
 # Workers without a fragment for so long are forgotten when a session begins, and lists that were

@@ -1,7 +1,7 @@
 """What one opener of a buffer knows of its settled rows, on PostgreSQL."""
 
-from sqlbuffer.storage.buffers.standby import StandbyWatermark
 from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.watermarks.standby import StandbyWatermark
 
 _PREPARED = "-1/"  # how the names of prepared transactions begin
 
