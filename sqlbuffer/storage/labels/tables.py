@@ -1,6 +1,6 @@
 """The tables of what was annotated after the insert."""
 
-from sqlalchemy import BigInteger, Column, Double, Text
+from sqlalchemy import BigInteger, Column, Double
 
 from sqlbuffer.storage.schema.metadata import JSON, TIME
 from sqlbuffer.storage.schema.overlays import overlay_table
@@ -31,14 +31,4 @@ label_history = overlay_table(
     Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
     flag="has_labels",
     learner_may="INSERT, UPDATE",
-)
-
-comments = overlay_table(
-    "comments",
-    Column("comment", Text, nullable=False, comment="what a person wrote about the row"),
-    Column("commented_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
-    flag="has_comments",
-    flag_comment="rows may have a row in comments",
-    learner_may="INSERT, UPDATE, DELETE",
-    learner_sets_flag=True,
 )

@@ -42,8 +42,6 @@ BEGIN
     WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
     DELETE FROM payload_changes n
     WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
-    DELETE FROM comments n
-    WHERE NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
     RETURN NULL;
 END
 $$

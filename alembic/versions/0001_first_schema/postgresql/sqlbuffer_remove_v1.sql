@@ -90,9 +90,6 @@ BEGIN
     IF b.has_changes THEN
         DELETE FROM payload_changes WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
-    IF b.has_comments THEN
-        DELETE FROM comments WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-    END IF;
     PERFORM set_config('sqlbuffer.internal', '', true);
     RETURN n_removed;
 END

@@ -37,7 +37,6 @@ CREATE TABLE buffers (
     has_uses BOOLEAN DEFAULT false NOT NULL,
     has_quarantine BOOLEAN DEFAULT false NOT NULL,
     has_labels BOOLEAN DEFAULT false NOT NULL,
-    has_comments BOOLEAN DEFAULT false NOT NULL,
     has_queue BOOLEAN DEFAULT false NOT NULL,
     has_priorities BOOLEAN DEFAULT false NOT NULL,
     has_parts BOOLEAN DEFAULT false NOT NULL,
@@ -86,7 +85,6 @@ COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
 COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
 COMMENT ON COLUMN buffers.has_quarantine IS 'rows may have a row in quarantine';
 COMMENT ON COLUMN buffers.has_labels IS 'rows may have rows in labels and label_history';
-COMMENT ON COLUMN buffers.has_comments IS 'rows may have a row in comments';
 COMMENT ON COLUMN buffers.has_queue IS 'rows may have a row in queue_items';
 COMMENT ON COLUMN buffers.has_priorities IS 'rows may have a row in priorities';
 COMMENT ON COLUMN buffers.has_parts IS 'rows may have rows in payload_parts';
@@ -639,18 +637,6 @@ COMMENT ON COLUMN applied_writes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN applied_writes.write_id IS 'random id of the write';
 COMMENT ON COLUMN applied_writes.kept_until IS 'no call asks for it after this';
 
-CREATE TABLE comments (
-    buffer_id INTEGER NOT NULL,
-    seq BIGINT NOT NULL,
-    comment TEXT NOT NULL,
-    commented_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_comments PRIMARY KEY (buffer_id, seq)
-);
-COMMENT ON COLUMN comments.buffer_id IS 'the buffer';
-COMMENT ON COLUMN comments.seq IS 'the experience';
-COMMENT ON COLUMN comments.comment IS 'what a person wrote about the row';
-COMMENT ON COLUMN comments.commented_at IS 'when';
-
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
     CONSTRAINT pk_schema_info PRIMARY KEY (min_client)
@@ -711,7 +697,6 @@ ALTER TABLE fragment_workers ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE prepared_lists ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE item_rings ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE comments ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;

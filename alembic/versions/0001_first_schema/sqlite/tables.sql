@@ -37,7 +37,6 @@ CREATE TABLE buffers (
     has_uses BOOLEAN DEFAULT 0 NOT NULL,
     has_quarantine BOOLEAN DEFAULT 0 NOT NULL,
     has_labels BOOLEAN DEFAULT 0 NOT NULL,
-    has_comments BOOLEAN DEFAULT 0 NOT NULL,
     has_queue BOOLEAN DEFAULT 0 NOT NULL,
     has_priorities BOOLEAN DEFAULT 0 NOT NULL,
     has_parts BOOLEAN DEFAULT 0 NOT NULL,
@@ -388,14 +387,6 @@ CREATE TABLE applied_writes (
     write_id TEXT NOT NULL,
     kept_until TEXT NOT NULL,
     CONSTRAINT pk_applied_writes PRIMARY KEY (buffer_id, write_id)
-);
-
-CREATE TABLE comments (
-    buffer_id INTEGER NOT NULL,
-    seq BIGINT NOT NULL,
-    comment TEXT NOT NULL,
-    commented_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_comments PRIMARY KEY (buffer_id, seq)
 );
 
 CREATE TABLE schema_info (
