@@ -13,7 +13,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.draws import noted_batch, return_batch, sample_batch
+from sqlbuffer.storage.draws import logged_batch, return_batch, sample_batch
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
@@ -85,7 +85,7 @@ class BatchSource:
             return self.reader.read(candidates, keys), candidates.clock
 
         batch, clock = self.store.draw(self.node, read, self.reader.columns)
-        return noted_batch(self.store, batch, clock, "Dataset")
+        return logged_batch(self.store, batch, clock, "Dataset")
 
     def give_back(self, batch: Batch) -> None:
         """Undo the uses of a batch that was drawn and is not handed out."""
@@ -123,7 +123,7 @@ class BatchSource:
 
         batch, behind, clock = self.store.draw(self.node, read, self.reader.columns)
         if batch is not None:
-            batch = noted_batch(self.store, batch, clock, "pass")
+            batch = logged_batch(self.store, batch, clock, "pass")
         return batch, behind
 
     def _next(

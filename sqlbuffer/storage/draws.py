@@ -23,7 +23,7 @@ from sqlbuffer.storage.use_counts.counting import (
     claimed,
     give_back,
 )
-from sqlbuffer.storage.use_counts.sample_log import Note, forget, log_read_batch
+from sqlbuffer.storage.use_counts.sample_log import LogEntry, forget, log_read_batch
 
 BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"
@@ -79,7 +79,7 @@ def sample_batch(
             batch = store.draw(node, lambda candidates: draw(candidates, n), reader.columns)
         else:
             batch, number = claimed(
-                store, found, n, BATCHES, _note_of(sampler), least=n, adds_up=_adds_up(sampler)
+                store, found, n, BATCHES, _log_entry_of(sampler), least=n, adds_up=_adds_up(sampler)
             )
             batch = _numbered(batch, number)
         batch = _finished(batch, sampler, store)
@@ -132,7 +132,7 @@ def sample_rows(
         if n == 0 or not needs_writes(store):
             rows = store.draw(node, lambda candidates: draw(candidates, n), reading)
         else:
-            note, adds_up = _note_of(sampler), _adds_up(sampler)
+            note, adds_up = _log_entry_of(sampler), _adds_up(sampler)
             rows, number = claimed(store, found, n, ROWS, note, least=least, adds_up=adds_up)
             rows = rows._replace(batch_id=number)
         finished = sampler.finished(rows.columns, store.alpha)
@@ -167,12 +167,12 @@ def sample_tasks(
         if not needs_writes(store):
             tasks = store.draw_tasks(node, choose, payloads).tasks
         else:
-            tasks, number = claimed(store, found, n, TASKS, _note_of(sampler), least=least)
+            tasks, number = claimed(store, found, n, TASKS, _log_entry_of(sampler), least=least)
         drawn(sum(map(len, tasks)))
     return tasks, number
 
 
-def noted_batch(store: BufferStore, batch: Batch, clock: int | None, what: str) -> Batch:
+def logged_batch(store: BufferStore, batch: Batch, clock: int | None, what: str) -> Batch:
     """Return a batch that no sampler drew with the number that it is noted under, if it is.
 
     Args:
@@ -181,7 +181,7 @@ def noted_batch(store: BufferStore, batch: Batch, clock: int | None, what: str) 
         clock: The buffer's clock when it was read.
         what: What is noted for a sampler.
     """
-    number = log_read_batch(store, batch.info["seq"].tolist(), clock, Note(what))
+    number = log_read_batch(store, batch.info["seq"].tolist(), clock, LogEntry(what))
     return _numbered(batch, number)
 
 
@@ -231,10 +231,10 @@ def _adds_up(sampler: RowStrategy) -> bool:
     return bool(getattr(sampler, "replace", False))
 
 
-def _note_of(sampler: RowStrategy | TaskStrategy) -> Note:
+def _log_entry_of(sampler: RowStrategy | TaskStrategy) -> LogEntry:
     seeds = (getattr(value, "seed", None) for value in (sampler, *vars(sampler).values()))
     seed = next((seed for seed in seeds if isinstance(seed, (int, np.integer))), None)
-    return Note(type(sampler).__name__, None if seed is None else str(int(seed)))
+    return LogEntry(type(sampler).__name__, None if seed is None else str(int(seed)))
 
 
 def _take_rows(drawn: SampledRows, index: Sequence[int]) -> SampledRows:

@@ -282,7 +282,7 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
     def stats(self, window_s: float) -> Stats:
         """Return figures of the buffer, with rates over that many seconds."""
         self.pacer.publish_now()
-        return self.survive(lambda: stats(self, window_s))
+        return self.with_retries(lambda: stats(self, window_s))
 
     @retry_on_disconnect
     def draw(
@@ -323,7 +323,7 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
 
     def _find_eligible_low(self, candidates: Candidates) -> None:
         """Where a draw found few rows that may be sampled, find out where they begin."""
-        if not self.restrictions.floor.is_due(candidates):
+        if not self.restrictions.eligible_low.is_due(candidates):
             return
         # The draw is done, whatever becomes of this.
         with suppress(StorageError), translated(self.url):

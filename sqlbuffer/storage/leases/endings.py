@@ -82,7 +82,7 @@ def complete(store: LeaseKeeping, held: HeldRows) -> None:
         with translated(store.url), snapshot(store.engine) as connection:
             return [store.whole_rows.held(connection, group) for group in held.groups]
 
-    held.groups = store.survive(read)
+    held.groups = store.with_retries(read)
 
 
 def renew(store: LeaseKeeping, held: HeldRows, lease_s: float) -> None:

@@ -51,7 +51,7 @@ from sqlbuffer.storage.schema.column_types import KeyList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY
 from sqlbuffer.storage.schema.server_clock import in_seconds, is_past, seconds_ago
-from sqlbuffer.storage.use_counts.sample_log import Note, log_batch
+from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
 
 # How long the rows of leases that nobody ended are kept.
 KEPT_S = 3_600.0
@@ -152,7 +152,7 @@ class Claim:
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        held, late = self._store.survive(self._attempt)
+        held, late = self._store.with_retries(self._attempt)
         self._store.remove_expired_if_due()
         if late:
             drop(self._store, self._wanted, late)
@@ -179,7 +179,7 @@ class Claim:
                 self._take(connection)
                 held = self._held(connection, now, deadline)
                 if store.info.track_samples:
-                    note = Note(f"lease ({self._wanted.order})")
+                    note = LogEntry(f"lease ({self._wanted.order})")
                     held.number = log_batch(connection, store, held.seqs, now.clock, note)
         except IntegrityError as error:
             # An attempt of ours whose server process ended only now: look again.

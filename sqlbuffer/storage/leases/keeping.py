@@ -86,7 +86,7 @@ class LeaseKeeping(CountedBuffer):
         """Return the number up to which rows have left."""
         return self._window(connection).low
 
-    def survive(self, work: Callable[[], T]) -> T:
+    def with_retries(self, work: Callable[[], T]) -> T:
         """Return what `work` returns, called anew after a lost connection."""
         return retried(work, self.options.retry_s, self.forget_connections)
 

@@ -51,7 +51,7 @@ def retire(store: LeaseKeeping, *, kept: bool = False) -> int:
     n_retired = 0
     if store.info.keep_expired and not kept:
         return n_retired
-    while store.survive(lambda: _is_any_used_up(store)):
+    while store.with_retries(lambda: _is_any_used_up(store)):
         n_now = store.write(lambda connection: _retire(connection, store), "relaxed")
         if not n_now:
             break

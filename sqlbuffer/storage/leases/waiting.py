@@ -117,7 +117,7 @@ class Look:
                 return False
             _sleep(cancelled, min(self._next, deadline) - now)
             began = time.monotonic()
-            self.said_enough = self._store.survive(self._look)
+            self.said_enough = self._store.with_retries(self._look)
             took_s = time.monotonic() - began
             self._next = began + max(PAUSE_S, PAUSE_PER_LOOK * took_s)
             if self.said_enough:

@@ -100,9 +100,9 @@ class Candidates:
         node: Node,
         columns: RowSelection | Sequence[Any],
         limits: Eligibility = NO_LIMITS,
-        floor: int = 0,
+        eligible_low: int = 0,
     ) -> None:
-        self.low, self.high, self.limits = max(low, min(floor, high)), high, limits
+        self.low, self.high, self.limits = max(low, min(eligible_low, high)), high, limits
         self.window_low = low
         self.has_read_keys = False
         self.clock: int | None = None

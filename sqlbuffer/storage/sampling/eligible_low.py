@@ -103,16 +103,16 @@ class EligibleLow:
         own = (experiences.c.buffer_id == buffer_id) & (seq > known) & (seq <= end)
         first = statements.seqs(own & limits.hold()).order_by(seq).limit(1)
         found = connection.execute(first).scalar_one_or_none()
-        floor = end if found is None else found - 1
+        eligible_low = end if found is None else found - 1
         with self._mutex:
             is_new = not self._holds(limits, epoch)
-            gain = max(floor - known, 0)
+            gain = max(eligible_low - known, 0)
             self._n_poor = 0
             if gain >= WORTH_IT * max(end - known, 1):
                 self._pause = 1
             else:
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
             if gain or is_new:
-                self._seq = max(floor, known)
+                self._seq = max(eligible_low, known)
                 self._limits, self._epoch = limits, epoch
                 self._begun_at = time.monotonic() if is_new else self._begun_at

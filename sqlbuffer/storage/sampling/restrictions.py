@@ -22,13 +22,13 @@ class Restrictions:
     """The restrictions of one buffer, and what this process knows of the rows that they leave.
 
     Attributes:
-        floor: Up to where they leave none.
+        eligible_low: No row up to this number may be sampled any more.
         has_quarantine: Whether rows were in quarantine when it was last drawn from.
     """
 
     def __init__(self, info: BufferInfo) -> None:
         self._info = info
-        self.floor = EligibleLow()
+        self.eligible_low = EligibleLow()
         self.has_quarantine = False
         self._large_enough: tuple[int, int] | None = None
         self._are_any = (
@@ -59,9 +59,9 @@ class Restrictions:
         """
         self._check_size(connection, now, epoch)
         limits = self.limits(now)
-        floor = self.floor.of(limits, epoch)
+        eligible_low = self.eligible_low.of(limits, epoch)
         found = Candidates(
-            connection, self._info.id, now.low, now.high, node, columns, limits, floor
+            connection, self._info.id, now.low, now.high, node, columns, limits, eligible_low
         )
         found.clock = now.clock
         return found
@@ -78,7 +78,7 @@ class Restrictions:
             epoch: That of the server when this was known.
         """
         end = now.high if settled is None else min(settled, now.high)
-        self.floor.look(connection, self._info.id, now.low, end, self.limits(now), epoch)
+        self.eligible_low.look(connection, self._info.id, now.low, end, self.limits(now), epoch)
 
     def limits(self, now: SampledWindow) -> Eligibility:
         """Return what holds at a moment."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, func, select
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.eligibility.tables import uses
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
-from sqlbuffer.storage.use_counts.sample_log import Note, log_batch
+from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
 from sqlbuffer.storage.use_counts.uses import claim_uses, return_uses
 
 MAX_ROUNDS = 20
@@ -25,7 +25,7 @@ CLEANED_AT_ONCE = 8_192
 SECONDS_BETWEEN_CLEANINGS = 60.0
 # Where too few are left, another learner may have given rows back that this process has passed. No
 # sooner, or one that waits for data would look at all rows each time.
-FLOOR_DOUBTED_AFTER_S = 1.0
+LOW_DOUBTED_AFTER_S = 1.0
 
 T = TypeVar("T")
 Unit = Sequence[int]
@@ -83,7 +83,7 @@ def claimed(
     draw: Callable[[int, bool], Found[T]],
     n: int,
     kind: ClaimKind[T],
-    note: Note,
+    note: LogEntry,
     *,
     least: int = 0,
     adds_up: bool = False,
@@ -109,7 +109,7 @@ def claimed(
         missing = n - len(kept.units)
         asked = missing if adds_up else n
         found = draw(asked, n_round == 0)
-        if len(found.units) < asked and store.restrictions.floor.forget(FLOOR_DOUBTED_AFTER_S):
+        if len(found.units) < asked and store.restrictions.eligible_low.forget(LOW_DOUBTED_AFTER_S):
             found = draw(asked, n_round == 0)
         had = set() if adds_up else set(map(tuple, kept.units))
         index = [i for i, unit in enumerate(found.units) if tuple(unit) not in had][:missing]
@@ -130,7 +130,7 @@ def _fewer(
     index: Sequence[int],
     kept: _Kept[T],
     kind: ClaimKind[T],
-    note: Note,
+    note: LogEntry,
     least: int,
 ) -> tuple[T, int | None]:
     """Return what there is where too few were left: not counted where they do not do."""
@@ -152,7 +152,7 @@ def _claim(
     index: Sequence[int],
     kept: _Kept[T],
     kind: ClaimKind[T],
-    note: Note,
+    note: LogEntry,
 ) -> tuple[int, int | None]:
     """Count the uses of things and keep those that may be used; note the batch if it is whole.
 
@@ -239,11 +239,15 @@ def give_back(store: CountedBuffer, units: Sequence[Unit]) -> None:
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
     written(store, work)
-    store.restrictions.floor.forget()
+    store.restrictions.eligible_low.forget()
 
 
 def _log(
-    connection: Connection, store: CountedBuffer, found: Found[Any], kept: _Kept[Any], note: Note
+    connection: Connection,
+    store: CountedBuffer,
+    found: Found[Any],
+    kept: _Kept[Any],
+    note: LogEntry,
 ) -> int:
     """Log a batch, and return its number."""
     seqs = [seq for unit in kept.units for seq in unit]

@@ -16,7 +16,7 @@ REMOVED_AT_ONCE = 8_192
 
 
 @dataclass(frozen=True)
-class Note:
+class LogEntry:
     """What the log says of a batch in addition to its rows."""
 
     sampler: str
@@ -24,7 +24,7 @@ class Note:
 
 
 def log_read_batch(
-    store: CountedBuffer, seqs: Sequence[int], clock: int | None, note: Note
+    store: CountedBuffer, seqs: Sequence[int], clock: int | None, note: LogEntry
 ) -> int | None:
     """Log a batch that was read without a sampler, and return its number; None without a log."""
     if not store.info.track_samples or not seqs:
@@ -37,7 +37,7 @@ def log_batch(
     store: CountedBuffer,
     seqs: Sequence[int],
     clock: int | None,
-    note: Note,
+    note: LogEntry,
     probabilities: Sequence[float] | None = None,
 ) -> int:
     """Log a batch in the transaction that hands it out, and return its number."""

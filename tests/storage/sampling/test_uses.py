@@ -410,7 +410,7 @@ def test_numbers_that_were_used_up_are_not_asked_for_again_and_again(buffer_url)
         buffer.sample(4_900, sampler=FifoSampler())
         for _ in range(3):
             buffer.sample(8)
-        floor = buffer._store.restrictions.floor._seq
+        floor = buffer._store.restrictions.eligible_low._seq
         assert floor >= 4_890
         assert min(seqs_of(buffer.sample(8))) > floor
         assert len(buffer.sample(200)) == 5_000 - 4_900 - 32
@@ -422,7 +422,7 @@ def test_numbers_that_a_server_gives_anew_after_a_crash_are_drawn_at_once(make_d
         buffer.store_batch(rows_of([None] * 1_000))
         buffer.sample(990, sampler=FifoSampler())
         buffer.sample(8)
-        assert buffer._store.restrictions.floor._seq > 900
+        assert buffer._store.restrictions.eligible_low._seq > 900
         # As if nothing from row 501 on had reached the disk.
         run(url, "DELETE FROM experiences WHERE seq > 500")
         run(url, f"SELECT setval('sqlbuffer_seq_{buffer_id(url)}', 500)")
@@ -432,7 +432,7 @@ def test_numbers_that_a_server_gives_anew_after_a_crash_are_drawn_at_once(make_d
 
 
 def test_uses_given_back_by_another_learner_are_found_again(buffer, buffer_url, monkeypatch):
-    monkeypatch.setattr(counting, "FLOOR_DOUBTED_AFTER_S", 0.0)
+    monkeypatch.setattr(counting, "LOW_DOUBTED_AFTER_S", 0.0)
     with ReplayBuffer(buffer_url) as other:
         assert len(buffer.sample(40, sampler=RandomSampler(replace=True))) == 40
         assert other.sample(3) == []
