@@ -21,7 +21,7 @@ from sqlbuffer.storage.rows.pieces import Columns
 # JSON has these as they are.
 _MAX_PLAIN = 1e15
 # Larger values of an episode are kept as bytes only.
-MAX_SAID_ITEMS = 256
+MAX_JSON_ITEMS = 256
 
 
 class RowCoder:
@@ -123,7 +123,7 @@ class StepPacker:
         self._scalars = [(name, self._row[name]) for name in rows.scalars]
 
     def pack(self, data: Mapping[str, Any]) -> tuple[list[Any], Columns]:
-        """Return what is said to be stored of each field, and what the database has of the row.
+        """Return the value to report for each field, and the columns of the row.
 
         Args:
             data: Values by name; None or missing is the default. Other names are left alone.
@@ -159,7 +159,7 @@ class StepPacker:
 
 
 def _step(track: DeclaredField, value: Any) -> tuple[Any, NDArray[Any]]:
-    """Return what is said to be stored of a value, and what is."""
+    """Return the value to report, and the value to store."""
     if is_scalar(value):
         value = full(track, value)
         return value, value
@@ -194,11 +194,11 @@ class MetaCoder:
             return self.blank.copy()
         return np.frombuffer(bytearray(raw), self.dtype)[0:1].reshape(()).copy()
 
-    def said(self, row: NDArray[Any]) -> str | None:
-        """Return the values as JSON, for the list of episodes: those that are not large."""
+    def to_json(self, row: NDArray[Any]) -> str | None:
+        """Return the values as JSON for the view of episodes, without large ones."""
         values = {
             name: row[self.keys[name]].tolist()
             for name, track in self.tracks.items()
-            if np.prod(track.shape, dtype=int) <= MAX_SAID_ITEMS
+            if np.prod(track.shape, dtype=int) <= MAX_JSON_ITEMS
         }
         return Encoder().json(values, "meta") if values else None

@@ -148,7 +148,7 @@ class EpisodeWriter:
         """Add a step to an open episode: one of the rows of `columns`."""
         meta = None
         if not open_.is_begun:
-            meta = self._metas.said(open_.meta)
+            meta = self._metas.to_json(open_.meta)
             open_.is_dirty = False
             opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
             with self._mutex:
@@ -179,11 +179,11 @@ class EpisodeWriter:
     def ending(self, open_: OpenEpisode) -> SlotEnding:
         """Return how an open episode ends."""
         key = open_.key if open_.is_begun else ""
-        said = self._metas.said(open_.meta) if open_.is_dirty else None
+        json = self._metas.to_json(open_.meta) if open_.is_dirty else None
         return SlotEnding(
             key, key, "complete", open_.length, open_.return_,
             f"{key}/{open_.first_t}", f"{key}/{open_.last_t}", None, None,
-            open_.turn, open_.meta.tobytes(), said, open_.is_begun,
+            open_.turn, open_.meta.tobytes(), json, open_.is_begun,
         )  # fmt: skip
 
     def store_whole(self, rows: NDArray[Any], meta: NDArray[Any]) -> None:
@@ -194,7 +194,7 @@ class EpisodeWriter:
         """
         self.check_process()
         self._queue.flush()
-        key, packed, said = uuid7(), meta.tobytes(), self._metas.said(meta)
+        key, packed, json = uuid7(), meta.tobytes(), self._metas.to_json(meta)
         open_ = OpenEpisode(-1, -1, key, meta)
         values = zip(*self._rows.columns(rows), strict=True)
         records = [_record(open_, t, row) for t, row in enumerate(values)]
@@ -208,14 +208,14 @@ class EpisodeWriter:
         def then(connection: Any, _seqs: Mapping[str, int]) -> None:
             self.slots.place(connection, key, open_.length, packed)
 
-        metas = {} if said is None else {(key, key): said}
+        metas = {} if json is None else {(key, key): json}
         try:
             self._store.insert(records, endings=[ending], metas=metas, then=then)
         except SlotsFullError:
             raise self.full() from None
 
     def drop(self) -> None:
-        """Let go of the open episodes: their steps leave, their slots are free."""
+        """Drop the open episodes: their steps are deleted, and their slots are free."""
         if not self.open:
             return
         self._queue.flush()
@@ -230,16 +230,16 @@ class EpisodeWriter:
             return
         self._queue.flush()
         if dirty := [open_ for open_ in self.open if open_.is_dirty and open_.is_begun]:
-            self._say_meanwhile(dirty)
+            self._store_metas(dirty)
 
-    def _say_meanwhile(self, dirty: Sequence[OpenEpisode]) -> None:
-        """Store what was said of open episodes since they began."""
+    def _store_metas(self, dirty: Sequence[OpenEpisode]) -> None:
+        """Store the meta values of open episodes that changed since they began."""
         metas = {open_.slot: open_.meta.tobytes() for open_ in dirty}
-        said = {open_.slot: self._metas.said(open_.meta) for open_ in dirty}
+        json = {open_.slot: self._metas.to_json(open_.meta) for open_ in dirty}
 
         def work(connection: Any) -> None:
             self.slots.lock(connection)
-            self.slots.set_metas(connection, metas, {s: t for s, t in said.items() if t})
+            self.slots.set_metas(connection, metas, {s: t for s, t in json.items() if t})
 
         self._store.write(work)
         for open_ in dirty:

@@ -22,7 +22,7 @@ from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]
 # Slots that are named in the text of a question.
-MOST_ALONG = 1_000
+MAX_NAMED_SLOTS = 1_000
 
 
 class SlotReader:
@@ -201,7 +201,7 @@ class SlotReader:
         open_lengths = dict(self._open_lengths())
         self._flush()
         wanted = [] if slots is None else slots.tolist()
-        query = self._slots.states_query(wanted) if 0 < len(wanted) <= MOST_ALONG else None
+        query = self._slots.states_query(wanted) if 0 < len(wanted) <= MAX_NAMED_SLOTS else None
         with (
             translated(self._store.url),
             snapshot(self._store.engine, query) as connection,
@@ -264,11 +264,11 @@ class SlotReader:
         for name, array in values.items():
             for i, slot in enumerate(slots):
                 rows[slot][self._metas.keys[name]] = array[i]
-        said = {slot: self._metas.said(row) for slot, row in rows.items()}
+        json = {slot: self._metas.to_json(row) for slot, row in rows.items()}
         self._slots.set_metas(
             connection,
             {slot: row.tobytes() for slot, row in rows.items()},
-            {slot: text for slot, text in said.items() if text is not None},
+            {slot: text for slot, text in json.items() if text is not None},
         )
 
     def _track(self, name: Any) -> DeclaredField:

@@ -84,7 +84,7 @@ class StoreCalls(SlotReader):
         arrays = self._batch(data, self.meta_tracks, "store_meta_batch", "meta ")
         n = len(next(iter(arrays.values())))
         opened = self._opened(writer, n)
-        self._say(opened, arrays, self._which(n, len(opened)))
+        self._set_open_metas(opened, arrays, self._which(n, len(opened)))
 
     def store_episode(self, **data: Any) -> None:
         """Store a whole episode in one transaction.
@@ -133,15 +133,17 @@ class StoreCalls(SlotReader):
         writer = self._check_writable("one_episode")
         known = self._meta_values(meta_data)
         opened = self._opened(writer, 1)
-        self._say(opened, {name: value[None] for name, value in known.items()})
+        self._set_open_metas(opened, {name: value[None] for name, value in known.items()})
         at_end: dict[str, Any] = {}
-        with self._undone(writer):
+        with self._dropped_on_error(writer):
             yield at_end
             late = self._meta_values(at_end)
             if not self._t:
                 writer.drop()
                 return
-            self._say(writer.open[:1], {name: value[None] for name, value in late.items()})
+            self._set_open_metas(
+                writer.open[:1], {name: value[None] for name, value in late.items()}
+            )
         self.advance_episode()
 
     @contextmanager
@@ -166,8 +168,8 @@ class StoreCalls(SlotReader):
                 raise MemmapError(f"expected meta values of {batch_size} episodes, got {n}")
         if batch_size > len(writer.open):
             writer.claim(batch_size - len(writer.open))
-        self._say(writer.open[:batch_size], arrays)
-        with self._undone(writer):
+        self._set_open_metas(writer.open[:batch_size], arrays)
+        with self._dropped_on_error(writer):
             yield
             if not self._t and batch_size == 1:
                 writer.drop()
@@ -191,8 +193,8 @@ class StoreCalls(SlotReader):
         writer.finish([length] * batch_size)
 
     @contextmanager
-    def _undone(self, writer: EpisodeWriter) -> Iterator[None]:
-        """Let go of the open episodes where a block raises."""
+    def _dropped_on_error(self, writer: EpisodeWriter) -> Iterator[None]:
+        """Drop the open episodes where a block raises."""
         try:
             yield
         except BaseException:
@@ -300,7 +302,7 @@ class StoreCalls(SlotReader):
             found[name] = exact(track, value)
         return {name: value for name, value in found.items() if name not in INTERNAL}
 
-    def _say(
+    def _set_open_metas(
         self,
         opened: list[OpenEpisode],
         arrays: Mapping[str, NDArray[Any]],

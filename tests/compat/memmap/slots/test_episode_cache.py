@@ -81,7 +81,7 @@ def test_however_many_slots_may_be_looked_at(make, monkeypatch):
     buffer = make(fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS)
     for first in (0, 100, 200):
         store(buffer, first)
-    monkeypatch.setattr(slot_reader, "MOST_ALONG", 2)
+    monkeypatch.setattr(slot_reader, "MAX_NAMED_SLOTS", 2)
     assert episodes_of(buffer) == episodes_of(buffer) == [steps(0), steps(100), steps(200)]
 
 
