@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-integrations test-nightly check bench peers docs format wheel-test clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers docs format wheel-test clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,10 +17,13 @@ help: ## list the commands
 demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database and sample from it
 	$(BIN)/sqlbuffer demo $(ARGS)
 
-# Hundreds of processes of the tests import the package: each would compile it anew, for 0.4 s.
-test: export PYTHONDONTWRITEBYTECODE =
+# Hundreds of processes of the tests import the package: each would compile it again, for 0.4 s.
+test test-fast: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
 	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/nightly $(ARGS)
+
+test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a minute: SQLite only, no processes, no slow tests
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations --ignore tests/nightly --fast $(ARGS)
 
 test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch ## run the tests that need foreign programs or much time
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations $(ARGS)

@@ -21,7 +21,7 @@ from tests.support.postgres import (
 from tests.support.shared import Shared
 from tests.support.storage_hooks import close_pool, housekeeping_on_request, migrate
 
-pytest_plugins = ["tests.support.no_skip"]
+pytest_plugins = ["tests.support.fast", "tests.support.no_skip"]
 
 _SHARED = pytest.StashKey[Shared]()
 KINDS = ["sqlite", "postgresql"]

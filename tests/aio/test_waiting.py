@@ -115,6 +115,7 @@ async def waiting(kind: Any, url: str) -> AsyncIterator[tuple[AsyncReplayBuffer,
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_they_wait_for_and_unrelated_threads_go_on(kind: Any, buffer_url: str) -> None:
     async def use() -> None:
@@ -126,6 +127,7 @@ def test_what_they_wait_for_and_unrelated_threads_go_on(kind: Any, buffer_url: s
     asyncio.run(use())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Samples, Loaders])
 def test_cancelled_calls_stop_waiting(kind: Any, buffer_url: str) -> None:
     async def use() -> None:

@@ -18,6 +18,7 @@ def here(run):
         yield run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", [OWN, "replay.db", "./replay.db"])
 @pytest.mark.parametrize(
     "words",

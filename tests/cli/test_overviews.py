@@ -66,6 +66,7 @@ def test_info_says_when_the_first_and_the_last_row_were_taken(run, large):
     assert {key for key in exact if exact[key] != measured[key]} == {"tasks"}
 
 
+@pytest.mark.slow
 def test_an_emptied_buffer_has_no_rows(run, large):
     with ReplayBuffer(large) as buffer:
         buffer.clear()
@@ -83,6 +84,7 @@ def test_watch_says_the_size_of_the_window_unless_it_is_to_count(run, large):
     assert exact["inserted"] == found["inserted"] == N_ROWS
 
 
+@pytest.mark.slow
 def test_watch_asks_no_more_for_many_buffers_than_for_few(schema_url):
     def make(number):
         settings = {"priorities": True, "max_use": 9} if number % 2 else {}

@@ -90,6 +90,7 @@ class Holder(BaseModel):
 
 
 class TestRoundTrip:
+    @pytest.mark.slow
     @settings(max_examples=150)
     @given(payloads)
     def test_a_payload_comes_back_equal_to_the_bit(self, value):
@@ -97,6 +98,7 @@ class TestRoundTrip:
         assert equal(decode(text, blob), value, strict=True)
         check_json(text or "0")
 
+    @pytest.mark.slow
     @given(arrays())
     def test_arrays_come_back_writable_with_dtype_and_shape(self, array):
         read = back([array])[0]

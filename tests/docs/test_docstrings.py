@@ -26,6 +26,7 @@ NEED_TORCH = {"sqlbuffer.torch", f"{MEMMAP}.concat_replay_buffer"} | {
 PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.AsyncReplayBuffer]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name: str) -> None:
     if name in NEED_TORCH:

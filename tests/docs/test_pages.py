@@ -142,6 +142,7 @@ def test_pacing_gives_the_figures_that_the_code_has():
     assert (pacing.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
 
 
+@pytest.mark.slow
 def test_watching(read):
     pytest.importorskip("tensorboardX", reason="allowed: tensorboardX is not installed")
     pytest.importorskip("prometheus_client", reason="allowed: prometheus_client is not installed")
@@ -195,6 +196,7 @@ def test_late_rewards(read):
     assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 7
 
 
+@pytest.mark.slow
 def test_loader(read):
     pytest.importorskip("torch")
     page = read("docs/loader.md")
@@ -249,6 +251,7 @@ def test_prioritized(read):
     assert (names["exact"].probabilities > 1 / 400).all()
 
 
+@pytest.mark.slow
 def test_sampling(read):
     page = read("docs/sampling.md")
     assert page.names["first"]._seeding.seed == 7

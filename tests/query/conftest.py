@@ -1,5 +1,6 @@
 import shutil
-from pathlib import Path
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 
@@ -9,23 +10,34 @@ from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")
-def buffers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """Yield one buffer of each kind, for the whole module: each example clears them."""
-    path = tmp_path_factory.mktemp("buffers") / "buffer.db"
-    template: Path = request.getfixturevalue("sqlite_template")
-    shutil.copyfile(template, path)
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    postgres_url = server.create_database(template=request.getfixturevalue("postgres_template"))
-    urls = dict(zip(KINDS, (f"sqlite:///{path}", postgres_url), strict=True))
-    yield {kind: ReplayBuffer(url) for kind, url in urls.items()}
-    for url in urls.values():
-        close_pool(url)
-    server.drop_database(postgres_url)
+def buffer_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Yield a function that returns the module's buffer of a kind: each example clears it."""
+
+    def make_url(kind: str) -> str:
+        if kind == "sqlite":
+            path = tmp_path_factory.mktemp("buffers") / "buffer.db"
+            shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+            url = f"sqlite:///{path}"
+        else:
+            server: PostgresServer = request.getfixturevalue("postgres_server")
+            template = request.getfixturevalue("postgres_template")
+            url = server.create_database(template=template)
+            stack.callback(server.drop_database, url)
+        stack.callback(close_pool, url)
+        return url
+
+    with ExitStack() as stack:
+        yield cache(lambda kind: ReplayBuffer(make_url(kind)))
+
+
+@pytest.fixture(scope="module")
+def buffers(buffer_of) -> dict[str, ReplayBuffer]:
+    return {kind: buffer_of(kind) for kind in KINDS}
 
 
 @pytest.fixture(params=KINDS)
-def buffer(request: pytest.FixtureRequest, buffers) -> ReplayBuffer:
+def buffer(request: pytest.FixtureRequest, buffer_of) -> ReplayBuffer:
     """Return an empty buffer of each kind in turn."""
-    buffer: ReplayBuffer = buffers[request.param]
+    buffer: ReplayBuffer = buffer_of(request.param)
     buffer.clear()
     return buffer

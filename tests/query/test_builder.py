@@ -167,6 +167,7 @@ class TestBuilder:
 
 
 class TestCheck:
+    @pytest.mark.slow
     @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(rows_and_conditions())
     def test_trees_are_data_json_in_json_out(self, drawn):
@@ -175,6 +176,7 @@ class TestCheck:
             copied = json.loads(json.dumps(tree))
             assert QueryFilter(copied).filter(rows) == QueryFilter(tree).filter(rows)
 
+    @pytest.mark.slow
     @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(rows_and_conditions())
     def test_checking_leaves_the_tree_as_it_was(self, drawn):

@@ -85,6 +85,7 @@ def test_all_of_a_payload_is_the_payload(payload):
     assert equal(untag(pruned(tree, None), blob), payload, strict=True)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=4), payloads, min_size=1, max_size=4), st.data())
 def test_a_key_leads_to_its_value_whatever_it_is_called(mapping, data):
     key = data.draw(st.sampled_from(sorted(mapping)))
@@ -92,6 +93,7 @@ def test_a_key_leads_to_its_value_whatever_it_is_called(mapping, data):
     assert equal(part_of(mapping, f'state."{quoted}"'), {key: mapping[key]}, strict=True)
 
 
+@pytest.mark.slow
 @given(payloads)
 def test_references_are_all_bytes_that_a_payload_has(payload):
     encoder = Encoder()

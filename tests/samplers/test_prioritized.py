@@ -214,6 +214,7 @@ def test_exact_gives_probabilities_among_the_rows_that_match(buffer_url):
         )
 
 
+@pytest.mark.slow
 def test_a_condition_that_few_rows_match_finds_them(buffer_url):
     priorities = np.abs(np.random.default_rng(2).standard_normal(2_000))
     few = QueryBuilder().in_("exp_meta.step", [3, 500, 1_200, 1_999]).build()

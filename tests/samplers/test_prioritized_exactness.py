@@ -40,6 +40,7 @@ def test_rows_that_commit_late_join_the_draw_with_their_own_priorities(make_data
     assert check_draws(ReplayBuffer(url), url) == 505
 
 
+@pytest.mark.slow
 def test_rows_deleted_by_hand_leave_the_draw(buffer_url):
     buffer = filled(buffer_url, [1.0 + i % 7 for i in range(200)])
     assert seal_all(buffer, 50) > 10
@@ -51,6 +52,7 @@ def test_rows_deleted_by_hand_leave_the_draw(buffer_url):
     assert check_draws(buffer, buffer_url) == n_left
 
 
+@pytest.mark.slow
 def test_resizing_keeps_the_shares_of_what_is_left(buffer_url):
     buffer = filled(buffer_url, [1.0 + i % 7 for i in range(200)], max_capacity=200)
     seal_all(buffer, 50)

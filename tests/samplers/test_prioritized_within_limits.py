@@ -30,6 +30,7 @@ def versions_1_to_5(url, **settings):
     return ReplayBuffer(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize("exact", [True, False])
 def test_rows_that_are_too_old_are_not_drawn_and_the_others_keep_their_shares(
@@ -151,6 +152,7 @@ def test_a_batch_of_two_draws_has_the_weights_of_one(make_database_url, call, no
     assert scalar(url, "SELECT count(*) FROM samples") == 1
 
 
+@pytest.mark.slow
 def test_used_up_rows_leave_the_others_their_shares(buffer_url):
     priorities = dict(enumerate(1.0 + np.arange(120.0) % 11, 1))
     buffer = filled(buffer_url, list(priorities.values()), max_use=10_000)
@@ -211,6 +213,7 @@ def limited_episodes(url, n_episodes=12, **more):
     return ReplayBuffer(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_made_of_several_rows_is_drawn_whole(buffer_url, mode):
     buffer = limited_episodes(buffer_url)

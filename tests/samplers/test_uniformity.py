@@ -112,6 +112,7 @@ def test_rows_of_a_small_window_are_drawn_alike(buffer_url, make_sampler, paths,
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replace", [False, True])
 def test_rows_of_a_large_window_are_drawn_alike(buffer_url, make_sampler, paths, replace):
     buffer = fill(buffer_url, 3_000)
@@ -151,6 +152,7 @@ def test_rows_that_an_unselective_filter_leaves_are_drawn_alike(buffer_url, make
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.slow
 def test_rows_that_a_selective_filter_leaves_are_drawn_alike(buffer_url, paths):
     buffer = fill(buffer_url, 6_000)
     matching = [seq for seq in range(1, 6_001) if seq % 100 == 7]
@@ -159,6 +161,7 @@ def test_rows_that_a_selective_filter_leaves_are_drawn_alike(buffer_url, paths):
     assert paths["order"] == 60
 
 
+@pytest.mark.slow
 def test_rows_of_a_selective_filter_without_a_seed_are_all_reached(buffer_url, paths):
     """The database orders by random numbers of its own: 60 of 60 rows in 60 batches of 16, where
     one is missed with a chance below 1e-6.
@@ -228,12 +231,14 @@ def unequal_tasks(buffer_url):
     return buffer, list(lengths)
 
 
+@pytest.mark.slow
 def test_long_and_short_tasks_are_drawn_alike(unequal_tasks, make_sampler, paths):
     buffer, tasks = unequal_tasks
     assert_uniform(draw_tasks(buffer, make_sampler(RandomTaskSample), 300, 3), tasks)
     assert paths["probe"] > 0
 
 
+@pytest.mark.slow
 def test_tasks_whose_rows_match_are_drawn_alike_when_few_match(unequal_tasks, paths):
     buffer, _ = unequal_tasks
     condition = steps_between(0, 150)
@@ -255,6 +260,7 @@ def spread(url, n_rows, width, task_of):
     return buffer
 
 
+@pytest.mark.slow
 def test_long_tasks_of_a_large_window_are_probed_for(buffer_url, paths):
     """Every thousandth of 300,000 numbers begins a task."""
     buffer = spread(buffer_url, 3_000, 100, lambda seq: f"t{seq // 10}")
@@ -263,6 +269,7 @@ def test_long_tasks_of_a_large_window_are_probed_for(buffer_url, paths):
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.slow
 def test_long_tasks_that_are_probed_for_are_drawn_alike(buffer_url, paths):
     buffer = spread(buffer_url, 2_400, 5, lambda seq: f"t{int(seq**0.47)}")
     lengths = Counter(row.exp_meta.task_id for row in buffer)
@@ -282,6 +289,7 @@ def test_tasks_of_a_small_window_are_drawn_alike(buffer_url, paths):
     assert set(paths) == {"order"}
 
 
+@pytest.mark.slow
 def test_tasks_cut_by_the_window_are_drawn_like_whole_ones(buffer_url, paths):
     buffer = fill(buffer_url, 6_000, rows_per_task=150)
     buffer.resize(4_200)  # 28 tasks
@@ -291,6 +299,7 @@ def test_tasks_cut_by_the_window_are_drawn_like_whole_ones(buffer_url, paths):
     assert paths["probe"] > 0
 
 
+@pytest.mark.slow
 def test_tasks_that_leave_whole_leave_the_others_alike(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=4_400, evict_by="task")
     for start in range(0, 90, 10):
@@ -304,6 +313,7 @@ def test_tasks_that_leave_whole_leave_the_others_alike(buffer_url):
     assert_uniform_in_bins(drawn, seqs_of(buffer), 40)
 
 
+@pytest.mark.slow
 def test_a_buffer_that_evicts_by_task_is_still_probed_after_many_turns(buffer_url, paths):
     """Else each batch reads all keys: the window does not begin at the first number ever given."""
     buffer = fill(buffer_url, 44_000, rows_per_task=50, max_capacity=1_100, evict_by="task")

@@ -1,6 +1,7 @@
 """Steps by their place. No database."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def table_of(places, has_arrays=None):
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(PLACES, st.booleans()), max_size=20), st.lists(PLACES, max_size=20))
 def test_a_step_is_found_where_it_is_and_nowhere_else(given_steps, others):
     places = [place for place, _ in given_steps]

@@ -11,6 +11,7 @@ from tests.compat.ding.priority_model import Model
 OWN = ("replay_unique_id", "replay_buffer_idx", "priority", "use", "staleness", "obs")
 
 
+@pytest.mark.slow
 def test_an_advanced_buffer_is_what_the_model_is_iteration_by_iteration(make):
     limits = {"max_use": 5, "max_staleness": 4, "alpha": 0.6, "beta": 0.4, "anneal_step": 30}
     buffer = make("advanced", size=24, seed=3, **limits)

@@ -112,6 +112,7 @@ def test_a_private_buffer_leaves_no_trace_and_makes_no_folder(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_private_buffer_that_nobody_holds_is_closed():
     buffer = create_buffer({"type": "naive"})
     buffer.push([1], 0)

@@ -102,6 +102,7 @@ WRITERS = [
 ]
 
 
+@pytest.mark.slow
 def test_nothing_is_written(both):
     for name in WRITERS:
         with pytest.raises(NotImplementedError, match="read-only"):
@@ -110,6 +111,7 @@ def test_nothing_is_written(both):
     assert len(both) == 3
 
 
+@pytest.mark.slow
 def test_buffers_of_no_use_together_are_refused(folders, tmp_path):
     with pytest.raises(ValueError, match="at least one folder"):
         ConcatReplayBuffer([])

@@ -77,6 +77,7 @@ class Run:
         assert stats["replay_buffer/gaps"] == model.gaps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("per_chunk", "max_chunks"), [(1, 5), (3, 2)])
 def test_random_calls_leave_the_same_ledger_as_a_model(
     make: Make, buffer_url: str, per_chunk: int, max_chunks: int

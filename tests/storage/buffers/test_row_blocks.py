@@ -99,6 +99,7 @@ def n_rows(url):
     )
 
 
+@pytest.mark.slow
 def test_a_writer_counts_full_blocks_and_any_process_adds_them_up(large):
     assert run(large, KEPT) == run(large, TRUE)
     assert fresh_len(large) == rows_shown(large) == n_rows(large)
@@ -146,6 +147,7 @@ def test_dropping_a_buffer_drops_its_counts(large):
     assert run(large, KEPT) == []
 
 
+@pytest.mark.slow
 def test_counts_of_blocks_that_have_left_the_window_go(large):
     with ReplayBuffer(large) as buffer:
         buffer.resize(9_000)

@@ -138,6 +138,7 @@ def sample_seqs(buffer, sampler):
     return [seqs_of(buffer.sample(16, sampler=sampler)) for _ in range(3)]
 
 
+@pytest.mark.slow
 def test_8_threads_store_and_sample(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=300)
     start = threading.Barrier(8)

@@ -50,6 +50,7 @@ def enlarge(buffer, path):
             buffer.extend(MANY)
 
 
+@pytest.mark.slow
 def test_writers_cut_the_log_back_when_the_reader_has_ended(buffer, path):
     enlarge(buffer, path)
 
@@ -78,6 +79,7 @@ def store_once(url):
         buffer.extend(FEW)
 
 
+@pytest.mark.slow
 def test_a_writer_that_lives_for_a_moment_cuts_the_log_back(buffer, path):
     enlarge(buffer, path)
     command = [sys.executable, "-c", OTHER, path]

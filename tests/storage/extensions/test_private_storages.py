@@ -4,10 +4,13 @@ import gc
 import pickle
 from pathlib import Path
 
+import pytest
+
 from sqlbuffer.compat.aworld import InMemoryStorage
 from tests.compat.aworld.aworld_rows import row
 
 
+@pytest.mark.slow
 def test_private_file_goes_with_its_storage_but_not_with_a_copy():
     storage = InMemoryStorage()
     file = Path(storage.buffer._store.url.database)

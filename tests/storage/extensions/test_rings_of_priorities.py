@@ -57,6 +57,7 @@ def test_only_who_saw_the_last_state_says_what_was_deleted():
     assert (live._state, live._blocks) == ((2, 1), {0: 3, 1: 4_096})
 
 
+@pytest.mark.slow
 def test_blocks_stay_counted_as_samples_use_items_up(buffer, buffer_url):
     blocks = "SELECT count(*) FROM experiences WHERE seq BETWEEN 4096 AND 16383"
     for iteration in range(4):
@@ -69,6 +70,7 @@ def test_blocks_stay_counted_as_samples_use_items_up(buffer, buffer_url):
     assert buffer.count() == 0
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_sample_has_removed_is_not_taken_for_gone(
     buffer, buffer_url, monkeypatch
 ):
@@ -92,6 +94,7 @@ def test_what_an_interrupted_sample_has_removed_is_not_taken_for_gone(
         assert min(item["obs"] for item in newest) >= 20_000 - 48
 
 
+@pytest.mark.slow
 def test_rows_that_were_pushed_out_are_forgotten_though_they_are_not_old(buffer_url):
     config = {"replay_buffer_size": 100, "max_staleness": 5, "url": buffer_url}
     buffer = AdvancedReplayBuffer(config)
@@ -104,6 +107,7 @@ def test_rows_that_were_pushed_out_are_forgotten_though_they_are_not_old(buffer_
     buffer.close()
 
 
+@pytest.mark.slow
 def test_sums_of_blocks_are_kept_as_items_leave(buffer, buffer_url):
     ring = buffer._ring
     for iteration in range(3):

@@ -138,6 +138,7 @@ def _fill_all(url: str) -> ReplayBuffer:
 OF_BUFFER = {"sessions", "samples", "flow", "flow_history", "leases", "applied_writes"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["clear", "delete", "hand", "drop"])
 def test_deleted_rows_leave_nothing_in_any_table(buffer_url, end):
     buffer = _fill_all(buffer_url)

@@ -66,6 +66,7 @@ def test_shrinking_leaves_what_is_held(full, buffer_url):
     assert stored_rows(buffer_url) == 4
 
 
+@pytest.mark.slow
 def test_turnover_leaves_nothing_behind(full, buffer_url):
     for start in range(10, 400, 5):
         store(full, range(start, start + 5))

@@ -219,6 +219,7 @@ def test_orders(buffer_url):
         assert steps_leased(buffer, 6, order="stalest") == [1, 4, 2, 5, 0, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_rows", "n"), [(40, 8), (3_000, 40)], ids=["ordered", "probed"])
 def test_random_is_uniform_over_the_rows_that_may_be_claimed(buffer_url, n_rows, n):
     stats = pytest.importorskip("scipy.stats")
@@ -362,6 +363,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_malformed_arguments_are_refused_at_the_door(sqlite_url, wrong):
     with ReplayBuffer(sqlite_url, leases=True) as buffer, pytest.raises(BufferConfigError):

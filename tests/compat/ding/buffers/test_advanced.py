@@ -17,6 +17,7 @@ def priorities_of(buffer):
     return [item["priority"] for item in buffer.state_dict()["data"] if item is not None]
 
 
+@pytest.mark.slow
 def test_items_are_drawn_by_priority_over_many_blocks(buffer_url):
     config = {"replay_buffer_size": 3_000, "url": buffer_url, "seed": 1, "anneal_step": 0}
     buffer = AdvancedReplayBuffer(config)

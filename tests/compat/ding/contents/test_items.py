@@ -232,6 +232,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(values)
 def test_any_value_is_written_as_the_general_encoder_writes_it(value):
