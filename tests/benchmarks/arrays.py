@@ -11,6 +11,7 @@ import numpy as np
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.encoding.columns import encode_columns
+from sqlbuffer.encoding.packing import Layout
 from tests.benchmarks.bench import LOAD_BATCH, Bench, random_numbers
 from tests.benchmarks.driver import bare
 from tests.benchmarks.measure import Timed, in_turns, ratio_of, seconds_of
@@ -50,7 +51,7 @@ def _extending(bench: Bench) -> Figure:
     capacity, times, rng = bench.scale.capacity, bench.scale.times, random_numbers()
     with bench.database() as url, bench.database() as bare_url:
         full, other = (filled(one, capacity, max_capacity=capacity) for one in (url, bare_url))
-        layout = full._store.layout
+        layout = Layout(full.fields)
         other.close()
         driver = bare(bare_url)
         columns = steps(rng, EXTENDED)
@@ -120,7 +121,7 @@ def _reading(bench: Bench) -> Iterator[Figure]:
             )
         if bench.kind == "postgresql":
             run_outside_transaction(url, "ANALYZE")  # or the bare driver's statement scans
-        driver, record = bare(url), whole._store.layout.record
+        driver, record = bare(url), Layout(whole.fields).record
         held = len(whole)
 
         def look_up(keys: list[int]) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 from sqlalchemy import make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.benchmarks.rows import RowMaker
 from tests.support.postgres import PostgresServer
+from tests.support.storage_hooks import close_pool, engine_of
 
 FULL_ROWS = 1_000_000
 LOAD_BATCH = 10_000
@@ -88,7 +88,7 @@ class Bench:
         try:
             yield url
         finally:
-            engine_for(resolve_url(url)).dispose()
+            close_pool(url)
             if self.server is None:
                 shutil.rmtree(folder)
             else:
@@ -104,7 +104,7 @@ class Bench:
     def durability(self) -> str:
         """What the library's connections say of it."""
         with self.database() as url, ReplayBuffer(url, create=True):
-            engine = engine_for(resolve_url(url))
+            engine = engine_of(url)
             with engine.connect() as connection:
                 if self.kind == "sqlite":
                     mode = connection.exec_driver_sql("PRAGMA synchronous").scalar_one()

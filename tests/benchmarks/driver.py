@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from sqlalchemy import make_url
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
 from tests.support.sql import is_sqlite
+from tests.support.storage_hooks import CONNECTION_PRAGMAS
 
 _PLAIN = [name for name in Record._fields if not name.endswith("_key")]
 # A weighted draw of keys without replacement (Efraimidis and Spirakis 2006), and nothing else.

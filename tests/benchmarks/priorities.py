@@ -10,7 +10,8 @@ from tests.benchmarks.measure import Timed, in_turns
 from tests.benchmarks.report import Figure, shown_time
 from tests.benchmarks.rows import RowMaker
 from tests.benchmarks.writing import BATCH
-from tests.support.sql import run_outside_transaction
+from tests.support.sql import run_outside_transaction, scalar
+from tests.support.storage_hooks import summarize_blocks
 
 UPDATED = 256
 
@@ -57,7 +58,7 @@ def _updating(bench: Bench) -> Figure:
         for first in range(1, n + 1, LOAD_BATCH):
             seqs = np.arange(first, min(first + LOAD_BATCH, n + 1))
             buffer.update_priorities(seqs, np.abs(numbers.standard_normal(len(seqs))))
-        buffer._store.seal(range(n // buffer._store.info.block_size + 1))
+        summarize_blocks(buffer, n // scalar(url, "SELECT block_size FROM buffers") + 1)
         if bench.kind == "postgresql":
             run_outside_transaction(url, "ANALYZE")  # or the bare driver's statement scans
         driver = bare(url)

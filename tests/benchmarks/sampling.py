@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import event
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.benchmarks import caches
 from tests.benchmarks.bench import Bench, file_of, filled, random_numbers
 from tests.benchmarks.driver import bare
@@ -20,6 +19,7 @@ from tests.benchmarks.report import Figure, shown_time
 from tests.benchmarks.rows import ROWS_PER_TASK
 from tests.support.processes import wait_until
 from tests.support.sql import run
+from tests.support.storage_hooks import close_pool, engine_of
 
 BATCH = 256
 OTHER_BATCHES = (32, 1_024)
@@ -125,7 +125,7 @@ def _cold(bench: Bench, url: str) -> str:
     """Say what the first batch costs in a new process when nothing of the database is in memory."""
     if bench.kind == "postgresql" and bench.restart is None:
         return "not measured"
-    engine_for(resolve_url(url)).dispose()
+    close_pool(url)
     context = multiprocessing.get_context("spawn")
     seconds = []
     for _ in range(bench.scale.times(COLD_ROUNDS)):
@@ -158,7 +158,7 @@ def _draw_tasks(url: str) -> None:
 
 def _scans_in_sqlite(url: str) -> int:
     """Explain every statement sent."""
-    engine, sent = engine_for(resolve_url(url)), set[str]()
+    engine, sent = engine_of(url), set[str]()
 
     def trace(connection: Any, *_: Any) -> None:
         connection.set_trace_callback(sent.add)
@@ -181,7 +181,7 @@ def _scans_in_postgresql(url: str) -> int:
     query = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = 'experiences'"
     read = partial(run, url, query)
     # A session tells what it did when it ends.
-    engine_for(resolve_url(url)).dispose()
+    close_pool(url)
     ((scans, looked_up),) = read()
     _draw_tasks(url)
     wait_until(lambda: read()[0][1] > looked_up, "the server has counted what was read")

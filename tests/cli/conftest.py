@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.cli import app
-from sqlbuffer.storage.migrations import migrate
-from sqlbuffer.storage.schema.roles import roles_script
 from tests.conftest import close_pool
 from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row
@@ -63,7 +61,7 @@ def filled(schema_url):
 
 def make_newer(url, min_client):
     """Give a schema the revision of a later release, and the oldest that may use it."""
-    plain_sql.run(url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '9999'")
+    plain_sql.run(url, "UPDATE sqlbuffer_alembic_version SET version_num = '9999'")
     plain_sql.run(url, "UPDATE schema_info SET min_client = :oldest", oldest=min_client)
 
 
@@ -106,19 +104,30 @@ def existing_logins(url):
             execute(url, "ALTER DATABASE {} OWNER TO {}", make_url(url).database, name)
         return make_url(url).set(username=name, password=password).render_as_string(False)
 
-    with psycopg.connect(url) as connection:
-        query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
-        known = {name for (name,) in connection.execute(query, (list(GROUPS),))}
-    try:
-        yield create
-    finally:
+    def groups_of_server():
         with psycopg.connect(url) as connection:
             query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
-            made = {name for (name,) in connection.execute(query, (list(GROUPS),))} - known
-        for name in [*names, *made]:
-            execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
-            execute(url, "DROP OWNED BY {}", name)
-            execute(url, "DROP ROLE {}", name)
+            return {name for (name,) in connection.execute(query, (list(GROUPS),))}
+
+    with _only_user_of_roles(url):
+        known = groups_of_server()
+        try:
+            yield create
+        finally:
+            for name in [*names, *(groups_of_server() - known)]:
+                execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
+                execute(url, "DROP OWNED BY {}", name)
+                execute(url, "DROP ROLE {}", name)
+
+
+@contextmanager
+def _only_user_of_roles(url):
+    """Keep out other tests that make roles: all databases of a server have the same ones."""
+    # An advisory lock is one of a database, so all take it in the same.
+    common = make_url(url).set(database="postgres").render_as_string(False)
+    with psycopg.connect(common, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(712)")
+        yield
 
 
 @pytest.fixture
@@ -153,4 +162,4 @@ def with_roles(postgres_url, login):
 
 def execute_script(url):
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(roles_script())
+        connection.execute(CliRunner().invoke(app, ["db", "roles"]).stdout)

@@ -10,8 +10,8 @@ from typer.main import get_command
 
 from sqlbuffer import errors
 from sqlbuffer.cli import app
+from sqlbuffer.cli.commands import db
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
-from sqlbuffer.storage.migrations import status
 
 CONTRACT = {
     UsageError: 2,
@@ -111,7 +111,7 @@ def test_an_error_that_nobody_foresaw_is_one_line(run, monkeypatch, error, line)
     def fail(url):
         raise error
 
-    monkeypatch.setattr(status, "status", fail)
+    monkeypatch.setattr(db, "database", fail)
     result = run("db", "current", "sqlite:///replay.db")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"sqlbuffer: {line}")
@@ -122,19 +122,19 @@ def test_a_defect_of_the_package_keeps_its_traceback(run, monkeypatch):
     def fail(url):
         raise TypeError("a defect")
 
-    monkeypatch.setattr(status, "status", fail)
+    monkeypatch.setattr(db, "database", fail)
     with pytest.raises(TypeError, match="a defect"):
         run("db", "current", "sqlite:///replay.db")
 
 
-def test_a_warning_is_one_line(run, monkeypatch):
+def test_a_warning_is_one_line(run, monkeypatch, make_database_url):
     def warn(url):
         # As outside of tests, where no filter makes it an error.
         warnings.showwarning("mind the gap", UserWarning, "file.py", 1)
-        return status.SchemaStatus("sqlite:///x.db", "0001", "0001")
+        return url
 
-    monkeypatch.setattr(status, "status", warn)
-    result = run("db", "current", "sqlite:///replay.db")
+    monkeypatch.setattr(db, "database", warn)
+    result = run("db", "current", make_database_url("sqlite", schema=True))
     assert result.stderr == "sqlbuffer: warning: mind the gap\n"
 
 

@@ -3,20 +3,13 @@
 import json
 import os
 import signal
-import sys
-from contextlib import contextmanager
 
 import pytest
-from psycopg.pq import TransactionStatus
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.database import readonly, transactions
-from sqlbuffer.storage.dialects import sqlite
-from sqlbuffer.storage.dialects.connections import writing
 from tests.cli.conftest import start
 from tests.cli.terminal import run_on_terminal
 from tests.support import sql
-from tests.support.array_rows import make_array_row
 from tests.support.processes import wait_until
 
 ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT {} FROM n"
@@ -115,46 +108,6 @@ def test_ctrl_c_ends_a_question_that_the_server_works_on(postgres_url):
     wait_until(lambda: not sql.run(postgres_url, ASLEEP), "the end of the query")
 
 
-def test_an_interrupt_between_a_question_and_its_answer_ends_both(postgres_url):
-    with pytest.raises(KeyboardInterrupt), interrupted_when_asked():
-        readonly.query(postgres_url, "SELECT pg_sleep(600)")
-    wait_until(lambda: not sql.run(postgres_url, ASLEEP), "the end of the query")
-    assert readonly.query(postgres_url, "SELECT 7").rows == [(7,)]
-
-
-@contextmanager
-def interrupted_when_asked():
-    """Interrupt as soon as the driver has sent what it will fetch."""
-
-    def trace(frame, event, _argument):
-        if frame.f_code.co_name != "_exec_command":
-            return None
-        status = frame.f_locals["self"].pgconn.transaction_status
-        is_asked = event == "line" and status == TransactionStatus.ACTIVE
-        if is_asked and b"FETCH" in frame.f_locals["command"]:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
-
-
-def test_ctrl_c_ends_a_question_that_sqlite_works_on(sqlite_url):
-    ReplayBuffer(sqlite_url).close()
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            readonly.query(sqlite_url, ENDLESS.format("count(*)"))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_text_that_the_terminal_cannot_write_is_escaped(sqlite_url):
     with ReplayBuffer(sqlite_url) as buffer:
         buffer.add(task_id="数学", state={"odd": "\ud800"})
@@ -235,19 +188,3 @@ def test_a_sqlite_file_without_the_schema_is_4(run, tmp_path):
         result = run(words[0], "other.db", *words[1:])
         assert result.exit_code == 4
         assert "sqlbuffer db init" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "words", [("resize", "5", "--yes"), ("delete", "--all-rows", "--yes")], ids=" ".join
-)
-def test_a_database_that_another_writer_holds_is_5(run, buffer_url, monkeypatch, words):
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(transactions, "LOCK_TIMEOUT_S", 1)
-    with ReplayBuffer(buffer_url) as buffer:
-        buffer.store_batch([make_array_row(step=step) for step in range(9)])
-        with writing(buffer._store.engine) as connection:
-            connection.exec_driver_sql("UPDATE buffers SET deletions = deletions + 1")
-            result = run(words[0], buffer_url, *words[1:])
-    assert result.exit_code == 5
-    assert "try again" in result.stderr
-    assert len(result.stderr.splitlines()) == 1

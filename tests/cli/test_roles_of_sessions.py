@@ -5,7 +5,7 @@ import pytest
 
 from sqlbuffer import QueryBuilder, Removed, ReplayBuffer
 from sqlbuffer.errors import StorageReadOnlyError
-from tests.cli.test_db_roles import TASK_0
+from tests.storage.schema.test_roles import TASK_0
 from tests.support.array_rows import make_array_row
 
 LIMITS = {"max_staleness": 0, "current_session_only": True}
@@ -43,16 +43,3 @@ def test_writers_do_not(with_roles, login, change):
         pytest.raises(StorageReadOnlyError),
     ):
         change(buffer)
-
-
-def test_a_writer_that_samples_leaves_expired_rows_to_others(with_roles, login):
-    with ReplayBuffer(login("sqlbuffer_writer"), name="newer", max_staleness=0) as writer:
-        writer.store_batch([make_array_row(step=i, model_version=i) for i in range(4)])
-        with ReplayBuffer(login("sqlbuffer_learner"), name="newer") as learner:
-            learner.set_clock(2)
-        for _ in range(2):
-            writer._store.expiry.due_at = 0.0
-            assert len(writer.sample(4)) == 2
-        assert len(writer) == 4
-        with pytest.raises(StorageReadOnlyError):
-            writer.expire()

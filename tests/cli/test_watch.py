@@ -15,6 +15,7 @@ from sqlbuffer.errors import FlowControlError, StorageReadOnlyError
 from tests.cli.conftest import start
 from tests.cli.terminal import run_on_terminal
 from tests.support.array_rows import make_array_row
+from tests.support.sql import buffer_id
 from tests.support.sql import run as run_sql
 
 
@@ -53,9 +54,13 @@ def test_json_has_every_figure_on_a_line(run, filled):
 def test_shows_one_table_on_a_terminal_and_who_waits(filled):
     with ReplayBuffer(filled, name="arrays", rate_limiter=None) as buffer:
         buffer.set_rate_limiter(RateLimiter(1))
-        buffer._store.pacer.write_mark("sample", 256, "a learner")
     # Heard of until the test is over.
-    run_sql(filled, "UPDATE flow_waits SET heartbeat_at = '2999-01-01T00:00:00.000Z'")
+    run_sql(
+        filled,
+        "INSERT INTO flow_waits (buffer_id, holder, host, pid, role, n_rows, heartbeat_at) "
+        "VALUES (:id, 'a learner', 'here', 1, 'sample', 256, '2999-01-01T00:00:00.000Z')",
+        id=buffer_id(filled, "arrays"),
+    )
     shown = run_on_terminal("watch", filled, "--once", width=120)
     assert shown.exit_code == 0
     assert re.search(r"buffer\s+┃\s+rows ┃ fill ┃\s+in/s ┃ out/s ┃ out/in ┃ waiting", shown.text)

@@ -22,7 +22,6 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from sqlbuffer.cli import app
-from sqlbuffer.storage.database import readonly
 from tests.support import sql
 from tests.support.markdown import ROOT
 
@@ -103,7 +102,7 @@ class Reader:
 
     def _run_sql(self, statement: str) -> None:
         if re.sub(r"(--.*\n|\s)+", " ", statement).lstrip().startswith(("SELECT", "WITH")):
-            assert readonly.query(SQLITE_URL, statement).rows, statement
+            assert sql.run(SQLITE_URL, statement), statement
         else:
             sql.run(SQLITE_URL, statement)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import make_url
 from torch.utils.data import DataLoader
 
 from sqlbuffer import FifoSampler, Mixture, QueryBuilder, RandomSampler, ReplayBuffer, mix
@@ -119,17 +120,16 @@ def test_buffers_of_different_databases_are_told_apart(opened, both_urls):
     mixture = mix(dict.fromkeys(buffers.values(), 1.0))
     batch = mixture.sample_arrays(10)
     names = batch.info["source"].tolist()
-    assert names[:5] == [f"replay@{buffers['sqlite']._store.shown_url}"] * 5
+    assert names[:5] == [f"replay@{both_urls['sqlite']}"] * 5
     assert names[5].startswith("replay@postgresql")
     assert (batch.action[:5] < 100).all()
     assert (batch.action[5:] >= 100).all()
 
 
-def test_passwords_are_not_in_the_names(opened):
-    buffer = opened("sqlite://", "a")
-    buffer._store.url = buffer._store.url.set(
-        drivername="postgresql", username="me", password="secret", host="h", database="d"
-    )
+def test_passwords_are_not_in_the_names(opened, make_database_url):
+    # The server of the tests asks for no password.
+    url = make_url(make_database_url("postgresql", schema=True)).set(password="secret")
+    buffer = opened(url, "a")
     mixture = mix({buffer: 1, opened("sqlite://", "a"): 1})
     assert "secret" not in repr(mixture)
     assert "a@postgresql" in repr(mixture)

@@ -2,32 +2,44 @@
 read and statements that they send, which do not vary with the load of the machine.
 """
 
+import json
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from sqlbuffer import RandomTaskSample, ReplayBuffer
-from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.inspect import listings
+from sqlbuffer.cli import app
 from tests.nightly.conftest import N_BUFFERS, N_ROWS, ROWS_PER_TASK
-from tests.storage.plans.watch import Watch
+from tests.storage.plans.watch import watched
 from tests.support.statements import selects
 
 # The first one waits for the rows to be written.
 pytestmark = pytest.mark.timeout(3_600)
 
 LOOKS = {
-    "ls": listings.buffers,
-    "info": listings.buffers_in_full,
-    "watch": lambda url: listings.figures(url, None, 60.0),
+    "ls": ("ls", "--json"),
+    "info": ("info", "--json"),
+    "watch": ("watch", "--once", "--json"),
 }
+# Rows are counted by blocks of so many numbers.
+BLOCK = 4_096
 # Both ends of a window, and what is looked for by bisection.
 MOST_ROWS_OF_A_BUFFER = 40
 
 
+def looked(look, url):
+    """Return what a command of the command line says of each buffer."""
+    command, *options = LOOKS[look]
+    result = CliRunner().invoke(app, [command, url, *options], catch_exceptions=False)
+    if look == "watch":
+        return [json.loads(line) for line in result.stdout.splitlines()]
+    return json.loads(result.stdout)
+
+
 def read_of(url, work):
     """Return how many rows of `experiences` work reads; it scans none."""
-    with Watch(engine_for(resolve_url(url)), tables=("experiences",)) as watch:
+    with watched(url, tables=("experiences",)) as watch:
         work()
     assert watch.rows_scanned == 0
     return watch.rows_fetched
@@ -36,15 +48,14 @@ def read_of(url, work):
 @pytest.mark.parametrize("look", LOOKS)
 def test_an_overview_of_ten_million_rows_reads_a_few(million_rows, look):
     found = []
-    n_read = read_of(million_rows, lambda: found.append(LOOKS[look](million_rows)))
+    n_read = read_of(million_rows, lambda: found.extend(looked(look, million_rows)))
     assert n_read <= 2 * MOST_ROWS_OF_A_BUFFER
-    rows = [stats.rows for stats in found[0]] if look == "watch" else [r[1] for r in found[0].rows]
-    assert rows == [N_ROWS, N_ROWS // 100]
+    assert [buffer["rows"] for buffer in found] == [N_ROWS, N_ROWS // 100]
 
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_an_overview_of_many_buffers_reads_a_few_rows_of_each(many_buffers, look):
-    assert read_of(many_buffers, lambda: LOOKS[look](many_buffers)) <= (
+    assert read_of(many_buffers, lambda: looked(look, many_buffers)) <= (
         N_BUFFERS * MOST_ROWS_OF_A_BUFFER
     )
 
@@ -52,7 +63,7 @@ def test_an_overview_of_many_buffers_reads_a_few_rows_of_each(many_buffers, look
 @pytest.mark.parametrize("look", LOOKS)
 def test_an_overview_of_many_buffers_takes_few_statements(many_buffers, look):
     with ReplayBuffer(many_buffers, name="b1") as buffer, selects(buffer) as statements:
-        LOOKS[look](many_buffers)
+        looked(look, many_buffers)
     # The bisection of all buffers at once takes one for each doubling of 200 rows.
     assert len(statements) <= 10 + 8
 
@@ -82,7 +93,7 @@ def test_sampling_long_tasks_looks_up_about_as_many_rows_as_it_returns(million_r
 
 def _rows_read(url, buffer, sampler):
     """Return how many rows are read where scans are few enough to be the cheapest way."""
-    with Watch(engine_for(resolve_url(url)), tables=("experiences",)) as watch:
+    with watched(url, tables=("experiences",)) as watch:
         buffer.sample_tasks(4, sampler=sampler)
     return watch.rows_scanned + watch.rows_fetched
 

@@ -10,8 +10,8 @@ from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")
-def buffer_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """Yield a function that returns the module's buffer of a kind: each example clears it."""
+def url_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Yield a function that returns the URL of the module's database of a kind."""
 
     def make_url(kind: str) -> str:
         if kind == "sqlite":
@@ -27,7 +27,18 @@ def buffer_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         return url
 
     with ExitStack() as stack:
-        yield cache(lambda kind: ReplayBuffer(make_url(kind)))
+        yield cache(make_url)
+
+
+@pytest.fixture(scope="module")
+def buffer_of(url_of):
+    """Return a function that returns the module's buffer of a kind: each example clears it."""
+    return cache(lambda kind: ReplayBuffer(url_of(kind)))
+
+
+@pytest.fixture(scope="module")
+def urls(url_of) -> dict[str, str]:
+    return {kind: url_of(kind) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +47,22 @@ def buffers(buffer_of) -> dict[str, ReplayBuffer]:
 
 
 @pytest.fixture(params=KINDS)
-def buffer(request: pytest.FixtureRequest, buffer_of) -> ReplayBuffer:
+def kind(request: pytest.FixtureRequest) -> str:
+    """Return each kind of database in turn."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def url(kind: str, url_of) -> str:
+    """Return the URL of the database of `buffer`."""
+    url: str = url_of(kind)
+    return url
+
+
+@pytest.fixture
+def buffer(kind: str, buffer_of) -> ReplayBuffer:
     """Return an empty buffer of each kind in turn."""
-    buffer: ReplayBuffer = buffer_of(request.param)
+    buffer: ReplayBuffer = buffer_of(kind)
     buffer.clear()
     return buffer

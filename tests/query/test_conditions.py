@@ -451,18 +451,18 @@ class TestShownSql:
     )
 
     @pytest.mark.parametrize("tree", CONDITIONS, ids=str)
-    def test_the_sql_can_be_run_as_it_is(self, buffer, tree):
+    def test_the_sql_can_be_run_as_it_is(self, buffer, url, tree):
         if tree.get("op") == "is_null":
             del tree["value"]
         for i, state in enumerate(self.STATES):
             buffer.add(id="50%" if i == 0 else str(i), task_id="50%", state=state, reward=i, step=i)
         buffer.add(id="a\\b", task_id="50%%", state={"x": "%%"})
         buffer.add(id="it's", terminated=True, reward=math.inf, episode_id="e")
-        assert run(buffer, buffer.sql(tree)) == [row.seq for row in buffer.get_all(tree)]
+        assert first_column(url, buffer.sql(tree)) == [row.seq for row in buffer.get_all(tree)]
 
-    def test_the_sql_without_a_condition_selects_everything(self, buffer):
+    def test_the_sql_without_a_condition_selects_everything(self, buffer, url):
         fill(buffer, 1, 2)
-        assert run(buffer, buffer.sql()) == [row.seq for row in buffer.get_all()]
+        assert first_column(url, buffer.sql()) == [row.seq for row in buffer.get_all()]
 
     @pytest.mark.parametrize("tree", CONDITIONS, ids=str)
     def test_explain_shows_a_plan(self, buffer, tree):
@@ -476,14 +476,12 @@ class TestShownSql:
         assert "ix_experiences_buffer_id_task_id" in plan
 
 
-def run(buffer, statement):
+def first_column(url, statement):
     """Return the first column of what a plain client gets for a statement's text."""
-    url = buffer._store.url
-    if url.get_backend_name() == "sqlite":
-        connection = sqlite3.connect(url.database)
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
     else:
-        plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        connection = psycopg.connect(plain)
+        connection = psycopg.connect(url)
     with closing(connection):
         return [row[0] for row in connection.execute(statement)]
 

@@ -127,12 +127,9 @@ def test_rows_that_are_sent_again_are_duplicates(buffer):
 
 
 @pytest.fixture(scope="module")
-def typed_buffers(buffers):
+def typed_buffers(urls):
     """Yield a buffer with the fields in each database of the module."""
-    made = {
-        kind: ReplayBuffer(each._store.url, name="typed", fields=FIELDS)
-        for kind, each in buffers.items()
-    }
+    made = {kind: ReplayBuffer(url, name="typed", fields=FIELDS) for kind, url in urls.items()}
     assert set(made) == set(KINDS)
     return made
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sqlbuffer.encoding.columns import decode_row
+from sqlbuffer.encoding.packing import Layout
 from tests.support.sql import run
 
 
@@ -95,6 +96,7 @@ def stored(url, buffer):
         "ON x.buffer_id = e.buffer_id AND x.episode_id = e.id ORDER BY e.first_seq, e.id, x.seq",
     )
     found, lengths = {}, {}
+    final_layout = Layout({name: buffer.fields[name] for name in buffer.observation_fields})
     for id_, status, final, length, t, step, arrays, reward, terminated, truncated in rows:
         episode = found.setdefault(id_, Episode(status=status))
         assert t == step == len(episode.steps)
@@ -103,7 +105,7 @@ def stored(url, buffer):
         acted = {name: value for name, value in values.items() if name.startswith("action")}
         episode.steps.append((observed, acted, reward, bool(terminated), bool(truncated)))
         if final is not None:
-            episode.final = decode_row(buffer._store.observation_layout, bytes(final))
+            episode.final = decode_row(final_layout, bytes(final))
         lengths[id_] = length
     for id_, length in lengths.items():
         assert length in (None, len(found[id_].steps))

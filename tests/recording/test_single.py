@@ -10,7 +10,6 @@ from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, Record
 
 from sqlbuffer import ReplayBuffer, fields_from_env
 from sqlbuffer.errors import FieldError, MissingExtraError, StorageError
-from sqlbuffer.storage.writing import write_queue
 from tests.recording.envs import Rooms, Scripted
 from tests.recording.episodes import plain, played, stored
 from tests.storage.episodes.test_episode_writer import NEVER_S, refusing_inserts
@@ -186,17 +185,6 @@ def test_a_database_that_refuses_aborts_the_episode_and_stores_its_steps_later(b
             assert env.closings == 1
         buffer.flush()
         assert ends(buffer_url) == [("complete", 3)]
-
-
-def test_what_waits_is_bounded_when_every_step_ends_an_episode(sqlite_url, monkeypatch):
-    monkeypatch.setattr(write_queue, "MAX_ROWS", 5)
-    env = Scripted([(1, "terminated")])
-    with buffer_for(sqlite_url, env, flush_s=NEVER_S) as buffer, buffer.record(env) as recorded:
-        recorded.reset()
-        for n in range(1, 24):
-            take(recorded, 1)
-            assert n - len(buffer) < 5
-        assert len(buffer) == 20
 
 
 def test_an_error_of_the_timer_is_raised_at_the_end_of_an_episode_too(sqlite_url, caplog):

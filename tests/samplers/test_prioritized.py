@@ -7,7 +7,7 @@ import pytest
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, ReplayBuffer, mix
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
-from sqlbuffer.query.tree_checks import check
+from tests.support.draws import chosen_batches
 from tests.support.priorities import (
     assert_shares,
     filled,
@@ -17,6 +17,7 @@ from tests.support.priorities import (
     skewed,
 )
 from tests.support.sql import run, scalar
+from tests.support.storage_hooks import keep_blocks
 
 ALPHA = 0.6
 ODD = QueryBuilder().lt("exp_meta.step", 150).build()
@@ -34,7 +35,7 @@ def weights_of(priorities, alpha=ALPHA):
 
 def put(buffer, url, state):
     """Bring the blocks of a buffer into a state."""
-    buffer._store._upkeep.is_known = True  # draws find them as they are
+    keep_blocks(buffer)  # draws find them as they are
     if state != "unsealed":
         assert seal_all(buffer)
     if state == "loose":
@@ -45,8 +46,7 @@ def put(buffer, url, state):
 
 
 def drawn(buffer, sampler, n_batches, batch_size, condition=None):
-    with buffer._store.candidates(check(condition)) as candidates:
-        batches = [list(sampler.choose(candidates, batch_size)) for _ in range(n_batches)]
+    batches = chosen_batches(buffer, sampler, n_batches, batch_size, condition)
     return [seq for batch in batches for seq in batch]
 
 

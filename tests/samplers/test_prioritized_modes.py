@@ -13,6 +13,7 @@ from sqlbuffer.torch import IterableDataset
 from tests.support.priorities import assert_shares, filled, seal_all, set_priorities
 from tests.support.sql import run
 from tests.support.statements import selects
+from tests.support.storage_hooks import keep_blocks
 
 ARRAYS = {"weights", "probabilities", "priorities", "seq"}
 N_EPISODES, LENGTH = 12, 10
@@ -145,7 +146,7 @@ def test_torch_datasets_carry_them(buffer_url, buffer):
 
 def test_a_batch_costs_four_or_five_statements(buffer_url):
     with filled(buffer_url, np.linspace(1.0, 3.0, 32 * 16 + 5)) as buffer:
-        buffer._store._upkeep.is_known = True
+        keep_blocks(buffer)
         assert seal_all(buffer) == 32
         run_of = {
             "window, blocks, rows of the last block, candidates, payloads": PrioritizedSampler(),

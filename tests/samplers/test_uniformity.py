@@ -12,10 +12,9 @@ import pytest
 from scipy.stats import chisquare
 from sqlalchemy import text
 
-from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer import Candidates, QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer
 from sqlbuffer.samplers.seeding import Seeding
-from sqlbuffer.storage.sampling.candidates import Candidates
+from tests.support.draws import chosen_batches
 from tests.support.sql import connected, fill, is_sqlite
 from tests.support.stepped_rows import make_rows, seqs_of, steps_between
 
@@ -87,16 +86,14 @@ def assert_uniform_in_bins(drawn, expected, n_bins=50):
 
 def draw(buffer, sampler, n_batches, batch_size, condition=None):
     """Return the keys of all batches: what a sampler chooses is what is fetched, in its order."""
-    with buffer._store.candidates(check(condition)) as candidates:
-        batches = [list(sampler.choose(candidates, batch_size)) for _ in range(n_batches)]
+    batches = chosen_batches(buffer, sampler, n_batches, batch_size, condition)
     if not sampler.replace:
         assert all(len(set(batch)) == len(batch) for batch in batches)
     return [seq for batch in batches for seq in batch]
 
 
 def draw_tasks(buffer, sampler, n_batches, batch_size, condition=None):
-    with buffer._store.candidates(check(condition)) as candidates:
-        batches = [list(sampler.choose_tasks(candidates, batch_size)) for _ in range(n_batches)]
+    batches = chosen_batches(buffer, sampler, n_batches, batch_size, condition)
     assert all(len(set(batch)) == len(batch) == batch_size for batch in batches)
     return [task for batch in batches for task in batch]
 

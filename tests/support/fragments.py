@@ -1,14 +1,12 @@
 """Fragments: one experience whose payload is nested arrays."""
 
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from sqlbuffer import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.rows import payload_parts
-from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.sql import run, scalar
+from tests.support.storage_hooks import PART_BYTES
 
 # What `make_fragment` has beside its image.
 SMALL_BYTES = 5 * 8 + 5
@@ -41,19 +39,3 @@ def lost_parts(url: str) -> int:
         "AND e.seq = p.seq WHERE e.payload_bytes IS NULL",
     )
     return n
-
-
-@contextmanager
-def pieces_read():
-    """Note what is read of parts and of `arrays`, piece by piece."""
-    original, noted = payload_parts.read_pieces, []
-
-    def read_pieces(connection, buffer_id, wanted):
-        noted.extend(wanted)
-        yield from original(connection, buffer_id, wanted)
-
-    payload_parts.read_pieces = read_pieces
-    try:
-        yield noted
-    finally:
-        payload_parts.read_pieces = original

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from sqlbuffer import ReplayBuffer
 from tests.support.sql import connected
+from tests.support.storage_hooks import summarize_blocks
 
 P_VALUE = 0.001
 
@@ -62,8 +63,8 @@ def loosen(url: str, factor: float, every: int = 1) -> None:
 
 
 def seal_all(buffer: ReplayBuffer, n: int = 10_000) -> int:
-    """Add up all blocks that can be."""
-    return buffer._store.seal(range(n))
+    """Summarize all blocks that can be."""
+    return summarize_blocks(buffer, n)
 
 
 def skewed(n: int, seed: int = 0) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import event
 
-from sqlbuffer.storage.database.transactions import BEGIN, READ
+from tests.support.storage_hooks import engine_behind, first_query
 
 
 @contextmanager
@@ -13,12 +13,12 @@ def selects(buffer):
     """Note the selects that are sent, also those that go along with the beginning of a
     transaction, which the driver sends by itself.
     """
-    engine, noted = buffer._store.engine, []
+    engine, noted = engine_behind(buffer), []
 
     def note_beginning(connection):
-        begin = connection.get_execution_options().get(BEGIN, READ)
-        if begin is not None and begin.query is not None:
-            noted.append(begin.query)
+        query = first_query(connection)
+        if query is not None:
+            noted.append(query)
 
     def note(_connection, _cursor, statement, *_):
         if re.match(r"\s*(SELECT|WITH)\b", statement):

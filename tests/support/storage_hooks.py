@@ -1,16 +1,35 @@
 """What every test needs of the storage's internals.
 
 Tests outside `tests/storage` use public names only. This module is the exception: no public call
-makes a schema without a buffer, closes the pool of a URL, or stops what comes by chance.
+makes a schema without a buffer, closes the pool of a URL, stops what comes by chance, or brings
+blocks of priorities into a given state.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from sqlalchemy import Connection, Engine
 
+from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
+from sqlbuffer.storage.database.transactions import BEGIN, READ
 from sqlbuffer.storage.migrations import migrate as migrations
+from sqlbuffer.storage.rows.payload_parts import PART_BYTES
+
+__all__ = [
+    "CONNECTION_PRAGMAS",
+    "PART_BYTES",
+    "close_pool",
+    "engine_behind",
+    "engine_of",
+    "first_query",
+    "housekeeping_on_request",
+    "keep_blocks",
+    "migrate",
+    "summarize_blocks",
+]
 
 
 def migrate(url: str) -> None:
@@ -19,9 +38,25 @@ def migrate(url: str) -> None:
     close_pool(url)
 
 
+def engine_of(url: str) -> Engine:
+    """Return the engine that the library uses for a URL, to watch its connections."""
+    return engine_for(resolve_url(url))
+
+
+def engine_behind(buffer: ReplayBuffer) -> Engine:
+    """Return the engine of an open buffer, also of one in memory."""
+    return buffer._store.engine
+
+
+def first_query(connection: Connection) -> str | None:
+    """Return the query that the driver sends along with the beginning of a transaction."""
+    begin = connection.get_execution_options().get(BEGIN, READ)
+    return None if begin is None else begin.query
+
+
 def close_pool(url: str) -> None:
     """Close what the library keeps open for a URL: files and connections would add up."""
-    engine_for(resolve_url(url)).dispose()
+    engine_of(url).dispose()
 
 
 @contextmanager
@@ -35,3 +70,13 @@ def housekeeping_on_request() -> Iterator[None]:
         patch.setattr("sqlbuffer.storage.retention.expiry.EXPIRE_EVERY_S", 3_600.0)
         patch.setattr("sqlbuffer.storage.database.vacuum.chance", lambda: 0.0)
         yield
+
+
+def summarize_blocks(buffer: ReplayBuffer, n: int) -> int:
+    """Summarize the first n blocks of priorities, and return how many it could."""
+    return buffer._store.seal(range(n))
+
+
+def keep_blocks(buffer: ReplayBuffer) -> None:
+    """Let draws of this buffer leave blocks of priorities without a summary as they are."""
+    buffer._store._upkeep.is_known = True

@@ -103,6 +103,6 @@ class Watch:
             ]
 
 
-def watched(url):
+def watched(url, **options):
     """Return the witness of what the library sends to a database."""
-    return Watch(engine_for(resolve_url(url)))
+    return Watch(engine_for(resolve_url(url)), **options)

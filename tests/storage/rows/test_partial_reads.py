@@ -1,6 +1,7 @@
 """Rows read in part: `fields=[...]` reads what it names, and nothing else."""
 
 import asyncio
+from contextlib import contextmanager
 from itertools import chain
 
 import numpy as np
@@ -17,9 +18,27 @@ from sqlbuffer import (
 )
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
+from sqlbuffer.storage.rows import payload_parts
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
-from tests.support.fragments import make_fragment, pieces_read
+from tests.support.fragments import make_fragment
 from tests.support.statements import selects
+
+
+@contextmanager
+def pieces_read():
+    """Note what is read of parts and of `arrays`, piece by piece."""
+    original, noted = payload_parts.read_pieces, []
+
+    def read_pieces(connection, buffer_id, wanted):
+        noted.extend(wanted)
+        yield from original(connection, buffer_id, wanted)
+
+    payload_parts.read_pieces = read_pieces
+    try:
+        yield noted
+    finally:
+        payload_parts.read_pieces = original
+
 
 SIZE = 5 * PART_BYTES
 

@@ -390,3 +390,16 @@ def test_learners_add_and_fetch_fragments(with_roles, login):
     refused(login("sqlbuffer_writer"), "DELETE FROM chunks")
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
         assert connection.execute("SELECT count(*) FROM v_chunks").fetchone() == (0,)
+
+
+def test_a_writer_that_samples_leaves_expired_rows_to_others(with_roles, login):
+    with ReplayBuffer(login("sqlbuffer_writer"), name="newer", max_staleness=0) as writer:
+        writer.store_batch([make_array_row(step=i, model_version=i) for i in range(4)])
+        with ReplayBuffer(login("sqlbuffer_learner"), name="newer") as learner:
+            learner.set_clock(2)
+        for _ in range(2):
+            writer._store.expiry.due_at = 0.0
+            assert len(writer.sample(4)) == 2
+        assert len(writer) == 4
+        with pytest.raises(StorageReadOnlyError):
+            writer.expire()

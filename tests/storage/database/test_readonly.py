@@ -1,10 +1,11 @@
-"""The helper that runs a user's SQL cannot write."""
+"""The helper that runs a user's SQL reads row by row and cannot write."""
 
 import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageError, StorageReadOnlyError
 from sqlbuffer.storage.database import readonly
+from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row
 
 
@@ -56,3 +57,27 @@ def test_a_sqlite_file_is_read_from_a_path_with_special_characters(tmp_path):
     with ReplayBuffer(url) as buffer:
         buffer.store(make_array_row())
         assert readonly.query(url, "SELECT count(*) FROM v_tasks").rows == [(1,)]
+
+
+def test_rows_come_before_the_last_is_read(schema_url):
+    plain_sql.fill(schema_url, 3000).close()
+    statement = "SELECT seq FROM v_experiences ORDER BY seq"
+    with readonly.stream(schema_url, statement) as found:
+        assert found.columns == ["seq"]
+        assert next(found.rows) == (1,)
+        with ReplayBuffer(schema_url) as buffer:  # the reader keeps no writer waiting
+            assert buffer.store(make_array_row()).inserted == 1
+        assert sum(1 for _ in found.rows) == 2999
+
+
+def test_a_stream_that_is_left_gives_its_connection_back(schema_url):
+    plain_sql.fill(schema_url, 3000).close()
+    for _ in range(20):  # more than the pool has
+        with readonly.stream(schema_url, "SELECT seq FROM v_experiences") as found:
+            next(found.rows)
+
+
+def test_parameters_are_bound(schema_url):
+    statement = "SELECT '100%' AS percent, :word AS word, '12:30' AS time"
+    answer = readonly.query(schema_url, statement, {"word": "it's"})
+    assert answer.rows == [("100%", "it's", "12:30")]

@@ -1,0 +1,42 @@
+"""The figures and names in `docs/` are those of the storage."""
+
+import re
+
+from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S
+from sqlbuffer.storage.database import engine, transactions, vacuum
+from sqlbuffer.storage.flow import limiters, pacing
+from sqlbuffer.storage.inspect.buffer_stats import MOST_ROWS
+from sqlbuffer.storage.schema.views import VIEWS
+from sqlbuffer.storage.writing import write_queue
+from tests.docs.pages import SERVER_URL, text_of
+
+
+def test_pacing_gives_the_figures_that_the_code_has():
+    text = " ".join(text_of("docs/pacing.md").split())
+    assert f"{WAIT_S:.0f} seconds unless it is given" in text
+    assert f"waits when {write_queue.MAX_ROWS:,} are waiting" in text
+    assert (pacing.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
+
+
+def test_watching_says_how_many_rows_are_looked_at():
+    assert f"up to {MOST_ROWS:,} rows" in text_of("docs/watching.md")
+
+
+def test_the_page_about_episodes_names_every_status():
+    view = VIEWS["v_episodes"].columns["status"][1]
+    words = set(re.findall(r"\| `(\w+)` \|", text_of("docs/episodes.md")))
+    assert words >= set(re.findall(r"`(open|complete|aborted|abandoned)`", view))
+
+
+def test_many_writers_gives_the_limits_and_sizes_that_the_code_has():
+    text = text_of("docs/many-writers.md")
+    assert f"at most {engine.POOL_SIZE}, and 5 more" in text
+    assert f"`lock_timeout` | {transactions.LOCK_TIMEOUT_S} s |" in text
+    assert f"`statement_timeout` | {transactions.STATEMENT_TIMEOUT_S // 60} minutes |" in text
+    assert f"idle_in_transaction_session_timeout` | {transactions.IDLE_TIMEOUT_S} s |" in text
+    assert f"`retry_s` seconds ({RETRY_S:.0f} unless" in text
+    assert f"no turn for {engine.BUSY_TIMEOUT_S:.0f} s" in text
+    assert f"more dead rows than {vacuum.MIN_DEAD_ROWS:,} and than a fifth" in text
+    assert vacuum.MAX_DEAD_PER_LIVE == 1 / 5
+    pool = engine.engine_for(engine.resolve_url(SERVER_URL)).pool
+    assert (pool.size(), pool._max_overflow) == (engine.POOL_SIZE, 5)
