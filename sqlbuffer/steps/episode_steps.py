@@ -114,16 +114,16 @@ class EpisodeSteps:
         found: Flags = (index >= 0) & self._take(flags, index)
         return found
 
-    def are_free(self, index: Integers) -> Flags:
-        """Return of each row of indexes whether none of its steps is barred; -1 is none."""
+    def are_eligible(self, index: Integers) -> Flags:
+        """Return for each row of indexes whether all its steps are eligible; -1 is not a step."""
         if self._ineligible is None:
             return np.ones(len(index), bool)
         ineligible = self.flags(self._ineligible, index)
         found: Flags = np.asarray(~ineligible.any(axis=tuple(range(1, index.ndim))))
         return found
 
-    def runs_are_free(self, first: Integers, lens: Integers) -> Flags:
-        """Return whether none of `lens` steps from the indexes on is barred."""
+    def runs_are_eligible(self, first: Integers, lens: Integers) -> Flags:
+        """Return for each index whether all `lens` steps from it on are eligible."""
         if self._ineligible is None:
             return np.ones(len(first), bool)
         n_before = np.concatenate([[0], np.cumsum(self._ineligible)])

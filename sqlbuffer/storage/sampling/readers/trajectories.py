@@ -142,7 +142,7 @@ class TrajectoryReader:
         reaches_end = is_known & (ts + lens == lengths)
         before = table.find(places, ts - 1) if self._partial else np.full(len(rows), -1)
         accepted = (places >= 0) & (before < 0) & (self._partial | reaches_end)
-        accepted &= table.runs_are_free(first, lens)
+        accepted &= table.runs_are_eligible(first, lens)
         return Trajectories(rows, accepted, table, first, lens, reaches_end)
 
     def _batch(self, plan: Trajectories) -> Batch:

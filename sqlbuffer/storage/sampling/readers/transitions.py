@@ -184,7 +184,7 @@ class TransitionReader(PlanReader[Transitions]):
         within = np.arange(self._n) < returns.m[:, None]
         if candidates.limits:
             needed = [np.where(within, steps, -1), after[:, None], frames, next_frames]
-            accepted &= table.are_free(np.concatenate(needed, axis=1))
+            accepted &= table.are_eligible(np.concatenate(needed, axis=1))
         if self._all_arrays:
             accepted &= ((table.with_arrays(steps) >= 0) | ~within).all(axis=1)
         return Transitions(

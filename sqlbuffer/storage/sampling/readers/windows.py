@@ -120,7 +120,7 @@ class WindowReader(PlanReader[Windows]):
         wanted = _up_to_first(ends_here[:, self._burn_in :])
         accepted = (places >= 0) & (learnt | ~wanted).all(axis=1)
         index = np.where(np.concatenate([before, wanted], axis=1), index, -1)
-        accepted &= table.are_free(index) & self._frames_are_free(table, places, ts, index)
+        accepted &= table.are_eligible(index) & self._frames_are_free(table, places, ts, index)
         return Windows(rows, accepted, table, places, ts, index)
 
     def _has_frames(self, table: EpisodeSteps, places: Integers, ts: Integers) -> Flags:
@@ -137,7 +137,7 @@ class WindowReader(PlanReader[Windows]):
             return np.ones(len(ts), bool)
         times = frame_times(ts[:, None] + np.arange(-self._burn_in, self._length), self._n_frames)
         frames = table.find(places[:, None, None], times)
-        return table.are_free(np.where((index >= 0)[..., None], frames, -1))
+        return table.are_eligible(np.where((index >= 0)[..., None], frames, -1))
 
     def _batch(self, plan: Windows) -> Batch:
         chosen = np.flatnonzero(plan.accepted)
