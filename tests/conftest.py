@@ -19,7 +19,12 @@ from tests.support.postgres import (
     memory_with_room,
 )
 from tests.support.shared import Shared
-from tests.support.storage_hooks import close_pool, housekeeping_on_request, migrate
+from tests.support.storage_hooks import (
+    close_pool,
+    housekeeping_on_request,
+    make_groups,
+    migrate,
+)
 
 pytest_plugins = ["tests.support.fast", "tests.support.no_skip"]
 
@@ -140,6 +145,24 @@ def postgres_template(shared: Shared, postgres_server: PostgresServer) -> str:
         return url
 
     return shared.once("postgres_template", make)
+
+
+@pytest.fixture(scope="session")
+def postgres_groups(
+    shared: Shared, postgres_server: PostgresServer, postgres_template: str
+) -> None:
+    """Make the groups of `sqlbuffer db roles`, which stay until the run ends.
+
+    They belong to the server, so tests that run at the same time share them.
+    """
+
+    def make() -> list[str]:
+        url = postgres_server.create_database(template=postgres_template)
+        groups = make_groups(url)
+        postgres_server.drop_database(url)
+        return groups
+
+    shared.once("groups", make)
 
 
 @pytest.fixture(scope="session")

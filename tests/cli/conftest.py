@@ -18,7 +18,6 @@ from tests.conftest import close_pool
 from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row
 
-GROUPS = ("sqlbuffer_writer", "sqlbuffer_learner", "sqlbuffer_analyst")
 ODD_TASK = "[red]task 'q' \"数\n学\""
 COMMAND = [sys.executable, "-c", "from sqlbuffer.cli import app; app(prog_name='sqlbuffer')"]
 
@@ -91,7 +90,7 @@ def execute(url, statement, *names):
 
 @contextmanager
 def existing_logins(url):
-    """Yield a function that makes logins; they and the groups that were new leave with the test."""
+    """Yield a function that makes logins, which leave with the test."""
     names = []
 
     def create(*groups, owns_database=False):
@@ -104,39 +103,23 @@ def existing_logins(url):
             execute(url, "ALTER DATABASE {} OWNER TO {}", make_url(url).database, name)
         return make_url(url).set(username=name, password=password).render_as_string(False)
 
-    def groups_of_server():
-        with psycopg.connect(url) as connection:
-            query = "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)"
-            return {name for (name,) in connection.execute(query, (list(GROUPS),))}
-
-    with _only_user_of_roles(url):
-        known = groups_of_server()
-        try:
-            yield create
-        finally:
-            for name in [*names, *(groups_of_server() - known)]:
-                execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
-                execute(url, "DROP OWNED BY {}", name)
-                execute(url, "DROP ROLE {}", name)
-
-
-@contextmanager
-def _only_user_of_roles(url):
-    """Keep out other tests that make roles: all databases of a server have the same ones."""
-    # An advisory lock is one of a database, so all take it in the same.
-    common = make_url(url).set(database="postgres").render_as_string(False)
-    with psycopg.connect(common, autocommit=True) as connection:
-        connection.execute("SELECT pg_advisory_lock(712)")
-        yield
+    try:
+        yield create
+    finally:
+        for name in names:
+            execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
+            execute(url, "DROP OWNED BY {}", name)
+            execute(url, "DROP ROLE {}", name)
 
 
 @pytest.fixture
-def login(postgres_url):
+def login(postgres_url, request):
     """Make logins in an empty PostgreSQL database."""
     with psycopg.connect(postgres_url) as connection:
         query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
         if connection.execute(query).fetchone() != (True,):
             pytest.skip("allowed: the role that the tests connect as may not make others")
+    request.getfixturevalue("postgres_groups")
     urls = []
     with existing_logins(postgres_url) as create:
 

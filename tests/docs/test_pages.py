@@ -271,12 +271,13 @@ def test_sampling_names_every_sampler_and_all_that_candidates_offer():
 
 
 @pytest.fixture
-def rollouts(postgres_url):
-    """Return the URL of a login; the roles that the page makes leave with the test."""
+def rollouts(postgres_url, request):
+    """Return the URL of a login, which leaves with the test."""
     with psycopg.connect(postgres_url) as connection:
         query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
         if connection.execute(query).fetchone() != (True,):
             pytest.skip("allowed: the role that the tests connect as may not make others")
+    request.getfixturevalue("postgres_groups")
     with existing_logins(postgres_url) as create:
         url = create()
         yield url

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,6 +60,10 @@ class PostgresServer:
             names = [name for (name,) in connection.execute(query, (run,))]
         for name in names:
             self._execute("DROP DATABASE {} WITH (FORCE)", name)
+
+    def drop_roles(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._execute("DROP ROLE {}", name)
 
     def has_icu(self) -> bool:
         query = "SELECT 1 FROM pg_collation WHERE collname = 'en-US-x-icu'"

@@ -49,6 +49,9 @@ class Shared:
     def close(self) -> None:
         """Stop the server and remove everything."""
         if SERVER_VARIABLE in os.environ and (self.folder / "server.json").exists():
-            self.postgres_server().drop_databases(self.run)
+            server = self.postgres_server()
+            server.drop_databases(self.run)
+            if (groups := self.folder / "groups.json").exists():
+                server.drop_roles(json.loads(groups.read_text()))
         stop_bundled(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -8,6 +8,7 @@ blocks of priorities into a given state.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Engine
 
@@ -17,6 +18,7 @@ from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
 from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
+from sqlbuffer.storage.schema.roles import roles_script
 
 __all__ = [
     "CONNECTION_PRAGMAS",
@@ -27,6 +29,7 @@ __all__ = [
     "first_query",
     "housekeeping_on_request",
     "keep_blocks",
+    "make_groups",
     "migrate",
     "summarize_blocks",
 ]
@@ -57,6 +60,15 @@ def first_query(connection: Connection) -> str | None:
 def close_pool(url: str) -> None:
     """Close what the library keeps open for a URL: files and connections would add up."""
     engine_of(url).dispose()
+
+
+def make_groups(url: str) -> list[str]:
+    """Run the script of roles in a database and return the groups that it made."""
+    query = "SELECT rolname FROM pg_roles WHERE NOT rolcanlogin"
+    with psycopg.connect(url, autocommit=True) as connection:
+        known = {name for (name,) in connection.execute(query)}
+        connection.execute(roles_script())
+        return [name for (name,) in connection.execute(query) if name not in known]
 
 
 @contextmanager

@@ -217,7 +217,7 @@ def test_behind_an_engine_of_the_user_it_is_cleaned_as_well(url):
 
 
 @pytest.fixture
-def writer_url(url):
+def writer_url(url, postgres_groups):
     with connected(url) as connection:
         script = roles_script().replace("BEGIN;\n", "", 1)
         connection.exec_driver_sql(script.replace("COMMIT;", "").replace("%", "%%"))
