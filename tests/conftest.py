@@ -3,7 +3,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -92,16 +92,18 @@ def _housekeeping_on_request() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(shared: Shared) -> PostgresServer:
-    """Return the server that all workers of the run share."""
+def postgres_server(shared: Shared) -> Iterator[PostgresServer]:
+    """Yield the server that all workers of the run share."""
     try:
-        return shared.postgres_server()
+        server = shared.postgres_server()
     except Exception as error:
         pytest.fail(
             f"No PostgreSQL to test with: {type(error).__name__}: {error}\n"
             f"Name one that may create databases in {SERVER_VARIABLE}.",
             pytrace=False,
         )
+    with closing(server):
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ def _restarts(server: PostgresServer) -> Callable[[], None]:
     server.drop_database(url)
 
     def restart() -> None:
+        server.close()
         stop_bundled(folder.parent)
         for path in folder.glob("base/*/*"):
             forget_file(path)

@@ -15,11 +15,21 @@ from sqlbuffer.errors import FlowControlError, StorageReadOnlyError
 from tests.cli.conftest import start
 from tests.cli.terminal import run_on_terminal
 from tests.support.array_rows import make_array_row
-from tests.support.sql import buffer_id
+from tests.support.sql import buffer_id, is_sqlite
 from tests.support.sql import run as run_sql
 
 
+def date_ahead(url):
+    """Date all rows an hour ahead: rates are over one second then, on a slow machine too."""
+    later = "now() + interval '1 hour'"
+    if is_sqlite(url):
+        later = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '+1 hour')"
+    run_sql(url, f"UPDATE buffers SET created_at = {later}")
+    run_sql(url, f"UPDATE experiences SET inserted_at = {later}")
+
+
 def test_prints_a_line_a_buffer_where_nobody_s_terminal_is(run, filled):
+    date_ahead(filled)
     lines = run("watch", filled, "--once").stdout.splitlines()
     assert [re.match(r"\S+Z (\w+): ", line)[1] for line in lines] == ["arrays", "empty", "talks"]
     assert "rows 20, fill 20%, in/s 20, out/s 0, out/in 0, waiting -, staleness -" in lines[0]

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -30,10 +30,15 @@ class PostgresServer:
         self._admin_url = make_url(url).set(drivername="postgresql")
         self._prefix = f"{run}_{uuid.uuid4().hex[:8]}"
         self._created = 0
-        with self._connect() as connection:
-            # Copying the files of a small database takes 40 ms, writing them to the log 110.
-            copies = connection.info.server_version >= 150_000
+        self._connection: psycopg.Connection | None = None
+        # Copying the files of a small database takes 40 ms, writing them to the log 110.
+        copies = self._admin.info.server_version >= 150_000
         self._copying = "STRATEGY file_copy" if copies else ""
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another one."""
+        if self._connection is not None:
+            self._connection.close()
 
     def create_database(self, *, template: str | None = None, icu: bool = False) -> str:
         """Create a database, empty or a copy of one that nobody is connected to; return its URL."""
@@ -56,8 +61,7 @@ class PostgresServer:
     def drop_databases(self, run: str) -> None:
         """Drop every database whose name begins with that of a run."""
         query = "SELECT datname FROM pg_database WHERE starts_with(datname, %s)"
-        with self._connect() as connection:
-            names = [name for (name,) in connection.execute(query, (run,))]
+        names = [name for (name,) in self._admin.execute(query, (run,))]
         for name in names:
             self._execute("DROP DATABASE {} WITH (FORCE)", name)
 
@@ -67,27 +71,28 @@ class PostgresServer:
 
     def has_icu(self) -> bool:
         query = "SELECT 1 FROM pg_collation WHERE collname = 'en-US-x-icu'"
-        with self._connect() as connection:
-            return connection.execute(query).fetchone() is not None
+        return self._admin.execute(query).fetchone() is not None
 
     def compile_everything(self, url: str) -> None:
         """Have sessions of a database compile each statement by JIT, however cheap; skip the test
         where the server is built without it.
         """
-        with self._connect() as connection:
-            (has_jit,) = connection.execute("SELECT pg_jit_available()").fetchone() or (False,)
+        (has_jit,) = self._admin.execute("SELECT pg_jit_available()").fetchone() or (False,)
         if not has_jit:
             pytest.skip("allowed: the installed PostgreSQL is built without JIT")
         for setting in ("jit = on", "jit_above_cost = 0"):
             self._execute(f"ALTER DATABASE {{}} SET {setting}", _database_of(url))
 
-    def _connect(self) -> psycopg.Connection:
-        url = self._admin_url.render_as_string(hide_password=False)
-        return psycopg.connect(url, autocommit=True, connect_timeout=10)
+    @property
+    def _admin(self) -> psycopg.Connection:
+        # Kept open: to connect takes longer than most statements.
+        if self._connection is None or self._connection.closed:
+            url = self._admin_url.render_as_string(hide_password=False)
+            self._connection = psycopg.connect(url, autocommit=True, connect_timeout=10)
+        return self._connection
 
     def _execute(self, statement: str, *names: str) -> None:
-        with self._connect() as connection:
-            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+        self._admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
 
 @contextmanager
@@ -99,11 +104,13 @@ def running_server(**settings: object) -> Iterator[PostgresServer]:
     """
     url = os.environ.get(SERVER_VARIABLE)
     if url:
-        yield PostgresServer(url)
+        with closing(PostgresServer(url)) as server:
+            yield server
         return
     with _server_folder(None) as folder:
         try:
-            yield PostgresServer(start_bundled(folder, **settings))
+            with closing(PostgresServer(start_bundled(folder, **settings))) as server:
+                yield server
         finally:
             stop_bundled(folder)
 
@@ -166,7 +173,8 @@ def installed_server(programs: Path) -> Iterator[PostgresServer]:
         run("initdb", "--auth=trust", "--encoding=UTF8", "--username=postgres")
         run("pg_ctl", "start", "-w", "-l", str(data / "log"), "-o", f"-h '' -k {data}")
         try:
-            yield PostgresServer(f"postgresql://postgres@/postgres?host={data}")
+            with closing(PostgresServer(f"postgresql://postgres@/postgres?host={data}")) as server:
+                yield server
         finally:
             run("pg_ctl", "stop", "-m", "immediate")
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,9 @@ class Shared:
     def close(self) -> None:
         """Stop the server and remove everything."""
         if SERVER_VARIABLE in os.environ and (self.folder / "server.json").exists():
-            server = self.postgres_server()
-            server.drop_databases(self.run)
-            if (groups := self.folder / "groups.json").exists():
-                server.drop_roles(json.loads(groups.read_text()))
+            with closing(self.postgres_server()) as server:
+                server.drop_databases(self.run)
+                if (groups := self.folder / "groups.json").exists():
+                    server.drop_roles(json.loads(groups.read_text()))
         stop_bundled(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
