@@ -31,7 +31,8 @@ from sqlbuffer.compat.memmap.slots.slot_reader import checked_index
 from sqlbuffer.compat.memmap.slots.store_calls import StoreCalls
 from sqlbuffer.compat.memmap.slots.update_calls import UpdateCalls
 from sqlbuffer.fields.buffer_fields import check_same
-from sqlbuffer.storage.extensions.slots import Slots, register
+from sqlbuffer.storage.extensions.slot_writers import register
+from sqlbuffer.storage.extensions.slots import Slots
 from sqlbuffer.storage.store import BufferStore
 
 __all__ = ["ReplayBuffer", *loading.DATASETS]
@@ -177,11 +178,10 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         self._metas = MetaCoder(self.meta_tracks)
         self._packer = StepPacker(self._rows)
         self._writer = None
-        self._slots = Slots(store, self.max_episodes, self.circular, "")
+        self._slots = Slots(store)
         if not read_only:
             flush_s = FLUSH_S if flush_every else NEVER_S
             self._writer = EpisodeWriter(store, config, self._rows, self._metas, flush_s)
-            self._slots = self._writer.slots
             with roles_in_errors(folder):
                 register(store, self._writer.holder)
         kept = EpisodeCache(cache_bytes)

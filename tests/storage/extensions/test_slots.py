@@ -2,6 +2,7 @@
 
 import pytest
 
+from sqlbuffer.storage.extensions.slot_claims import SlotClaims
 from sqlbuffer.storage.extensions.slots import Slots
 
 
@@ -36,7 +37,7 @@ def test_length_counters_and_last_steps_change_together(make_slots, reopen_slots
     def fail(*_: object) -> None:
         raise RuntimeError("the process dies here")
 
-    monkeypatch.setattr(Slots, "_move_on", fail)
+    monkeypatch.setattr(SlotClaims, "_move_on", fail)
     with pytest.raises(RuntimeError):
         buffer.advance_episode()
     assert counters(reader) == (0, 0, [0, 0, 0])

@@ -21,13 +21,14 @@ from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
-from sqlbuffer.storage.extensions.slots import (
+from sqlbuffer.storage.extensions.slot_claims import (
     Opening,
+    SlotClaims,
     SlotEnding,
     SlotLostError,
-    Slots,
     SlotsFullError,
 )
+from sqlbuffer.storage.extensions.slots import Slots
 from sqlbuffer.storage.rows.pieces import Columns
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Written
@@ -89,7 +90,7 @@ class EpisodeWriter:
         self._pid = os.getpid()
         self.holder = holders.new_holder(self)
         config = self._config
-        self.slots = Slots(self._store, config.max_episodes, config.circular, self.holder)
+        self.claims = SlotClaims(self._store, config.max_episodes, config.circular, self.holder)
         self.open: list[OpenEpisode] = []
         self._is_closing = False
         self._openings: dict[str, Opening] = {}
@@ -121,7 +122,7 @@ class EpisodeWriter:
         self.check_process()
         at_process_end(_end_all, priority=1)  # before the queue stores what waits
         try:
-            turns = self.slots.claim(n)
+            turns = self.claims.claim(n)
         except SlotsFullError:
             raise self.full() from None
         made = [
@@ -206,7 +207,7 @@ class EpisodeWriter:
         )  # fmt: skip
 
         def then(connection: Any, _seqs: Mapping[str, int]) -> None:
-            self.slots.place(connection, key, open_.length, packed)
+            self.claims.place(connection, key, open_.length, packed)
 
         metas = {} if json is None else {(key, key): json}
         try:
@@ -222,7 +223,7 @@ class EpisodeWriter:
         dropped, self.open = self.open, []
         for open_ in dropped:
             self._openings.pop(open_.key, None)
-        self.slots.release([open_.turn for open_ in dropped])
+        self.claims.release([open_.turn for open_ in dropped])
 
     def flush(self) -> None:
         """Store all that waits."""
@@ -236,10 +237,11 @@ class EpisodeWriter:
         """Store the meta values of open episodes that changed since they began."""
         metas = {open_.slot: open_.meta.tobytes() for open_ in dirty}
         json = {open_.slot: self._metas.to_json(open_.meta) for open_ in dirty}
+        slots = Slots(self._store)
 
         def work(connection: Any) -> None:
-            self.slots.lock(connection)
-            self.slots.set_metas(connection, metas, {s: t for s, t in json.items() if t})
+            slots.lock(connection)
+            slots.set_metas(connection, metas, {s: t for s, t in json.items() if t})
 
         self._store.write(work)
         for open_ in dirty:
@@ -254,7 +256,7 @@ class EpisodeWriter:
             self._is_closing = True
             with suppress(BufferNotFoundError):
                 self.finish(self._lengths())
-            self.slots.leave()
+            self.claims.leave()
             holders.forget(self.holder)
 
     def end_at_exit(self) -> None:
@@ -284,7 +286,7 @@ class EpisodeWriter:
 
         def then(connection: Any, _seqs: Mapping[str, int]) -> None:
             if begun or ended:
-                self.slots.change(connection, begun, ended)
+                self.claims.change(connection, begun, ended)
 
         try:
             written = self._store.insert(records, endings=endings, metas=metas, then=then)

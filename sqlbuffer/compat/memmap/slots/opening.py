@@ -18,7 +18,8 @@ from sqlbuffer.errors import (
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.extensions.slots import find_ring, make_ring, other_writers
+from sqlbuffer.storage.extensions.slot_writers import other_writers
+from sqlbuffer.storage.extensions.slots import find_ring, make_ring
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 

@@ -75,7 +75,6 @@ class SlotReader:
         if not self._writer.is_own:
             self._writer.check_process()
             self._t = 0
-            self._slots = self._writer.slots
         return self._writer
 
     def _flush(self) -> None:

@@ -211,7 +211,7 @@ class StoreCalls(SlotReader):
         missing = n - len(writer.open)
         if missing > 0:
             if not self.circular and missing > 1:
-                missing = min(missing, max(writer.slots.n_left(), 0 if writer.open else 1))
+                missing = min(missing, max(writer.claims.n_left(), 0 if writer.open else 1))
             if missing:
                 writer.claim(missing)
         return writer.open[:n]
