@@ -11,17 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection
 
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.eligibility.tables import uses
 from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
 from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
-from sqlbuffer.storage.use_counts.uses import claim_uses, return_uses
+from sqlbuffer.storage.use_counts.uses import claim_uses, clean_uses, is_cleaning_due, return_uses
 
 MAX_ROUNDS = 20
-# Counts of rows that left the window are deleted when so many more have left.
-CLEANED_AT_ONCE = 8_192
 SECONDS_BETWEEN_CLEANINGS = 60.0
 # Where too few are left, another learner may have given rows back that this process has passed. No
 # sooner, or one that waits for data would look at all rows each time.
@@ -257,22 +254,11 @@ def _log(
 
 def _clean(store: CountedBuffer, found: Found[Any]) -> None:
     """Delete the counts of rows that have left the window; eviction leaves them behind."""
-    keep, buffer_id = store.housekeeping, store.info.id
-    if store.info.max_use is None or found.window_low < keep.cleaned_to + CLEANED_AT_ONCE:
+    keep, low = store.housekeeping, found.window_low
+    if store.info.max_use is None or not is_cleaning_due(keep.cleaned_to, low):
         return
 
     def work(connection: Connection) -> int:
-        own = uses.c
-        # From a while below what was cleaned: a slow learner may have counted there since.
-        gone = (
-            (own.buffer_id == buffer_id)
-            & (own.seq > keep.cleaned_to - CLEANED_AT_ONCE)
-            & (own.seq <= found.window_low)
-        )
-        some = select(own.seq).where(gone).order_by(own.seq).limit(4 * CLEANED_AT_ONCE).subquery()
-        n, last = connection.execute(select(func.count(), func.max(some.c.seq))).one()
-        if n:
-            connection.execute(delete(uses).where(gone, own.seq <= last))
-        return int(last) if n == 4 * CLEANED_AT_ONCE else found.window_low
+        return clean_uses(connection, store.info.id, keep.cleaned_to, low)
 
     keep.cleaned_to = written(store, work)

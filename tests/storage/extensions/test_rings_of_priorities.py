@@ -64,8 +64,8 @@ def test_blocks_stay_counted_as_samples_use_items_up(buffer, buffer_url):
         for _ in range(8):
             buffer.sample(64, 999 + iteration)  # those of one iteration leave each time
         ring = buffer._ring
-        assert len(ring._live._blocks) == (3 if buffer.count() else 0)
-        assert sum(ring._live._blocks.values()) == run(buffer_url, blocks)[0][0]
+        assert len(ring.item_count._live._blocks) == (3 if buffer.count() else 0)
+        assert sum(ring.item_count._live._blocks.values()) == run(buffer_url, blocks)[0][0]
         assert buffer.count() == run(buffer_url, "SELECT count(*) FROM experiences")[0][0]
     assert buffer.count() == 0
 

@@ -4,7 +4,8 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.compat.ding.contents.item_codec import records_of
-from sqlbuffer.storage.extensions.prioritized_ring import NewPriority, PriorityRing, WantedItems
+from sqlbuffer.storage.extensions.item_draws import NewPriority, WantedItems
+from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
 from tests.storage.plans.test_hot_statements import MOST_ROWS_READ, MOST_STEPS, N_ROWS, SCAN, Watch
 from tests.support.sql import buffer_id, fill, run
 

@@ -20,7 +20,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.samplers import Sampler
-from sqlbuffer.storage.use_counts import counting
+from sqlbuffer.storage.use_counts import counting, uses
 from sqlbuffer.storage.use_counts.uses import claim_uses
 from tests.storage.sampling.limited_rows import (
     FIELDS,
@@ -371,7 +371,7 @@ def test_evicted_and_deleted_rows_are_not_sampled(buffer_url):
 
 
 def test_counts_of_rows_that_left_are_forgotten(buffer_url, monkeypatch):
-    monkeypatch.setattr(counting, "CLEANED_AT_ONCE", 8)
+    monkeypatch.setattr(uses, "CLEANED_AT_ONCE", 8)
     with ReplayBuffer(buffer_url, max_use=5, max_capacity=20) as buffer:
         number = buffer_id(buffer_url)
         for start in range(1, 30):  # left behind, as eviction leaves them

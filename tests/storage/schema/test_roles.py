@@ -12,6 +12,7 @@ from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.storage.schema.roles import roles_script
 from sqlbuffer.storage.use_counts import counting
+from sqlbuffer.storage.use_counts.uses import CLEANED_AT_ONCE
 from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
@@ -100,7 +101,7 @@ def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, 
         assert len(buffer.sample(3)) == 3
         assert len(buffer.sample_tasks(1)[0]) == 4
         counting.give_back(buffer._store, [(1,)])
-        buffer._store.housekeeping.cleaned_to = -2 * counting.CLEANED_AT_ONCE
+        buffer._store.housekeeping.cleaned_to = -2 * CLEANED_AT_ONCE
         assert len(buffer.sample(1)) == 1
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
         found = connection.execute("SELECT DISTINCT clock, buffer FROM v_samples").fetchall()

@@ -41,15 +41,11 @@ from sqlbuffer.compat.ding.utils import generate_id
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import OpenerOptions
-from sqlbuffer.storage.extensions.prioritized_ring import (
-    ID,
-    VERSION,
-    CreditLedger,
-    PriorityRing,
-    Sampled,
-    WantedItems,
-    number_of,
-)
+from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
+from sqlbuffer.storage.extensions.item_draws import Sampled, WantedItems
+from sqlbuffer.storage.extensions.item_ids import number_of
+from sqlbuffer.storage.extensions.prioritized_ring import ID, VERSION, PriorityRing
+from sqlbuffer.storage.extensions.ring_filling import hold_items
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -383,7 +379,7 @@ class AdvancedReplayBuffer(RingBuffer):
             )
         ]
         self._check_sizes(records)
-        self._ring.hold(records, state.uses, state.counts, state.ledger)
+        hold_items(self._ring, records, state.uses, state.counts, state.ledger)
         if state.anneal_step is not None:
             self._anneal_step = state.anneal_step
 

@@ -13,7 +13,7 @@ from sqlbuffer.compat.ding.errors import (
 from sqlbuffer.encoding.priority_values import checked_priority
 from sqlbuffer.errors import FieldError
 from sqlbuffer.scalars import integer_of, real_of
-from sqlbuffer.storage.extensions.prioritized_ring import NewPriority
+from sqlbuffer.storage.extensions.item_draws import NewPriority
 
 UNIQUE_ID, INDEX, PRIORITY = "replay_unique_id", "replay_buffer_idx", "priority"
 # Keys that a sampled item has in addition to the keys that were pushed.

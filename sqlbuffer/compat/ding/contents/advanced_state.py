@@ -9,7 +9,10 @@ from sqlbuffer.compat.ding.contents.state_dict import data_of
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.encoding.priority_values import MOST_PRIORITY
 from sqlbuffer.scalars import integer_of, real_of
-from sqlbuffer.storage.extensions.prioritized_ring import ID, CreditLedger, HeldItems, number_of
+from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
+from sqlbuffer.storage.extensions.item_draws import HeldItems
+from sqlbuffer.storage.extensions.item_ids import number_of
+from sqlbuffer.storage.extensions.prioritized_ring import ID
 from sqlbuffer.storage.extensions.ring_buffer import RingCounts
 
 KEYS = ("use_count", "tail", "max_priority", "beta", "push_count")

@@ -1,0 +1,33 @@
+"""Choose items of a ring by weight."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.weighted_sampling.block_weights import weights_of
+from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
+
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+
+
+def draw_by_weight(key: int, candidates: Candidates, n: int, alpha: float) -> list[int]:
+    """Return the numbers of n items, one from each of equal parts of all weights."""
+    found = draw_stratified(key, candidates.priorities.weights, n)
+    if found.is_complete:
+        return _listed(found.seqs)
+    # Sums that are no sums: one has changed what another program keeps.
+    numbers, priorities = candidates.priorities.all(candidates)
+    is_part = numbers <= candidates.high
+    return draw_of_all(key, numbers[is_part], priorities[is_part], n, alpha)
+
+
+def draw_of_all(key: int, numbers: Integers, priorities: Reals, n: int, alpha: float) -> list[int]:
+    """Return the numbers of n of these items, drawn as `draw_by_weight` does."""
+    weights = weights_of(priorities, alpha)
+    return _listed(strata_of_all(key, numbers, weights, n))
+
+
+def _listed(seqs: Integers) -> list[int]:
+    found: list[int] = seqs.tolist()
+    return found

@@ -1,0 +1,79 @@
+"""How many items a ring holds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+)
+
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
+from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.database.engine import server_epoch
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.store import BufferStore
+
+
+class ItemCount:
+    """How many items a ring holds, as one process knows it.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store = store
+        self._live = LiveCount()
+        self._counted: tuple[Any, int] = (None, 0)  # the last window, and how many rows it held
+        self._surely: tuple[tuple[int, int], int, int] = ((-1, -1), 0, 0)
+
+    def of(self, connection: Connection, window: SampledWindow) -> int:
+        """Return how many items there are. The caller holds the lock of the ring."""
+        state = (window.deletions, server_epoch(self._store.engine))
+        buffer_id = self._store.info.id
+        # Whoever pushes holds the lock: no number up to the newest is still to come.
+        span = (state, window.low, window.high)
+        if self._counted[0] != span:
+            n_rows = self._live.count(
+                connection, buffer_id, window.low, window.high, window.high, state
+            )
+            self._counted = (span, n_rows)
+        return self._counted[1]
+
+    def at_least(self, connection: Connection, window: SampledWindow, least: float) -> int:
+        """Return how many items there are; or that there are enough, where nothing was deleted
+        since they were counted: of each number that is given, one leaves at most.
+        """
+        state = (window.deletions, server_epoch(self._store.engine))
+        known, n_held, high = self._surely
+        if known == state and n_held - (window.high - high) >= least:
+            return n_held - (window.high - high)
+        n_held = self.of(connection, window)
+        self._surely = (state, n_held, window.high)
+        return n_held
+
+    def seq_at(self, connection: Connection, window: SampledWindow, n_held: int, place: int) -> int:
+        """Return the number of the item at a place by age: counted by blocks where some are
+        missing, and one of them is read.
+        """
+        if n_held == window.span:
+            return window.low + 1 + place
+        known = self._live.known()
+        block = (window.low + 1) // BLOCK
+        own = experiences.c
+        while True:
+            n = known.get(block, 0)
+            if place < n:
+                start = max(block * BLOCK, window.low + 1)
+                where = (own.seq >= start) & (own.seq < (block + 1) * BLOCK)
+                rows = statements.seqs((own.buffer_id == self._store.info.id) & where)
+                found = rows.order_by(own.seq).offset(place).limit(1)
+                return int(connection.execute(found).scalar_one())
+            place -= n
+            block += 1
+
+    def removed(self, before: int, after: int, seqs: Sequence[int]) -> None:
+        """Note that items were removed, between two counts of deletions."""
+        epoch = server_epoch(self._store.engine)
+        self._live.removed((before, epoch), (after, epoch), seqs)

@@ -1,0 +1,63 @@
+"""Fill a ring of priorities with items that are known, as when a saved state is loaded."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import (
+    Connection,
+)
+
+from sqlbuffer.encoding.records import Record
+from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
+from sqlbuffer.storage.extensions.item_ids import number_of
+from sqlbuffer.storage.extensions.item_removal import remove_items
+from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
+from sqlbuffer.storage.extensions.ring_buffer import (
+    RingCounts,
+)
+from sqlbuffer.storage.use_counts.uses import add_uses
+
+
+def hold_items(
+    ring: PriorityRing,
+    records: Sequence[Record],
+    n_uses: Sequence[int],
+    counts: RingCounts,
+    ledger: CreditLedger,
+) -> None:
+    """Let a ring hold these items instead of those that it has, in one transaction.
+
+    Args:
+        ring: The ring.
+        records: The items, with their ids and priorities, in the order of their numbers.
+        n_uses: How often each was used.
+        counts: The counters.
+        ledger: What is kept beside them.
+    """
+    by_number = {number_of(record.id): i for i, record in enumerate(records)}
+    # Where items are missing numbers are as well, or those that are there would stay too long.
+    first = max(counts.push_count - ring.size, 0)
+    if records:
+        first = max(first, min(by_number))
+    numbers = range(first, counts.push_count) if records else range(0)
+    laid = [
+        records[by_number[n]] if n in by_number else records[0]._replace(id=f"-_{n}")
+        for n in numbers
+    ]
+
+    def made(connection: Connection, prepared: Sequence[Record]) -> Sequence[Record]:
+        ring.lock(connection)
+        ring.remove(connection)
+        ring.set_ledger(connection, counts, ledger)
+        return prepared
+
+    def then(connection: Connection, seqs: Mapping[str, int]) -> None:
+        gaps = sorted(seqs[f"-_{n}"] for n in numbers if n not in by_number)
+        if gaps:
+            remove_items(connection, ring.store, ring.item_count, gaps, "n_expired")
+        used = {seqs[r.id]: n for r, n in zip(records, n_uses, strict=True) if n}
+        add_uses(connection, ring.store.info.id, used)
+
+    if records:
+        ring.store.insert_made(laid, made, then)
+    else:
+        ring.store.write(lambda connection: made(connection, ()))
