@@ -73,7 +73,7 @@ def sample_batch(
 
     store.check_sampled()
     if sampler.reads_priorities:
-        store.seal_due()
+        store.summarize_due()
     with store.pacer.sampling(n) as drawn:
         if n == 0 or not needs_writes(store):
             batch = store.draw(node, lambda candidates: draw(candidates, n), reader.columns)
@@ -127,7 +127,7 @@ def sample_rows(
 
     store.check_sampled()
     if sampler.reads_priorities:
-        store.seal_due()
+        store.summarize_due()
     with store.pacer.sampling(n) as drawn:
         if n == 0 or not needs_writes(store):
             rows = store.draw(node, lambda candidates: draw(candidates, n), reading)

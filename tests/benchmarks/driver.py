@@ -149,7 +149,7 @@ class BarePostgreSQL:
     def write(self, ids: list[str], rows: list[bytes]) -> None:
         with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
             cursor.execute(
-                "SELECT held, seqs FROM sqlbuffer_draw_v1(%s::integer, %s::text[])",
+                "SELECT held, seqs FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[])",
                 (self._buffer_id, ids),
             )
             ((held, seqs),) = cursor.fetchall()

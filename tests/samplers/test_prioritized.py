@@ -12,16 +12,16 @@ from tests.support.priorities import (
     assert_shares,
     filled,
     loosen,
-    seal_all,
     set_priorities,
     skewed,
+    summarize_all,
 )
 from tests.support.sql import run, scalar
 from tests.support.storage_hooks import keep_blocks
 
 ALPHA = 0.6
 ODD = QueryBuilder().lt("exp_meta.step", 150).build()
-STATES = ("unsealed", "sealed", "loose", "mixed")
+STATES = ("unsummarized", "summarized", "loose", "mixed")
 
 
 def weights_of(priorities, alpha=ALPHA):
@@ -36,8 +36,8 @@ def weights_of(priorities, alpha=ALPHA):
 def put(buffer, url, state):
     """Bring the blocks of a buffer into a state."""
     keep_blocks(buffer)  # draws find them as they are
-    if state != "unsealed":
-        assert seal_all(buffer)
+    if state != "unsummarized":
+        assert summarize_all(buffer)
     if state == "loose":
         loosen(url, 3.0)
     if state == "mixed":
@@ -101,7 +101,7 @@ def test_a_sequence_of_batches_repeats_and_its_batches_differ(buffer_url):
 def test_rows_that_left_are_not_drawn_and_do_not_count(buffer_url):
     priorities = np.abs(np.random.default_rng(2).standard_normal(300))
     with filled(buffer_url, priorities, max_capacity=100) as buffer:
-        put(buffer, buffer_url, "sealed")
+        put(buffer, buffer_url, "summarized")
         left = {seq: p for seq, p in weights_of(priorities).items() if seq > 200}
         sampler = PrioritizedSampler(seed=1)
         assert_shares(drawn(buffer, sampler, 20, 100), left)
@@ -115,7 +115,7 @@ def test_rows_that_left_a_block_since_it_was_added_up_do_not_count(buffer_url):
     priorities = {seq: 2.0 + seq % 7 for seq in range(101, 201)}
     with filled(buffer_url, np.ones(200), max_capacity=100) as buffer:
         set_priorities(buffer_url, priorities)
-        put(buffer, buffer_url, "sealed")
+        put(buffer, buffer_url, "summarized")
         buffer.extend({"x": range(55)}, priority=0.5)  # the window cuts the block of 144 to 159
         expected = {seq: p for seq, p in priorities.items() if seq > 155}
         expected |= dict.fromkeys(range(201, 256), 0.5)
@@ -136,7 +136,7 @@ def test_tasks_and_episodes_that_left_are_not_drawn(buffer_url, evict_by):
             columns = {"x": np.full(10, number), "priority": 1.0 + np.arange(10.0)}
             buffer.store_episode(columns, task_id=f"t{number}")
             if number in (15, 20):
-                assert seal_all(buffer)
+                assert summarize_all(buffer)
         weights = {seq: (1.0 + (seq - 1) % 10) ** ALPHA for seq in range(151, 251)}
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), weights)
 
@@ -160,7 +160,7 @@ def test_a_file_that_may_only_be_read_is_drawn_from(make_database_url):
 def test_deleted_rows_are_not_drawn(buffer_url):
     priorities = np.abs(np.random.default_rng(2).standard_normal(200)) + 0.1
     with filled(buffer_url, priorities) as buffer:
-        put(buffer, buffer_url, "unsealed")
+        put(buffer, buffer_url, "unsummarized")
         buffer.delete(QueryBuilder().lt("exp_meta.step", 90).build())
         left = {seq: p for seq, p in weights_of(priorities).items() if seq > 90}
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), left)
@@ -178,7 +178,7 @@ def test_numbers_without_a_row_are_not_drawn_from_blocks_that_are_added_up(
             run(buffer_url, "DELETE FROM experiences WHERE seq % 3 > 0")
         else:
             buffer.delete(QueryBuilder().not_in("exp_meta.step", list(range(2, 640, 3))).build())
-        assert seal_all(buffer)
+        assert summarize_all(buffer)
         seqs = drawn(buffer, PrioritizedSampler(seed=5), 150, 12)
         assert_shares(seqs, dict.fromkeys(range(3, 641, 3), 1.0))
 
@@ -220,7 +220,7 @@ def test_a_condition_that_few_rows_match_finds_them(buffer_url):
     few = QueryBuilder().in_("exp_meta.step", [3, 500, 1_200, 1_999]).build()
     expected = {seq: weights_of(priorities)[seq] for seq in (4, 501, 1_201, 2_000)}
     with filled(buffer_url, priorities) as buffer:
-        put(buffer, buffer_url, "sealed")
+        put(buffer, buffer_url, "summarized")
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 40, 20, few), expected)
         whole = drawn(buffer, PrioritizedSampler(seed=1, replace=False), 1, 20, few)
         assert sorted(whole) == sorted(expected)
@@ -323,8 +323,10 @@ def test_the_least_priority_of_many_loose_blocks_is_found(buffer_url):
     priorities = np.random.default_rng(3).uniform(1.0, 2.0, 40 * 16)
     priorities[500] = 0.25
     with filled(buffer_url, priorities) as buffer:
-        put(buffer, buffer_url, "sealed")
-        run(buffer_url, "UPDATE priority_blocks SET min_priority = 0.001, min_is_loose = true")
+        put(buffer, buffer_url, "summarized")
+        run(
+            buffer_url, "UPDATE priority_blocks SET min_priority = 0.001, min_is_lower_bound = true"
+        )
         sampler = PrioritizedSampler(beta=1.0, normalize="buffer", seed=1)
         batch = buffer.sample_arrays(8, sampler=sampler)
         expected = (0.25 / batch.priorities) ** ALPHA
@@ -377,9 +379,9 @@ def test_an_empty_buffer_and_one_of_zeros_have_nothing_to_draw(buffer_url):
                 buffer.sample_arrays(4, sampler=sampler)
         buffer.extend({"x": range(40)})
         set_priorities(buffer_url, dict.fromkeys(range(1, 41), 0.0))
-        for sealed in (False, True):
-            if sealed:
-                assert seal_all(buffer)
+        for summarized in (False, True):
+            if summarized:
+                assert summarize_all(buffer)
             for sampler in samplers():
                 assert buffer.sample(4, sampler=sampler) == []
                 with pytest.raises(InsufficientDataError):
@@ -469,9 +471,9 @@ def test_blocks_are_added_up_before_the_first_draw(buffer_url):
 
 def test_bounds_that_waste_most_candidates_are_tightened(buffer_url):
     with filled(buffer_url, np.ones(320)) as buffer:
-        assert seal_all(buffer) == 20
+        assert summarize_all(buffer) == 20
         loosen(buffer_url, 1e4, every=7)
-        loose = "SELECT count(*) FROM priority_blocks WHERE max_is_loose"
+        loose = "SELECT count(*) FROM priority_blocks WHERE max_is_upper_bound"
         assert scalar(buffer_url, loose) == 3
         for expected in (0, 0):
             buffer.sample_arrays(8, sampler=PrioritizedSampler(seed=1))

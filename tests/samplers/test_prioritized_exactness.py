@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
-from tests.support.priorities import assert_shares, filled, seal_all
+from tests.support.priorities import assert_shares, filled, summarize_all
 from tests.support.sql import connected, run
 
 LATE = (
@@ -29,37 +29,37 @@ def check_draws(buffer, url, n=12):
 def test_rows_that_commit_late_join_the_draw_with_their_own_priorities(make_database_url):
     url = make_database_url("postgresql", schema=True)
     buffer = filled(url, [1.0 + i % 7 for i in range(100)])
-    assert seal_all(buffer, 100) == 6
+    assert summarize_all(buffer, 100) == 6
     with connected(url) as late:
         late.execute(text(LATE))
         buffer.extend({"x": range(400)})
-        assert seal_all(buffer, 100) == 6  # none that the late rows lie in
+        assert summarize_all(buffer, 100) == 6  # none that the late rows lie in
         assert check_draws(buffer, url) == 500
     assert check_draws(buffer, url) == 505
-    assert seal_all(buffer, 100) > 25
+    assert summarize_all(buffer, 100) > 25
     assert check_draws(ReplayBuffer(url), url) == 505
 
 
 @pytest.mark.slow
 def test_rows_deleted_by_hand_leave_the_draw(buffer_url):
     buffer = filled(buffer_url, [1.0 + i % 7 for i in range(200)])
-    assert seal_all(buffer, 50) > 10
+    assert summarize_all(buffer, 50) > 10
     assert check_draws(buffer, buffer_url, 4) == 200
     run(buffer_url, "DELETE FROM experiences WHERE seq % 16 = 3 OR seq > 190")
     n_left = check_draws(buffer, buffer_url)
     assert n_left < 190
-    seal_all(buffer, 50)
+    summarize_all(buffer, 50)
     assert check_draws(buffer, buffer_url) == n_left
 
 
 @pytest.mark.slow
 def test_resizing_keeps_the_shares_of_what_is_left(buffer_url):
     buffer = filled(buffer_url, [1.0 + i % 7 for i in range(200)], max_capacity=200)
-    seal_all(buffer, 50)
+    summarize_all(buffer, 50)
     for capacity in (75, 300):
         buffer.resize(capacity)
         assert check_draws(buffer, buffer_url) == 75
     buffer.extend({"x": range(150)}, priority=9.0)
     assert check_draws(buffer, buffer_url) == 225
-    seal_all(buffer, 50)
+    summarize_all(buffer, 50)
     assert check_draws(ReplayBuffer(buffer_url), buffer_url) == 225

@@ -10,7 +10,7 @@ from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer, mix
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.torch import IterableDataset
-from tests.support.priorities import assert_shares, filled, seal_all, set_priorities
+from tests.support.priorities import assert_shares, filled, set_priorities, summarize_all
 from tests.support.sql import run
 from tests.support.statements import selects
 from tests.support.storage_hooks import keep_blocks
@@ -147,7 +147,7 @@ def test_torch_datasets_carry_them(buffer_url, buffer):
 def test_a_batch_costs_four_or_five_statements(buffer_url):
     with filled(buffer_url, np.linspace(1.0, 3.0, 32 * 16 + 5)) as buffer:
         keep_blocks(buffer)
-        assert seal_all(buffer) == 32
+        assert summarize_all(buffer) == 32
         run_of = {
             "window, blocks, rows of the last block, candidates, payloads": PrioritizedSampler(),
             "not replaced": PrioritizedSampler(replace=False, seed=1),
@@ -163,7 +163,7 @@ def test_a_batch_costs_four_or_five_statements(buffer_url):
 
 def test_updates_between_draws_count_at_once(buffer_url):
     with filled(buffer_url, np.ones(400)) as buffer, ReplayBuffer(buffer_url) as learner:
-        assert seal_all(buffer)
+        assert summarize_all(buffer)
         sampler = PrioritizedSampler(seed=1)
         model = np.ones(401)
         rng = np.random.default_rng(0)
@@ -180,7 +180,7 @@ def test_updates_between_draws_count_at_once(buffer_url):
             for seq, value in zip(seqs.tolist(), values.tolist(), strict=True):
                 model[seq] = value
             if n_round == 6:
-                seal_all(buffer)
+                summarize_all(buffer)
         drawn = [
             seq
             for _ in range(15)

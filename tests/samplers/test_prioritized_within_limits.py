@@ -11,7 +11,7 @@ from sqlbuffer import PrioritizedSampler, RandomSampler, RateLimiter, ReplayBuff
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.torch import IterableDataset
 from tests.storage.sampling.limited_rows import FIELDS, rows_of, store_episodes, uses_in
-from tests.support.priorities import assert_shares, filled, seal_all, set_priorities
+from tests.support.priorities import assert_shares, filled, set_priorities, summarize_all
 from tests.support.processes import run_at_once
 from tests.support.sql import run, scalar
 
@@ -138,7 +138,7 @@ def test_a_batch_of_two_draws_has_the_weights_of_one(make_database_url, call, no
     """Where another learner took rows of it meanwhile; SQLite lets none in between."""
     url = make_database_url("postgresql", schema=True)
     buffer = filled(url, 1.0 + np.arange(64.0), max_use=2, track_samples=True)
-    seal_all(buffer)
+    summarize_all(buffer)
     options = {"beta_anneal_steps": 4, "replace": False, "normalize": normalize, "seed": 5}
     sampler = Interrupting(Other(url, 2), **options)
     batch = getattr(buffer, call)(16, sampler=sampler)
@@ -308,7 +308,7 @@ def test_what_leaves_whole_leaves_the_others_their_shares(buffer_url, unit):
         buffer.store_episode(columns, task_id=f"t{i}", episode_id=f"e{i}", priority=1.0 + i)
         batch = buffer.sample_arrays(8, sampler=sampler)
         buffer.update_priorities(batch.seq, 1.0 + batch.seq % 5)
-        seal_all(buffer, 20)
+        summarize_all(buffer, 20)
     held = dict(run(buffer_url, "SELECT seq, priority FROM v_priorities"))
     assert sorted(held) == list(range(61, 121))
     assert set(uses_in(buffer_url)) <= set(held)

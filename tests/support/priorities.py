@@ -55,14 +55,15 @@ def loosen(url: str, factor: float, every: int = 1) -> None:
         connection.execute(
             text(
                 "UPDATE priority_blocks SET max_priority = max_priority * :f, "
-                "min_priority = min_priority / :f, max_is_loose = true, min_is_loose = true "
+                "min_priority = min_priority / :f, max_is_upper_bound = true, "
+                "min_is_lower_bound = true "
                 "WHERE block % :n = 0"
             ),
             {"f": factor, "n": every},
         )
 
 
-def seal_all(buffer: ReplayBuffer, n: int = 10_000) -> int:
+def summarize_all(buffer: ReplayBuffer, n: int = 10_000) -> int:
     """Summarize all blocks that can be."""
     return summarize_blocks(buffer, n)
 

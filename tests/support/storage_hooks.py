@@ -86,7 +86,7 @@ def housekeeping_on_request() -> Iterator[None]:
 
 def summarize_blocks(buffer: ReplayBuffer, n: int) -> int:
     """Summarize the first n blocks of priorities, and return how many it could."""
-    return buffer._store.seal(range(n))
+    return buffer._store.summarize(range(n))
 
 
 def keep_blocks(buffer: ReplayBuffer) -> None:

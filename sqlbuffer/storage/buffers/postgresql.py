@@ -13,7 +13,8 @@ from sqlbuffer.storage.dialects.connections import at_once
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
 # A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock
-# until it ends. `sqlbuffer_draw_v1` and `sqlbuffer_number_row_v1` take it: it is written there too.
+# until it ends. `sqlbuffer_reserve_seqs_v1` and `sqlbuffer_number_row_v1` take it: the number is
+# written there too.
 WRITERS_LOCK = 1_397_836_866
 # Two statements in one message: a number drawn after the first one is not looked at. The lock is
 # taken for this message alone, 0.03 ms; a standby knows no locks of its primary.

@@ -155,7 +155,7 @@ class PriorityRing(ItemRing):
         """Draw items by priority, one from each of equal parts of all weights. Count their uses,
         and remove those that are too old or used up.
         """
-        self.store.seal_due()
+        self.store.summarize_due()
         is_first = True
 
         def work(connection: Connection) -> Sampled:

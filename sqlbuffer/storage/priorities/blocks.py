@@ -13,11 +13,11 @@ from sqlbuffer.weighted_sampling.block_weights import weights_of
 # What one transaction adds up: it holds up whoever updates priorities for a few hundredths of a
 # second.
 ROWS_AT_ONCE = 16_384
-# And how many numbers that have left the window it follows: more than it seals, so that it catches
-# up.
+# And how many numbers that have left the window it follows: more than it
+# summarizes, so that it catches up.
 CLEANED_AT_ONCE = 65_536
 # A draw does not wait longer than that for whoever changes the buffer.
-SEAL_TIMEOUT_S = 1
+SUMMARIZE_TIMEOUT_S = 1
 
 
 class Summary(NamedTuple):
@@ -58,16 +58,16 @@ class Kept(NamedTuple):
         weight_sum: Sum of the weights of its rows.
         max_priority: None is larger.
         min_priority: No positive one is smaller; infinite where none is positive.
-        max_is_loose: All may be smaller.
-        min_is_loose: All may be larger.
+        max_is_upper_bound: All may be smaller.
+        min_is_lower_bound: All may be larger.
     """
 
     block: NDArray[np.int64]
     weight_sum: NDArray[np.float64]
     max_priority: NDArray[np.float64]
     min_priority: NDArray[np.float64]
-    max_is_loose: NDArray[np.bool_]
-    min_is_loose: NDArray[np.bool_]
+    max_is_upper_bound: NDArray[np.bool_]
+    min_is_lower_bound: NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Any, ...]]) -> "Kept":
@@ -145,18 +145,18 @@ class Blocks(NamedTuple):
         """
         at = np.searchsorted(changes.block, kept.block)
         _, difference, max_new, max_old, min_new, min_old = (part[at] for part in changes)
-        max_is_loose = kept.max_is_loose | (max_old >= kept.max_priority)
-        min_is_loose = kept.min_is_loose | (min_old <= kept.min_priority)
+        max_is_upper_bound = kept.max_is_upper_bound | (max_old >= kept.max_priority)
+        min_is_lower_bound = kept.min_is_lower_bound | (min_old <= kept.min_priority)
         return Kept(
             kept.block,
             np.maximum(kept.weight_sum + difference, 0.0),
             np.maximum(kept.max_priority, max_new),
             np.minimum(kept.min_priority, min_new),
-            (max_new < kept.max_priority) & max_is_loose,
-            (min_new > kept.min_priority) & min_is_loose,
+            (max_new < kept.max_priority) & max_is_upper_bound,
+            (min_new > kept.min_priority) & min_is_lower_bound,
         )
 
     def are_lost(self, kept: Kept) -> NDArray[np.bool_]:
         """Tell which sums have become so small that they are what rounding left of larger ones."""
         largest = weights_of(kept.max_priority, self.alpha)
-        return kept.max_is_loose & (4 * kept.weight_sum < largest)
+        return kept.max_is_upper_bound & (4 * kept.weight_sum < largest)

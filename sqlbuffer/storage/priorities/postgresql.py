@@ -6,10 +6,10 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array, real_array
-from sqlbuffer.storage.priorities.blocks import SEAL_TIMEOUT_S, Blocks
+from sqlbuffer.storage.priorities.blocks import SUMMARIZE_TIMEOUT_S, Blocks
 
 _UPDATE = "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], %s::double precision[])"
-_SEAL = "SELECT sqlbuffer_seal_v1(%s::integer, %s::bigint[], %s::bigint, %s::bigint)"
+_SUMMARIZE = "SELECT sqlbuffer_summarize_v1(%s::integer, %s::bigint[], %s::bigint, %s::bigint)"
 
 
 def update_priorities(
@@ -21,12 +21,12 @@ def update_priorities(
     return int(n_updated)
 
 
-def seal(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
+def summarize(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
     """Add up those of the blocks of priorities that no row can come to and that lie in the window;
     delete what has left it. Return how many were added up.
     """
     driver = driver_of(connection)
-    driver.execute(f"SET LOCAL lock_timeout = '{SEAL_TIMEOUT_S}s'")
+    driver.execute(f"SET LOCAL lock_timeout = '{SUMMARIZE_TIMEOUT_S}s'")
     values = (of.buffer_id, list(blocks), settled, of.n_cleaned)
-    ((n_sealed,),) = driver.execute(_SEAL, values)
-    return int(n_sealed)
+    ((n_summarized,),) = driver.execute(_SUMMARIZE, values)
+    return int(n_summarized)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities import priority_statements as statements
-from sqlbuffer.storage.priorities.upkeep import Upkeep, wasteful
+from sqlbuffer.storage.priorities.upkeep import Upkeep, needs_resummary
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.weighted_sampling.block_weights import Weights, weights_of
@@ -68,15 +68,15 @@ class Priorities:
     def weights(self) -> Weights:
         """The weights of all rows, by blocks; those of blocks that are not added up are read."""
         size, blocks = self._info.block_size, self._blocks
-        sums, bounds, is_sealed = self._summaries
+        sums, bounds, is_summarized = self._summaries
         is_filtered = self._candidates.is_filtered
         made = Weights(size, blocks, sums, bounds, self, is_filtered=is_filtered)
-        made.read(np.flatnonzero(~is_sealed))
+        made.read(np.flatnonzero(~is_summarized))
         if not self._candidates.has_condition:
             self.total = made.total
         return made
 
-    def note_unsealed(self) -> None:
+    def note_missing_summaries(self) -> None:
         """Note which blocks are worth adding up; reads no rows."""
         _ = self._summaries
 
@@ -90,26 +90,26 @@ class Priorities:
         """The sum of the weights of each block, their bound, and whether they are known."""
         blocks, size, low = self._blocks, self._info.block_size, self._candidates.low
         sums, bounds = np.zeros(blocks.size), np.zeros(blocks.size)
-        is_sealed = np.zeros(blocks.size, bool)
+        is_summarized = np.zeros(blocks.size, bool)
         if not blocks.size:
-            return sums, bounds, is_sealed
-        found, found_sums, tops = self._sealed(int(blocks[0]), int(blocks[-1]))
+            return sums, bounds, is_summarized
+        found, found_sums, tops = self._read_summaries(int(blocks[0]), int(blocks[-1]))
         at = found - blocks[0]
         sums[at], bounds[at] = found_sums, weights_of(np.abs(tops), self.alpha) * SLACK
-        is_sealed[at] = True
+        is_summarized[at] = True
         # Of a block that the window cuts, some rows have left; who draws from a part of the window
         # cuts one at its upper end as well.
         is_cut = np.maximum(blocks * size, 1) <= low
         is_full = (blocks + 1) * size - 1 <= self._candidates.high
-        is_sealed &= ~is_cut & is_full
-        worst = wasteful(size, sums, bounds, at[tops < 0])
-        self._upkeep.note(size, blocks, is_full & ~is_cut & ~is_sealed, worst)
-        return sums, bounds, is_sealed
+        is_summarized &= ~is_cut & is_full
+        worst = needs_resummary(size, sums, bounds, at[tops < 0])
+        self._upkeep.note(size, blocks, is_full & ~is_cut & ~is_summarized, worst)
+        return sums, bounds, is_summarized
 
-    def _sealed(self, first: int, last: int) -> list[NDArray[Any]]:
+    def _read_summaries(self, first: int, last: int) -> list[NDArray[Any]]:
         return statements.arrays(
             self._candidates.connection,
-            statements.SEALED,
+            statements.SUMMARIES,
             {BUFFER_ID: self._info.id, statements.FIRST: first, statements.LAST: last},
             (np.int64, np.float64, np.float64),
         )
@@ -204,14 +204,16 @@ class Priorities:
         while True:
             found = self._least_blocks(weights, n_seen)
             unknown = [
-                (place, priority, is_loose)
-                for place, priority, is_loose in found
+                (place, priority, is_lower_bound)
+                for place, priority, is_lower_bound in found
                 if priority < least and not weights.has_read(place)
             ]
-            least = min((p for _, p, is_loose in unknown if not is_loose), default=least)
-            loose = [place for place, priority, is_loose in unknown if is_loose]
-            if loose:
-                weights.read(np.array(loose))
+            least = min(
+                (p for _, p, is_lower_bound in unknown if not is_lower_bound), default=least
+            )
+            bounded = [place for place, priority, is_lower_bound in unknown if is_lower_bound]
+            if bounded:
+                weights.read(np.array(bounded))
                 least = min(least, self._least_seen())
             n_seen += len(found)
             if len(found) < LEAST_AT_ONCE or found[-1][1] >= least:
@@ -237,7 +239,10 @@ class Priorities:
             statements.OFFSET: n_seen,
         }
         rows = fetch(self._candidates.connection, statements.LEAST, parameters)
-        return [(block - first, priority, bool(is_loose)) for block, priority, is_loose in rows]
+        return [
+            (block - first, priority, bool(is_lower_bound))
+            for block, priority, is_lower_bound in rows
+        ]
 
     def _arrays(self, statement: Any, parameters: dict[str, Any]) -> list[NDArray[Any]]:
         connection = self._candidates.connection

@@ -16,7 +16,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.priorities.blocks import Blocks
 from sqlbuffer.storage.priorities.priority_candidates import Priorities
-from sqlbuffer.storage.priorities.updates import seal, update_priorities
+from sqlbuffer.storage.priorities.updates import summarize, update_priorities
 from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -64,7 +64,7 @@ class PriorityKeeping(SampledBuffer):
         """Look after what an update of so many priorities leaves behind."""
         clean_after_write(self.engine, n_updated)
         if next(self._updates) % UPDATES_A_CLEANING == 0:
-            self.seal(())  # whoever draws otherwise than by blocks leaves rows behind as well
+            self.summarize(())  # whoever draws otherwise than by blocks leaves rows behind as well
 
     @retry_on_disconnect
     def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
@@ -74,7 +74,7 @@ class PriorityKeeping(SampledBuffer):
         ):
             return update_priorities(connection, self.blocks, seqs, priorities)
 
-    def seal(self, blocks: Sequence[int]) -> int:
+    def summarize(self, blocks: Sequence[int]) -> int:
         """Add up blocks of priorities, so that draws need not read their rows, and delete what is
         left of rows below the window; return how many were added up.
 
@@ -85,29 +85,29 @@ class PriorityKeeping(SampledBuffer):
         Args:
             blocks: Their numbers; may be empty.
         """
-        n_sealed = 0
+        n_summarized = 0
         if not self.info.priorities:
-            return n_sealed
+            return n_summarized
         try:
             settled = self.settled()
             for portion in self.blocks.portions(blocks):
-                n_sealed += self._seal(portion, settled)
+                n_summarized += self._summarize(portion, settled)
         except (StorageReadOnlyError, StorageBusyError, StorageFullError):
             pass  # draws do without
-        return n_sealed
+        return n_summarized
 
-    def seal_due(self) -> None:
+    def summarize_due(self) -> None:
         """Add up the blocks of priorities that draws would otherwise read row by row, where these
         are many; called before a draw by priority.
         """
         if not self._upkeep.is_known and self.info.priorities:
-            self._note_unsealed()
-        self._upkeep.run(self.seal)
+            self._note_missing_summaries()
+        self._upkeep.run(self.summarize)
 
     @retry_on_disconnect
-    def _note_unsealed(self) -> None:
+    def _note_missing_summaries(self) -> None:
         with self.candidates(EVERYTHING) as candidates:
-            candidates.priorities.note_unsealed()
+            candidates.priorities.note_missing_summaries()
 
     @property
     def alpha(self) -> float:
@@ -115,13 +115,13 @@ class PriorityKeeping(SampledBuffer):
         return self.info.alpha if self.options.alpha is None else self.options.alpha
 
     @retry_on_disconnect
-    def _seal(self, blocks: Sequence[int], settled: int) -> int:
+    def _summarize(self, blocks: Sequence[int], settled: int) -> int:
         with (
             translated(self.url),
             # What is lost with a server is made again.
             writing(self.engine, "relaxed") as connection,
         ):
-            return seal(connection, self.blocks, blocks, settled)
+            return summarize(connection, self.blocks, blocks, settled)
 
     @property
     def blocks(self) -> Blocks:

@@ -161,21 +161,22 @@ _those_between = (
     & (_blocks.block <= _number(LAST))
 )
 # (block, weight_sum, max_priority) of blocks from `first` to `last`, in order; the last one is
-# negative where it is loose: SQLite takes a quarter less for a column less.
-SEALED = _all_packed(
+# negative where it is an upper bound only: SQLite takes a quarter less for a column less.
+SUMMARIES = _all_packed(
     select(
         _blocks.block,
         _blocks.weight_sum,
-        case((_blocks.max_is_loose, -_blocks.max_priority), else_=_blocks.max_priority).label(
+        case((_blocks.max_is_upper_bound, -_blocks.max_priority), else_=_blocks.max_priority).label(
             "top"
         ),
     )
     .where(_those_between)
     .order_by(_blocks.block)
 )
-# (block, min_priority, min_is_loose) of those with the least positive priorities, least first.
+# (block, min_priority, min_is_lower_bound) of those with the least positive priorities, in that
+# order.
 LEAST = (
-    select(_blocks.block, _blocks.min_priority, _blocks.min_is_loose)
+    select(_blocks.block, _blocks.min_priority, _blocks.min_is_lower_bound)
     .where(_those_between, _blocks.min_priority.is_not(None))
     .order_by(_blocks.min_priority, _blocks.block)
     .limit(_number(LIMIT))

@@ -24,24 +24,24 @@ _UPDATE = "UPDATE priorities SET priority = ? WHERE rowid = ?"
 _ADD = "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?)"
 _BLOCKS = (
     "SELECT k.block, k.weight_sum, k.max_priority, coalesce(k.min_priority, 9e999), "
-    "k.max_is_loose, k.min_is_loose FROM json_each(:blocks) j "
+    "k.max_is_upper_bound, k.min_is_lower_bound FROM json_each(:blocks) j "
     "CROSS JOIN priority_blocks k ON k.buffer_id = :id AND k.block = j.value"
 )
 _CHANGE = (
     "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
-    "max_is_loose = ?, min_is_loose = ? WHERE block = ? AND buffer_id = ?"
+    "max_is_upper_bound = ?, min_is_lower_bound = ? WHERE block = ? AND buffer_id = ?"
 )
 _FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
 _RAISE = (
     "UPDATE buffers SET max_priority = :largest WHERE id = :id "
     "AND (max_priority IS NULL OR max_priority < :largest)"
 )
-_SEAL = (
+_SUMMARIZE = (
     "INSERT INTO priority_blocks (buffer_id, block, n_rows, weight_sum, max_priority, "
     "min_priority) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, block) DO UPDATE "
     "SET n_rows = excluded.n_rows, weight_sum = excluded.weight_sum, "
     "max_priority = excluded.max_priority, min_priority = excluded.min_priority, "
-    "max_is_loose = 0, min_is_loose = 0"
+    "max_is_upper_bound = 0, min_is_lower_bound = 0"
 )
 
 
@@ -87,7 +87,7 @@ def _change_blocks(driver: sqlite3.Connection, of: Blocks, changes: Changes) -> 
         driver.execute(_FORGET, (of.buffer_id, block))
 
 
-def seal(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
+def summarize(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
     """Add up those of the blocks of priorities that no row can come to and that lie in the window;
     delete what has left it. Return how many were added up.
     """
@@ -107,7 +107,7 @@ def seal(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int
         if max(block * size, 1) > low and (block + 1) * size <= settled + 1
     ]
     if summaries:
-        connection.exec_driver_sql(_SEAL, [(of.buffer_id, *found) for found in summaries])
+        connection.exec_driver_sql(_SUMMARIZE, [(of.buffer_id, *found) for found in summaries])
     return len(summaries)
 
 

@@ -13,8 +13,8 @@ priorities = overlay_table(
     leaves_late=True,
 )
 
-# What is known of the rows from block * block_size on. A block has no row before it is sealed, and
-# none while its sum is not known.
+# What is known of the rows from block * block_size on. A block has no row before it is
+# summarized, and none while its sum is not known.
 priority_blocks = Table(
     "priority_blocks",
     metadata,
@@ -25,14 +25,14 @@ priority_blocks = Table(
     Column("max_priority", Double, nullable=False, comment="none is larger"),
     Column("min_priority", Double, comment="no positive one is smaller; null: none is positive"),
     Column(
-        "max_is_loose",
+        "max_is_upper_bound",
         Boolean,
         nullable=False,
         server_default=false(),
         comment="all may be smaller than max_priority",
     ),
     Column(
-        "min_is_loose",
+        "min_is_lower_bound",
         Boolean,
         nullable=False,
         server_default=false(),

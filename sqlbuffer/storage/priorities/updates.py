@@ -6,4 +6,4 @@ from sqlbuffer.storage.priorities import postgresql, sqlite
 update_priorities = by_database(
     sqlite=sqlite.update_priorities, postgresql=postgresql.update_priorities
 )
-seal = by_database(sqlite=sqlite.seal, postgresql=postgresql.seal)
+summarize = by_database(sqlite=sqlite.summarize, postgresql=postgresql.summarize)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 # 8,192 rows would take a draw 0.3 s.
 FEW_BLOCKS = 16
 FEW_ROWS = 2_048
-# A block whose bound is loose is added up where it has so many times the candidates that its
-# weights need,
+# A block whose bound may be too large is added up where it has that many times the candidates that
+# its weights need,
 WASTEFUL = 4
 # and where such blocks together have this share of all candidates.
 WASTED_SHARE = 0.5
@@ -42,31 +42,31 @@ class Upkeep:
         self,
         size: int,
         blocks: Integers,
-        is_unsealed: Flags,
-        wasteful: Integers,
+        is_missing: Flags,
+        needs_resummary: Integers,
     ) -> None:
         """Note what a draw found.
 
         Args:
             size: How many numbers a block has.
             blocks: All blocks of the window.
-            is_unsealed: Which of them have no sum, and could have one.
-            wasteful: The places of those whose bounds make for too many candidates.
+            is_missing: Which of them have no sum, and could have one.
+            needs_resummary: The places of those whose bounds make for too many candidates.
         """
         self.is_known = True
-        missing = blocks[is_unsealed]
+        missing = blocks[is_missing]
         is_much = missing.size >= FEW_BLOCKS or missing.size * size >= FEW_ROWS
         due = missing.tolist() if is_much else []
-        self._due = (*due, *blocks[wasteful].tolist())
+        self._due = (*due, *blocks[needs_resummary].tolist())
 
-    def run(self, seal: Callable[[Sequence[int]], int]) -> None:
+    def run(self, summarize: Callable[[Sequence[int]], int]) -> None:
         """Add up what is due."""
         due, self._due = self._due, ()
-        if due and time.monotonic() >= self._not_before and seal(due) < len(due):
+        if due and time.monotonic() >= self._not_before and summarize(due) < len(due):
             self._not_before = time.monotonic() + PAUSE_S
 
 
-def wasteful(size: int, sums: Reals, bounds: Reals, loose: Integers) -> Integers:
+def needs_resummary(size: int, sums: Reals, bounds: Reals, bounded: Integers) -> Integers:
     """Return the places of blocks to add up anew for their bounds, the worst first; none while what
     they waste matters little.
 
@@ -74,10 +74,10 @@ def wasteful(size: int, sums: Reals, bounds: Reals, loose: Integers) -> Integers
         size: How many numbers a block has.
         sums: The sum of the weights of each block.
         bounds: The bounds of its weights.
-        loose: The places of those whose bound may be too large.
+        bounded: The places of those whose bound may be too large.
     """
-    candidates = bounds[loose] * size
-    worst = loose[candidates > WASTEFUL * sums[loose]]
+    candidates = bounds[bounded] * size
+    worst = bounded[candidates > WASTEFUL * sums[bounded]]
     total = float(bounds.sum()) * size
     if float(bounds[worst].sum()) * size <= WASTED_SHARE * total:
         return worst[:0]

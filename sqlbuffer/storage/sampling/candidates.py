@@ -46,7 +46,7 @@ class RowPriorities(Protocol):
     def weights(self) -> Weights:
         """The weights of all rows, by blocks."""
 
-    def note_unsealed(self) -> None:
+    def note_missing_summaries(self) -> None:
         """Note which blocks are worth adding up; read no rows."""
 
     def of(self, seqs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:

@@ -45,7 +45,7 @@ _COPY_COLUMNS = ", ".join(
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 _ROW_HEAD = struct.Struct(">hii")
 _RESERVE = (
-    "SELECT held, seqs, priority FROM sqlbuffer_draw_v1(%s::integer, %s::text[], "
+    "SELECT held, seqs, priority FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[], "
     "%s::double precision[], %s::uuid, %s::double precision)"
 )
 

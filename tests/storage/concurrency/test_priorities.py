@@ -30,8 +30,8 @@ def write(url, writer):
 
 
 def learn(url, learner, n_learners):
-    """Set own values on own rows, those whose numbers leave this remainder, and seal; return what
-    was set last.
+    """Set own values on own rows, those whose numbers leave this remainder, and summarize; return
+    what was set last.
     """
     rng, last = np.random.default_rng(learner), {}
     with ReplayBuffer(url) as buffer:
@@ -43,7 +43,7 @@ def learn(url, learner, n_learners):
             buffer.update_priorities(seqs, values, eps=0)
             last |= dict(zip(seqs, values, strict=True))
             if i % 3 == learner:
-                buffer._store.seal(range(min(there) // 16, max(there) // 16 + 1))
+                buffer._store.summarize(range(min(there) // 16, max(there) // 16 + 1))
     return last
 
 
@@ -84,7 +84,7 @@ def test_learners_and_writers_neither_deadlock_nor_lose_an_update(make_database_
     assert scalar(url, f"SELECT deadlocks FROM pg_stat_database WHERE datname = '{name}'") == 0
     assert scalar(url, "SELECT max_priority FROM buffers") == 10.0 + 300 + N_BATCHES * 2 - 1
     fresh = ReplayBuffer(url)
-    fresh._store.seal(range(max(held) // 16 + 1))
+    fresh._store.summarize(range(max(held) // 16 + 1))
     assert check_blocks(url, buffer._store.info.alpha) > 10
     if unit == "row":
         assert set(held) == set(range(max(held) - 599, max(held) + 1))
@@ -97,7 +97,7 @@ def locked(make_database_url):
     with ReplayBuffer(url, priorities=True, max_capacity=50) as buffer:
         buffer.store_batch([make_row(step=i) for i in range(50)], priority=2.0)
         buffer.update_priorities(np.arange(1, 51), 1.0)
-        buffer._store.seal([0])
+        buffer._store.summarize([0])
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(plain) as connection:
         connection.execute("SELECT 1 FROM buffers FOR NO KEY UPDATE")
@@ -109,21 +109,21 @@ def test_writers_do_not_wait_for_learners(locked):
         buffer.store_batch([make_row(step=i) for i in range(80)])
         buffer.store_batch([make_row(step=i) for i in range(3)], priority=[1.5, 0.0, 2.0])
         assert len(buffer) == 50
-    assert scalar(locked, "SELECT count(*) FROM priorities") == 50  # until blocks are sealed
+    assert scalar(locked, "SELECT count(*) FROM priorities") == 50  # until blocks are summarized
 
 
-def test_who_seals_does_not_wait_for_long(make_database_url):
+def test_who_summarizes_does_not_wait_for_long(make_database_url):
     url = make_database_url("postgresql", schema=True)
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with ReplayBuffer(url, priorities=True, max_capacity=1_000) as buffer:
         buffer.store_batch([make_row(step=i) for i in range(600)])
         with psycopg.connect(plain) as connection:
             connection.execute("SELECT 1 FROM buffers FOR NO KEY UPDATE")
-            assert buffer._store.seal([1]) == 0
-        assert buffer._store.seal([1]) == 1
+            assert buffer._store.summarize([1]) == 0
+        assert buffer._store.summarize([1]) == 1
 
 
-def test_a_block_is_not_sealed_while_a_writer_may_add_to_it(make_database_url):
+def test_a_block_is_not_summarized_while_a_writer_may_add_to_it(make_database_url):
     url = make_database_url("postgresql", schema=True)
     buffer = ReplayBuffer(url, max_capacity=1_000, priorities=True)
     buffer.store_batch([make_row(step=i) for i in range(300)])
@@ -133,8 +133,8 @@ def test_a_block_is_not_sealed_while_a_writer_may_add_to_it(make_database_url):
             "INSERT INTO experiences (buffer_id, task_id, agent_id, step) VALUES (1, 't', 'a', 1)"
         )
         buffer.store_batch([make_row(step=i) for i in range(300)])
-        assert buffer._store.seal([0, 1]) == 0
-    assert buffer._store.seal([0, 1]) == 2
+        assert buffer._store.summarize([0, 1]) == 0
+    assert buffer._store.summarize([0, 1]) == 2
     assert run(url, "SELECT n_rows FROM priority_blocks ORDER BY block") == [(255,), (256,)]
 
 
@@ -144,7 +144,7 @@ def test_an_update_survives_a_lost_connection(make_database_url, cut):
     with proxied(url) as proxy:
         buffer = ReplayBuffer(proxy.url, max_capacity=1_000, priorities=True)
         buffer.store_batch([make_row(step=i) for i in range(300)])
-        buffer._store.seal([0])
+        buffer._store.summarize([0])
         proxy.cuts = [cut]
         updated = buffer.update_priorities([1, 2, 3, 999], [2.0, 3.0, 0.0, 1.0], eps=0)
         assert proxy.n_cut == 1

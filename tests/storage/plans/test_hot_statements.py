@@ -65,7 +65,7 @@ def fill_large(url):
         f"FROM experiences WHERE buffer_id = {number} AND seq % 2 = 0",
     )
     with ReplayBuffer(url, name="weighted") as weighted:
-        weighted._store.seal(range(N_ROWS // weighted._store.info.block_size))
+        weighted._store.summarize(range(N_ROWS // weighted._store.info.block_size))
     fill_limited(url)
     fill_barred(url)
     fill_arrays(url)
@@ -249,7 +249,7 @@ OPERATIONS = {
         "weighted",
         lambda b: b.update_priorities(np.arange(1, 99_000, 400), 2.0),
     ),
-    "seal blocks": ("weighted", lambda b: b._store.seal([3, 100, 200, 201])),
+    "summarize blocks": ("weighted", lambda b: b._store.summarize([3, 100, 200, 201])),
     "by priority": ("weighted", lambda b: b.sample(256, sampler=PrioritizedSampler())),
     "by priority, half match": (
         "weighted",
@@ -354,7 +354,7 @@ BODIES = {
         "{rows}, 50000, 64",
     ),
     "the ids held": (
-        "sqlbuffer_draw_v1",
+        "sqlbuffer_reserve_seqs_v1",
         r"SELECT coalesce\(array_agg\(e\.id\).*?\) AS e",
         {"p_buffer_id": 0, "low": 1, "p_ids": 2},
         "integer, bigint, text[]",
@@ -422,10 +422,10 @@ def test_statements_inside_functions_have_plans_that_need_no_values(large_url, b
     "call",
     [
         "sqlbuffer_update_priorities_v1({}, ARRAY[50, 60000, 99001], ARRAY[1.0, 2.0, 3.0])",
-        "sqlbuffer_seal_v1({}, ARRAY[5, 200], 99000, 100000)",
+        "sqlbuffer_summarize_v1({}, ARRAY[5, 200], 99000, 100000)",
         "sqlbuffer_remove_v1({}, ARRAY[90001, 90002])",
     ],
-    ids=["update", "seal", "remove"],
+    ids=["update", "summarize", "remove"],
 )
 def test_functions_of_priorities_have_plans_that_need_no_values(large_url, call, mode):
     if is_sqlite(large_url):

@@ -33,33 +33,33 @@ def set_priorities(url, priorities, name="default"):
 
 
 def blocks(url, read=None):
-    """Return {block: (rows, sum of weights, largest, least priority, whether each is loose)}."""
+    """Return {block: (rows, sum of weights, largest, least priority, whether these are bounds)}."""
     read = partial(run, url) if read is None else read
     found = read(
-        "SELECT block, n_rows, weight_sum, max_priority, min_priority, max_is_loose, min_is_loose "
-        "FROM priority_blocks ORDER BY block",
+        "SELECT block, n_rows, weight_sum, max_priority, min_priority, "
+        "max_is_upper_bound, min_is_lower_bound FROM priority_blocks ORDER BY block",
     )
     return {block: (*numbers, bool(a), bool(b)) for block, *numbers, a, b in found}
 
 
-def test_a_block_is_sealed_with_its_rows_and_their_weights(buffer_url):
+def test_a_block_is_summarized_with_its_rows_and_their_weights(buffer_url):
     with make_buffer(buffer_url, alpha=0.5) as buffer:
         store(buffer, 11)
         set_priorities(buffer_url, {1: 4.0, 2: 0.0, 3: 9.0, 4: 0.25})
-        assert buffer._store.seal([0, 1]) == 2
+        assert buffer._store.summarize([0, 1]) == 2
         assert blocks(buffer_url) == {
             0: (3, 5.0, 9.0, 4.0, False, False),
             1: (4, 3.5, 1.0, 0.25, False, False),
         }
 
 
-def test_only_settled_blocks_of_the_window_are_sealed(buffer_url):
+def test_only_settled_blocks_of_the_window_are_summarized(buffer_url):
     with make_buffer(buffer_url, max_capacity=10) as buffer:
         store(buffer, 13)  # the window begins behind 3
-        assert buffer._store.seal([-1, 0, 1, 2, 3, 4, 2**40]) == 2
+        assert buffer._store.summarize([-1, 0, 1, 2, 3, 4, 2**40]) == 2
         assert set(blocks(buffer_url)) == {1, 2}
         store(buffer, 3, 13)
-        assert buffer._store.seal([1, 2, 3]) == 2
+        assert buffer._store.summarize([1, 2, 3]) == 2
         assert set(blocks(buffer_url)) == {1, 2, 3}
 
 
@@ -67,9 +67,9 @@ def test_what_left_the_window_leaves_the_narrow_tables(buffer_url):
     with make_buffer(buffer_url, max_capacity=10) as buffer:
         store(buffer, 10)
         set_priorities(buffer_url, dict.fromkeys(range(1, 11), 2.0))
-        buffer._store.seal([0, 1])
+        buffer._store.summarize([0, 1])
         store(buffer, 7, 10)  # 8 and later are there
-        assert buffer._store.seal([]) == 0
+        assert buffer._store.summarize([]) == 0
         assert set(blocks(buffer_url)) == set()
         assert run(buffer_url, "SELECT seq FROM priorities ORDER BY seq") == [(8,), (9,), (10,)]
         assert run(buffer_url, "SELECT clean_seq FROM buffers") == [(7,)]
@@ -88,7 +88,7 @@ def test_the_smallest_and_largest_priorities_can_be_added_up(buffer_url):
         with make_buffer(buffer_url, name=f"alpha {alpha}", alpha=alpha) as buffer:
             store(buffer, 3)
             set_priorities(buffer_url, {1: 5e-324, 2: 1e100, 3: 0.0}, f"alpha {alpha}")
-            assert buffer._store.seal([0]) == 1
+            assert buffer._store.summarize([0]) == 1
             expected = np.power(5e-324, alpha) + 1e100**alpha
             ((found, largest, least),) = run(
                 buffer_url,
@@ -103,7 +103,7 @@ def test_the_smallest_and_largest_priorities_can_be_added_up(buffer_url):
 def test_a_buffer_without_priorities_has_no_blocks(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         store(buffer, 300)
-        assert buffer._store.seal([0]) == 0
+        assert buffer._store.summarize([0]) == 0
     assert blocks(buffer_url) == {}
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_may_not_be_written_is_left_alone(sqlite_url):
         store(buffer, 8)
     path = sqlite_url.removeprefix("sqlite:///")
     with ReplayBuffer(f"sqlite:///file:{path}?mode=ro&uri=true") as reader:
-        assert reader._store.seal([0, 1]) == 0
+        assert reader._store.summarize([0, 1]) == 0
     assert blocks(sqlite_url) == {}
 
 
@@ -121,7 +121,7 @@ def test_eviction_by_row_is_no_deletion(buffer_url):
     with make_buffer(buffer_url, max_capacity=10, max_use=3) as buffer:
         store(buffer, 10)
         buffer.update_priorities([1, 2, 3], 2.0)
-        buffer._store.seal([1])
+        buffer._store.summarize([1])
         store(buffer, 7, 10)
         assert len(buffer) == 10
         assert buffer._store.window().deletions == 0
@@ -131,15 +131,15 @@ def test_eviction_by_row_is_no_deletion(buffer_url):
         assert buffer._store.window().deletions > 0
 
 
-def test_rows_that_are_deleted_unseal_their_block(buffer_url):
+def test_rows_that_are_deleted_leave_their_block_without_a_summary(buffer_url):
     with make_buffer(buffer_url) as buffer:
         store(buffer, 16)
-        buffer._store.seal([0, 1, 2, 3])
+        buffer._store.summarize([0, 1, 2, 3])
         buffer.delete(QueryBuilder().in_("seq", [5, 6]).build())
         assert set(blocks(buffer_url)) == {0, 2, 3}
         run(buffer_url, "DELETE FROM experiences WHERE seq = 9")
         assert 2 not in blocks(buffer_url)
-        assert buffer._store.seal([0, 1, 2]) == 3
+        assert buffer._store.summarize([0, 1, 2]) == 3
         assert [kept[0] for kept in blocks(buffer_url).values()][:3] == [3, 2, 3]
 
 
@@ -147,25 +147,25 @@ def test_a_sum_that_rounding_has_spoilt_is_not_kept(buffer_url):
     with make_buffer(buffer_url, alpha=1.0) as buffer:
         store(buffer, 8)
         buffer.update_priorities([4], 1e100)
-        buffer._store.seal([1])
+        buffer._store.summarize([1])
         buffer.update_priorities([4], 0.5, eps=0)
         assert blocks(buffer_url) == {}
-        buffer._store.seal([1])
+        buffer._store.summarize([1])
         assert blocks(buffer_url) == {1: (4, 3.5, 1.0, 0.5, False, False)}
 
 
-def test_bounds_that_a_row_left_are_loose_until_the_block_is_sealed_again(buffer_url):
+def test_values_that_a_row_left_are_bounds_until_the_block_is_summarized_again(buffer_url):
     with make_buffer(buffer_url, alpha=1.0) as buffer:
         store(buffer, 8)
         buffer.update_priorities([4, 5, 6, 7], [4.0, 3.0, 2.0, 1.0], eps=0)
-        buffer._store.seal([1])
+        buffer._store.summarize([1])
         buffer.update_priorities([4, 7], [2.5, 2.25], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.75, 4.0, 1.0, True, True)}
         buffer.update_priorities([6], [2.125], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.875, 4.0, 1.0, True, True)}
         buffer.update_priorities([5, 6], [5.0, 0.0], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.75, 5.0, 1.0, False, True)}
-        buffer._store.seal([1])
+        buffer._store.summarize([1])
         assert blocks(buffer_url) == {1: (4, 9.75, 5.0, 2.25, False, False)}
 
 
@@ -199,8 +199,8 @@ class Walk:
         self.buffer.close()
 
     def step(self):
-        calls = [self.insert, self.update, self.seal, self.delete, self.type_delete, self.resize,
-                 self.clear]  # fmt: skip
+        calls = [self.insert, self.update, self.summarize, self.delete, self.type_delete,
+                 self.resize, self.clear]  # fmt: skip
         self.rng.choice(calls, p=[0.3, 0.35, 0.25, 0.04, 0.02, 0.03, 0.01])()
         held = self.held()
         self.priorities = {seq: p for seq, p in self.priorities.items() if seq in held}
@@ -233,9 +233,9 @@ class Walk:
         if changed:
             self.largest = max(*changed.values(), -1 if self.largest is None else self.largest)
 
-    def seal(self):
+    def summarize(self):
         high = max(self.priorities, default=1) // 4
-        self.buffer._store.seal(self.rng.integers(max(high - 12, 0), high + 2, 6).tolist())
+        self.buffer._store.summarize(self.rng.integers(max(high - 12, 0), high + 2, 6).tolist())
 
     def delete(self):
         seqs = self.rng.choice([*self.priorities, 0], 3).tolist()
@@ -267,23 +267,25 @@ class Walk:
         stale = self.read(f"SELECT seq FROM priorities WHERE seq <= {clean} AND seq > 0")
         assert stale == []
 
-    def check_block(self, block, n_rows, weight_sum, largest, least, max_is_loose, min_is_loose):
+    def check_block(
+        self, block, n_rows, weight_sum, largest, least, max_is_upper_bound, min_is_lower_bound
+    ):
         own = np.array([p for seq, p in self.priorities.items() if seq // 4 == block])
         positive = own[own > 0]
         assert n_rows == len(own)
         assert weight_sum == pytest.approx((positive**self.alpha).sum(), rel=1e-9)
         assert largest >= own.max(initial=0)
-        assert max_is_loose or largest == own.max(initial=0)
+        assert max_is_upper_bound or largest == own.max(initial=0)
         assert all(least <= positive)
-        assert min_is_loose or least == (positive.min() if len(positive) else None)
+        assert min_is_lower_bound or least == (positive.min() if len(positive) else None)
 
 
 @pytest.mark.parametrize("unit", LIMITS)
 def test_what_is_kept_of_blocks_is_true_whatever_happens(buffer_url, unit):
     walk = Walk(buffer_url, unit, seed=5)
-    n_sealed = 0
+    n_summarized = 0
     for _ in range(80):
         walk.step()
-        n_sealed += len(blocks(buffer_url, walk.read))
-    assert n_sealed > 200
+        n_summarized += len(blocks(buffer_url, walk.read))
+    assert n_summarized > 200
     walk.close()

@@ -9,15 +9,15 @@ from sqlbuffer.storage.priorities.upkeep import FEW_BLOCKS, FEW_ROWS, Upkeep
 NONE = np.empty(0, np.int64)
 
 
-def sealed(upkeep: Upkeep) -> list[int]:
+def summarized(upkeep: Upkeep) -> list[int]:
     """Return the blocks that are added up next."""
     asked: list[int] = []
 
-    def seal(blocks):
+    def summarize(blocks):
         asked.extend(blocks)
         return len(blocks)
 
-    upkeep.run(seal)
+    upkeep.run(summarize)
     return asked
 
 
@@ -25,25 +25,25 @@ def sealed(upkeep: Upkeep) -> list[int]:
 def test_blocks_are_added_up_where_reading_their_rows_takes_longer(size):
     n_few = FEW_ROWS // size
     blocks, upkeep = np.arange(10, 20), Upkeep()
-    is_unsealed = np.arange(10) < n_few
-    upkeep.note(size, blocks, is_unsealed, NONE)
-    assert sealed(upkeep) == list(range(10, 10 + n_few))
-    is_unsealed[n_few - 1] = False
-    upkeep.note(size, blocks, is_unsealed, NONE)
-    assert sealed(upkeep) == []
+    is_missing = np.arange(10) < n_few
+    upkeep.note(size, blocks, is_missing, NONE)
+    assert summarized(upkeep) == list(range(10, 10 + n_few))
+    is_missing[n_few - 1] = False
+    upkeep.note(size, blocks, is_missing, NONE)
+    assert summarized(upkeep) == []
 
 
 def test_a_large_block_is_added_up_as_soon_as_it_is_full():
     upkeep = Upkeep()
     upkeep.note(8_192, np.arange(3), np.array([False, True, False]), NONE)
-    assert sealed(upkeep) == [1]
+    assert summarized(upkeep) == [1]
 
 
 def test_many_blocks_are_added_up_however_small_they_are():
     upkeep = Upkeep()
     for n, due in ((FEW_BLOCKS - 1, []), (FEW_BLOCKS, list(range(FEW_BLOCKS)))):
         upkeep.note(1, np.arange(n), np.ones(n, bool), NONE)
-        assert sealed(upkeep) == due
+        assert summarized(upkeep) == due
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,10 @@ def test_learners_update_priorities_and_writers_do_not(with_roles, login):
         writer.store_batch([make_array_row(step=step) for step in range(600)], priority=3.0)
         with pytest.raises(StorageReadOnlyError):
             writer.update_priorities([1], 2.0)
-        assert writer._store.seal([0, 1]) == 0
+        assert writer._store.summarize([0, 1]) == 0
         with ReplayBuffer(login("sqlbuffer_learner"), name="newer") as learner:
             assert learner.update_priorities([1, 300], 4.0, eps=0).updated == 2
-            assert learner._store.seal([0, 1]) == 2
+            assert learner._store.summarize([0, 1]) == 2
             assert learner.delete(QueryBuilder().eq("seq", 300).build()) == 1
         writer.add(state=1)
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
@@ -257,7 +257,7 @@ def test_an_analyst_whose_transactions_only_read_counts_and_streams(with_roles, 
         "DELETE FROM experiences",
         "TRUNCATE experiences",
         "DROP VIEW v_tasks",
-        "SELECT sqlbuffer_draw_v1(1, ARRAY['x'])",
+        "SELECT sqlbuffer_reserve_seqs_v1(1, ARRAY['x'])",
         "SELECT sqlbuffer_remove_v1(1, ARRAY[1])",
         "SELECT nextval('sqlbuffer_seq_1')",
         "SELECT nextval('buffers_id_seq')",
@@ -276,7 +276,7 @@ def test_analysts_change_nothing(with_roles, login, statement):
         "SELECT sqlbuffer_remove_v1(1, ARRAY[1])",
         "SELECT sqlbuffer_evict_tasks_v1(1)",
         "SELECT sqlbuffer_update_priorities_v1(1, '{1}', '{1}')",
-        "SELECT sqlbuffer_seal_v1(1, '{1}', 1, 1)",
+        "SELECT sqlbuffer_summarize_v1(1, '{1}', 1, 1)",
         "UPDATE priorities SET priority = 1",
         "SELECT setval('sqlbuffer_seq_1', 1)",
         "SELECT nextval('sqlbuffer_seq_1')",

@@ -1,5 +1,5 @@
 -- Numbers rows of plain SQL, and gives them the largest priority ever set.
--- Locks the buffer before it draws the number, as sqlbuffer_draw_v1 does.
+-- Locks the buffer before it draws the number, as sqlbuffer_reserve_seqs_v1 does.
 CREATE FUNCTION sqlbuffer_number_row_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

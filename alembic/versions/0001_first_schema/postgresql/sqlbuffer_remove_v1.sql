@@ -61,7 +61,7 @@ BEGIN
         )
         SELECT count(*) INTO n_removed FROM gone;
     END IF;
-    -- What leaves first in, first out is below the window, and is left to sqlbuffer_seal_v1 and to whoever samples:
+    -- What leaves first in, first out is below the window, and is left to sqlbuffer_summarize_v1 and to whoever samples:
     -- writers do not wait for learners.
     IF (b.has_priorities OR b.has_uses) AND (b.evict_unit <> 'row' OR inside <> '{}') THEN
         DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);

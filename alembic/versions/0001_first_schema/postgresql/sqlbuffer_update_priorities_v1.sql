@@ -42,18 +42,18 @@ BEGIN
         UPDATE priority_blocks k
         SET weight_sum = greatest(k.weight_sum + c.difference, 0),
             max_priority = greatest(k.max_priority, c.max_new),
-            max_is_loose = c.max_new < k.max_priority AND (k.max_is_loose OR c.max_old >= k.max_priority),
+            max_is_upper_bound = c.max_new < k.max_priority AND (k.max_is_upper_bound OR c.max_old >= k.max_priority),
             min_priority = least(k.min_priority, c.min_new),
-            min_is_loose = CASE
+            min_is_lower_bound = CASE
                 WHEN k.min_priority IS NULL OR c.min_new <= k.min_priority THEN false
-                ELSE k.min_is_loose OR coalesce(c.min_old <= k.min_priority, false)
+                ELSE k.min_is_lower_bound OR coalesce(c.min_old <= k.min_priority, false)
             END
         FROM changes c
         WHERE k.buffer_id = p_buffer_id AND k.block = c.block
-        RETURNING k.block, k.max_is_loose, k.weight_sum, k.max_priority
+        RETURNING k.block, k.max_is_upper_bound, k.weight_sum, k.max_priority
     )
     SELECT (SELECT count(*) FROM given), (SELECT max(new) FROM given), ARRAY(
-        SELECT k.block FROM blocks k WHERE k.max_is_loose AND 4 * k.weight_sum < power(nullif(k.max_priority, 0), b.alpha))
+        SELECT k.block FROM blocks k WHERE k.max_is_upper_bound AND 4 * k.weight_sum < power(nullif(k.max_priority, 0), b.alpha))
     INTO n_updated, largest, lost;
     IF lost <> '{}' THEN
         -- A sum that has become so small is what rounding left of larger ones.

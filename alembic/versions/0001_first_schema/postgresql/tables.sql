@@ -238,8 +238,8 @@ CREATE TABLE priority_blocks (
     weight_sum DOUBLE PRECISION NOT NULL,
     max_priority DOUBLE PRECISION NOT NULL,
     min_priority DOUBLE PRECISION,
-    max_is_loose BOOLEAN DEFAULT false NOT NULL,
-    min_is_loose BOOLEAN DEFAULT false NOT NULL,
+    max_is_upper_bound BOOLEAN DEFAULT false NOT NULL,
+    min_is_lower_bound BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_priority_blocks PRIMARY KEY (buffer_id, block)
 );
 COMMENT ON COLUMN priority_blocks.buffer_id IS 'the buffer';
@@ -248,8 +248,8 @@ COMMENT ON COLUMN priority_blocks.n_rows IS 'rows';
 COMMENT ON COLUMN priority_blocks.weight_sum IS 'sum of priority ^ alpha';
 COMMENT ON COLUMN priority_blocks.max_priority IS 'none is larger';
 COMMENT ON COLUMN priority_blocks.min_priority IS 'no positive one is smaller; null: none is positive';
-COMMENT ON COLUMN priority_blocks.max_is_loose IS 'all may be smaller than max_priority';
-COMMENT ON COLUMN priority_blocks.min_is_loose IS 'all may be larger than min_priority';
+COMMENT ON COLUMN priority_blocks.max_is_upper_bound IS 'all may be smaller than max_priority';
+COMMENT ON COLUMN priority_blocks.min_is_lower_bound IS 'all may be larger than min_priority';
 
 CREATE TABLE row_blocks (
     buffer_id INTEGER NOT NULL,

@@ -139,8 +139,8 @@ CREATE TABLE priority_blocks (
     weight_sum DOUBLE NOT NULL,
     max_priority DOUBLE NOT NULL,
     min_priority DOUBLE,
-    max_is_loose BOOLEAN DEFAULT 0 NOT NULL,
-    min_is_loose BOOLEAN DEFAULT 0 NOT NULL,
+    max_is_upper_bound BOOLEAN DEFAULT 0 NOT NULL,
+    min_is_lower_bound BOOLEAN DEFAULT 0 NOT NULL,
     CONSTRAINT pk_priority_blocks PRIMARY KEY (buffer_id, block)
 )
  WITHOUT ROWID;

@@ -30,7 +30,7 @@ def _rights(connection: Connection, url: URL) -> Sequence[Finding]:
                 AND has_table_privilege('episodes', 'INSERT')
                 AND has_table_privilege('sessions', 'INSERT'),
             (SELECT bool_and(has_function_privilege(oid, 'EXECUTE')) FROM pg_proc
-             WHERE proname LIKE 'sqlbuffer\\_draw\\_v%' AND pronamespace = (
+             WHERE proname LIKE 'sqlbuffer\\_reserve\\_seqs\\_v%' AND pronamespace = (
                  SELECT relnamespace FROM pg_class WHERE oid = 'experiences'::regclass)),
             has_table_privilege('experiences', 'DELETE'),
             pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on'""",

@@ -3,7 +3,7 @@
 -- Notes the largest of the priorities that these are given, and tells the one of rows that are given none.
 -- A row that has left the window gives its id free.
 -- Stores the id of the write where one is given: one that no earlier attempt has.
-CREATE FUNCTION sqlbuffer_draw_v1(
+CREATE FUNCTION sqlbuffer_reserve_seqs_v1(
     p_buffer_id integer, p_ids text[], p_priorities double precision[] DEFAULT NULL,
     p_write_id uuid DEFAULT NULL, p_keep_s double precision DEFAULT NULL,
     OUT held text[], OUT seqs bigint[], OUT priority double precision

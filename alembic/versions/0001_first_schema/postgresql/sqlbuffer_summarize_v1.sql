@@ -1,12 +1,12 @@
 -- Adds up those of the given blocks of priorities that no row can come to and that lie in the window; deletes what has
 -- left it. Returns how many blocks were added up.
-CREATE FUNCTION sqlbuffer_seal_v1(p_buffer_id integer, p_blocks bigint[], p_settled bigint, p_n_cleaned bigint) RETURNS bigint
+CREATE FUNCTION sqlbuffer_summarize_v1(p_buffer_id integer, p_blocks bigint[], p_settled bigint, p_n_cleaned bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b buffers%ROWTYPE;
     low bigint;
     cleaned bigint;
-    n_sealed bigint;
+    n_summarized bigint;
 BEGIN
     SELECT * INTO b FROM buffers WHERE id = p_buffer_id AND has_priorities FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -46,8 +46,8 @@ BEGIN
     ORDER BY k.block
     ON CONFLICT (buffer_id, block) DO UPDATE
     SET n_rows = excluded.n_rows, weight_sum = excluded.weight_sum, max_priority = excluded.max_priority,
-        min_priority = excluded.min_priority, max_is_loose = false, min_is_loose = false;
-    GET DIAGNOSTICS n_sealed = ROW_COUNT;
-    RETURN n_sealed;
+        min_priority = excluded.min_priority, max_is_upper_bound = false, min_is_lower_bound = false;
+    GET DIAGNOSTICS n_summarized = ROW_COUNT;
+    RETURN n_summarized;
 END
 $$
