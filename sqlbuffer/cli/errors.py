@@ -18,7 +18,7 @@ _DATABASE_MODULES = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy", "sqlite
 
 
 class UsageError(errors.SQLBufferError):
-    """The command line says too little, or two things at once: the message says what to type."""
+    """The command line is incomplete or contradicts itself; the message says what to type."""
 
 
 class TaskNotFoundError(errors.SQLBufferError):
@@ -109,7 +109,7 @@ def _show_usage_error(error: Any) -> int:
 
 
 def _line_of(error: Exception) -> str | None:
-    """Return what an error says that is no defect of this package; None for one that is."""
+    """Return the message of an error that is not a defect of this package; None for a defect."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     if type(error).__module__.partition(".")[0] in _DATABASE_MODULES:
         return f"the database refused: {lines[0]} ({type(error).__name__})"

@@ -11,7 +11,7 @@ import typer
 
 from sqlbuffer.cli.errors import UsageError
 
-# So many rows of a table fit a person's patience; measuring the columns takes all of them at once.
+# A person reads no more rows of a table, and measuring its columns needs all of them in memory.
 TABLE_ROWS = 1_000
 
 
@@ -69,7 +69,7 @@ def write(
 
 
 def note(text: str) -> None:
-    """Say on stderr what is no part of the output."""
+    """Print on stderr a text that is not part of the output."""
     typer.echo(text, err=True)
 
 

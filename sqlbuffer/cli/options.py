@@ -89,8 +89,9 @@ def example(*commands: str) -> str:
 
 
 def is_database(word: str) -> bool:
-    """Tell whether a word names a database: `scheme://...`, an existing file, or a path that looks
-    like one.
+    """Return True if a word names a database.
+
+    It is `scheme://...`, an existing file, or a path that looks like one.
     """
     return _SCHEME.match(word) is not None or _is_path(word)
 

@@ -9,7 +9,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE, is_json_dtype
 from sqlbuffer.fields.specs import FieldSpec
 
-# What calls that store an episode take beside its meta.
+# Other arguments of the calls that store an episode with its meta.
 RESERVED_META = ("arrays", "final", "casting", "self")
 MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
 
@@ -70,10 +70,10 @@ class Fields:
     """The typed fields of a buffer.
 
     Attributes:
-        specs: Those of a step by name, in the order of their declaration.
-        observations: The names of those that an observation is made of.
-        meta: Those of an episode, likewise.
-        unsaid: Which of the three were not given, and are taken as they are stored.
+        specs: The fields of a step by name, in the order of their declaration.
+        observations: The names of the fields that make an observation.
+        meta: The fields of an episode by name.
+        unsaid: The parts that were not given; the stored ones are used for them.
     """
 
     specs: Mapping[str, FieldSpec]
@@ -88,10 +88,10 @@ class Fields:
         observations: Sequence[str] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> "Fields":
-        """Return the declared fields; an observation is the field `obs` where nothing is said.
+        """Return the declared fields; without `observations` an observation is the field `obs`.
 
         Raises:
-            FieldError: A malformed declaration, an observation that is no field, or a name that is
+            FieldError: A malformed declaration, an unknown observation field, or a name that is
                 declared twice.
         """
         specs, meta_specs = parse_specs(given), parse_meta_specs(meta)
@@ -141,8 +141,9 @@ NO_FIELDS = Fields({})
 
 
 def check_same(given: Fields, stored: Fields) -> None:
-    """Raise FieldError unless two declarations are the same; names the first field that is not, and
-    both declarations.
+    """Raise FieldError unless two declarations are the same.
+
+    The message names the first field that differs and both of its declarations.
     """
     if "specs" not in given.unsaid:
         _check_same_specs("field", given.specs, stored.specs)

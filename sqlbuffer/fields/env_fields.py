@@ -10,7 +10,7 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
 
     Args:
         env: A gymnasium environment, single or vectorized.
-        next_observation: Declare `next_obs` beside `obs`, for transitions that are stored whole.
+        next_observation: Also declare `next_obs`, for transitions that are stored whole.
 
     Returns:
         `{"fields": ..., "observation_fields": ...}`. The observation is the field `obs`, the action

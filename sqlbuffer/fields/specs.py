@@ -193,7 +193,7 @@ def _check_unmasked(spec: FieldSpec, values: Any) -> None:
 
 
 def _are_integers(values: Any) -> bool:
-    """Tell whether numpy took Python's own integers for something else, as it does large ones."""
+    """Return True if all values are Python integers; numpy gives large ones another dtype."""
     if isinstance(values, np.ndarray):
         return False
     flat = np.asarray(values, object).ravel().tolist()

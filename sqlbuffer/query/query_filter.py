@@ -45,7 +45,7 @@ class QueryFilter:
         self._node = check(condition)
 
     def check_condition(self, row: DataRow) -> bool:
-        """Tell whether the row matches."""
+        """Return True if the row matches."""
         return _matches(self._node, row)
 
     def filter(self, rows: Iterable[DataRow]) -> list[DataRow]:

@@ -58,7 +58,7 @@ class SelectedFields:
         return cls(fields)
 
     def is_whole(self, name: str) -> bool:
-        """Tell whether all of a field is wanted."""
+        """Return True if the whole field is wanted."""
         return name in self.fields and self.fields[name] is None
 
 

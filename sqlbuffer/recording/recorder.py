@@ -113,7 +113,7 @@ class Recorder:
         self.session_id: str | None = None
 
     def reset(self, observations: Values, is_reset: Sequence[Any] | NDArray[Any]) -> None:
-        """Begin anew where an environment was reset: what was open there was cut.
+        """Start again for environments that were reset; their open episodes were cut.
 
         Args:
             observations: After the reset.
@@ -138,7 +138,7 @@ class Recorder:
             actions: What each did.
             after: What each observes then.
             outcome: Rewards, terminated and truncated, an array or list of each.
-            final: The final observation of one whose episode has ended and that was reset at once.
+            final: The final observation of an environment that was reset by the step that ended it.
         """
         for i, lane in enumerate(self._lanes):
             if lane.before is not None:

@@ -17,8 +17,8 @@ def weights_of(priorities: Reals, alpha: float) -> Reals:
 
 def importance_weights(priorities: Reals, alpha: float, beta: float, least: float) -> Reals:
     """Return (N P)^-beta, divided by that of a row of the least priority (Schaul et al. 2016,
-    section 3.4): neither N nor the sum of the weights matters. In logarithms, for they may be far
-    apart.
+    section 3.4). N and the sum of the weights cancel out. The formula uses logarithms, since the
+    priorities may be far apart.
     """
     found: Reals = np.exp(alpha * beta * (np.log(least) - np.log(priorities)))
     return found
@@ -35,7 +35,7 @@ class WeightSource(Protocol):
 
 
 class Weights:
-    """What is known of the weights of rows, block by block.
+    """The known weights of rows, by block: sums and bounds, and single weights of blocks read.
 
     Args:
         size: How many numbers a block has.
@@ -82,7 +82,7 @@ class Weights:
         self._add_up(places)
 
     def has_read(self, place: int) -> bool:
-        """Tell whether all rows of a block were read."""
+        """Return True if all rows of a block were read."""
         return bool(self._index[place] >= 0)
 
     def rows(self, place: int) -> Reals:
@@ -104,7 +104,7 @@ class Weights:
         return weights
 
     def without(self, seqs: Integers, weights: Reals) -> "Weights":
-        """Return what is known of the other rows; of blocks that were not read the bounds stay."""
+        """Return the weights without some rows; bounds of blocks that were not read stay."""
         others = copy(self)
         others.sums, others.bounds = self.sums.copy(), self.bounds.copy()
         others._dense, others._index = self._dense.copy(), self._index.copy()

@@ -1,10 +1,10 @@
-"""Weighted draws as an exponential race, which is looked at only where it can be decided.
+"""Weighted draws as an exponential race that looks at few of the rows.
 
 Each row has a Poisson process whose rate is its weight. In the order of their times, the arrivals
 are independent weighted draws; the first ones of each row are the weighted draw without replacement
-(Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir"). What comes after any
-time is a race of its own, independent of what came before; so a draw goes on in rounds, and may go
-on by another way.
+(Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir"). The arrivals after any
+time are a race of their own, independent of earlier ones. So a draw goes on in rounds, and may
+change its method between two rounds.
 
 Rows are numbered, and known by blocks of consecutive numbers: the sum of the weights of a block,
 and a bound of each of them. A round is the race up to a time that about as many arrivals come
@@ -36,17 +36,18 @@ from sqlbuffer.weighted_sampling.random_streams import (
 # A row that comes with this chance in a round has its block read whole: looking up as many of the
 # block's rows would cost as much.
 LIKELY = 0.5
-# A draw that would have to look at so many times the arrivals wanted reads all weights instead.
+# A draw gives up and reads all weights if it would look at more arrivals than this many times
+# those wanted.
 MOST_GROWTH = 32
 MOST_ROUNDS = 100
 
 
 class WeightedDraw(NamedTuple):
-    """What a race decided.
+    """The result of a draw.
 
     Attributes:
-        seqs: The rows, in their order; of strata, -1 where none was found.
-        is_complete: Those are all that were asked for, or all there are.
+        seqs: The rows, in their order; -1 for a stratum without a row.
+        is_complete: The draw has all rows that were wanted, or all there are.
     """
 
     seqs: Integers
@@ -54,8 +55,9 @@ class WeightedDraw(NamedTuple):
 
 
 def draw(key: int, weights: Weights, n: int, *, replace: bool) -> WeightedDraw:
-    """Draw rows by weight; incomplete where it would cost less to read all weights: what is found
-    is then the beginning of the draw.
+    """Draw rows by weight.
+
+    The draw stops early if reading all weights would cost less. Its rows are then the first ones.
     """
     found = np.empty(0, np.int64)
     wanted = _horizon(n)
@@ -82,12 +84,12 @@ def draw(key: int, weights: Weights, n: int, *, replace: bool) -> WeightedDraw:
 
 
 def _horizon(n: int) -> float:
-    """Return how many arrivals to expect so that n come but once in a thousand times."""
+    """Return an expected number of arrivals with which fewer than n come once in 1,000 times."""
     return n + 3 * math.sqrt(n) + 3
 
 
 def _round(key: int, weights: Weights, end: float) -> tuple[Integers, Reals]:
-    """Return what arrives before a time, in order, and its weights."""
+    """Return the rows that arrive before a time, in order, and their weights."""
     weights.read(np.flatnonzero(end * weights.bounds >= LIKELY))
     is_likely = end * weights.bounds >= LIKELY
     limits = end * np.where(is_likely, weights.sums, weights.size * weights.bounds)

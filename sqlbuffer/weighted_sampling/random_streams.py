@@ -11,7 +11,7 @@ Hashes = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFTS = tuple(np.uint64(shift) for shift in (30, 27, 31, 12))
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-# How many numbers are made at once.
+# The largest number of random numbers made in one step.
 _MOST_AT_ONCE = 2**20
 
 
@@ -21,7 +21,7 @@ def key_of(rng: np.random.Generator) -> int:
 
 
 def mixed(numbers: Hashes) -> Hashes:
-    """Return the numbers as the finalizer of SplitMix64 mixes them: every bit depends on every bit
+    """Mix the numbers with the finalizer of SplitMix64: every bit depends on every bit
     (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
     """
     numbers = (numbers ^ (numbers >> _SHIFTS[0])) * _FACTORS[0]
@@ -30,9 +30,7 @@ def mixed(numbers: Hashes) -> Hashes:
 
 
 def streams(key: int, *numbers: Integers) -> Hashes:
-    """Return a stream of random numbers for each of some numbers, or pairs of them; the seed of a
-    SplitMix64 generator each.
-    """
+    """Return the seed of a SplitMix64 generator for each number, or each pair of numbers."""
     found = np.full(np.broadcast_shapes(*(n.shape for n in numbers)), key, np.uint64)
     for each in numbers:
         found = mixed(found + (each.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
@@ -64,8 +62,9 @@ class Arrivals(NamedTuple):
 
 
 def arrivals(seeds: Hashes, limits: Reals) -> Arrivals:
-    """Return what arrives at the rate 1 in each stream below its limit; with a larger limit the
-    same and more.
+    """Return the arrivals at rate 1 in each stream below its limit.
+
+    A larger limit gives the same arrivals and more.
     """
     found = [(np.empty(0, np.int64), np.empty(0), np.empty(0))]
     active = np.flatnonzero(limits > 0)

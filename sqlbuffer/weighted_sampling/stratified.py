@@ -20,8 +20,8 @@ from sqlbuffer.weighted_sampling.random_streams import (
     uniforms,
 )
 
-# Of each stratum's block, so many arrivals are expected in a round: one of twenty strata needs
-# another one. Where several strata share a block, half of them may.
+# The expected arrivals in the block of a stratum in one round. One of twenty strata needs another
+# round; where several strata share a block, half of them may.
 STRATUM_ARRIVALS = 3.0
 STRATUM_ROUNDS = 32
 
@@ -64,7 +64,7 @@ def draw_stratified(key: int, weights: Weights, n: int) -> WeightedDraw:
 
 
 def _is_cut(weights: Weights, places: Integers, counts: Integers) -> NDArray[np.bool_]:
-    """Tell which blocks have too few rows, or too heavy ones, for so many distinct draws."""
+    """Return True for blocks with too few rows, or too heavy ones, for that many distinct draws."""
     # Below k^2 two of the k draws are seldom the same; below the other a block is likely.
     least = np.maximum(counts**2, STRATUM_ARRIVALS / LIKELY)
     found: NDArray[np.bool_] = (counts > 1) & (
@@ -82,7 +82,7 @@ def _cut_blocks(
     counts: Integers,
     found: Integers,
 ) -> None:
-    """Note a row from each of k equal parts of the weights of a block."""
+    """Store in `found` a row from each of k equal parts of the weights of a block."""
     # New numbers: those that chose the blocks are not uniform any more, given that choice.
     fractions = uniforms(streams(key, np.arange(found.size)))
     for place, start, k in zip(places, starts, counts, strict=True):
@@ -109,7 +109,7 @@ def _run_strata(
     n_distinct: Integers,
     found: Integers,
 ) -> None:
-    """Note the first arrival in the block of each stratum, of those where one comes in time.
+    """Store in `found` the first arrival in the block of each stratum, if one comes in time.
 
     Args:
         key: The key of the round.
@@ -117,7 +117,7 @@ def _run_strata(
         strata: The strata.
         places: The place of the block of each.
         n_distinct: k, for strata that draw by w / (1 - k w / sum); 0 for those that draw by w.
-        found: Where they are noted.
+        found: The row of each stratum; -1 for those without one yet.
     """
     own = np.unique(places)
     weights.read(own[STRATUM_ARRIVALS * weights.bounds[own] >= LIKELY * weights.sums[own]])
@@ -146,7 +146,7 @@ def _run_strata(
 
 
 def _raised(weights: Reals, shares: Reals) -> Reals:
-    """Return w / (1 - w * share): what Sampford's later draws go by."""
+    """Return w / (1 - w * share), the weights of Sampford's later draws."""
     found: Reals = weights / (1.0 - weights * shares)
     return found
 

@@ -100,7 +100,7 @@ class _Watcher:
                     self._opened[name] = ReplayBuffer(self._url, name=name, create=False)
                 found.append(self._opened[name].stats(self._window_s))
             except BufferNotFoundError:
-                # Dropped meanwhile; one of its name may come back.
+                # It was dropped; a buffer of that name may come back.
                 self._opened.pop(name, None)
                 if self._name is not None:
                     raise
