@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, UUID, buffer_key, metadata
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 buffers = Table(
@@ -288,4 +288,19 @@ Index(
     experiences.c.t,
     sqlite_where=experiences.c.episode_id.is_not(None),
     postgresql_where=experiences.c.episode_id.is_not(None),
+)
+
+# The ids of the latest writes, so that a call whose connection was lost finds out whether its write
+# was applied. Only PostgreSQL has rows here: a connection to a file is not lost.
+applied_writes = Table(
+    "applied_writes",
+    metadata,
+    buffer_key(),
+    Column(
+        "write_id",
+        UUID,
+        primary_key=True,
+        comment="random id of the write",
+    ),
+    Column("kept_until", TIME, nullable=False, comment="no call asks for it after this"),
 )

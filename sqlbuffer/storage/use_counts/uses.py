@@ -1,9 +1,10 @@
 """The table `uses`: how often rows were sampled."""
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, func, select
 
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.eligibility.tables import uses
+from sqlbuffer.storage.schema.overlays import delete_range
 from sqlbuffer.storage.use_counts import postgresql, sqlite
 
 claim_uses = by_database(sqlite=sqlite.claim_uses, postgresql=postgresql.claim_uses)
@@ -32,11 +33,10 @@ def clean_uses(connection: Connection, buffer_id: int, cleaned_to: int, low: int
     """
     own = uses.c
     # From a while below what was cleaned: a slow learner may have counted there since.
-    gone = (
-        (own.buffer_id == buffer_id) & (own.seq > cleaned_to - CLEANED_AT_ONCE) & (own.seq <= low)
-    )
+    above = cleaned_to - CLEANED_AT_ONCE
+    gone = (own.buffer_id == buffer_id) & (own.seq > above) & (own.seq <= low)
     some = select(own.seq).where(gone).order_by(own.seq).limit(4 * CLEANED_AT_ONCE).subquery()
     n, last = connection.execute(select(func.count(), func.max(some.c.seq))).one()
     if n:
-        connection.execute(delete(uses).where(gone, own.seq <= last))
+        delete_range(connection, uses, buffer_id, above, last)
     return int(last) if n == 4 * CLEANED_AT_ONCE else low
