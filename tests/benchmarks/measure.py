@@ -62,10 +62,13 @@ def ratio_of(of_rounds: Sequence[float]) -> Ratio:
 
 
 def in_turns(calls: Mapping[str, Timed], rounds: int, warmup: int) -> Timings:
-    """Time the calls round by round, each round beginning with another one."""
+    """Time the calls round by round, each round beginning with another one.
+
+    A run of one round is a trial of the measurement: it does without the warm-up.
+    """
     timings = Timings({name: [] for name in calls})
     names = list(calls)
-    for number in range(-warmup, rounds):
+    for number in range(-warmup if rounds > 1 else 0, rounds):
         gc.collect()  # what earlier rounds left is not the cost of this one
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
