@@ -22,6 +22,19 @@ from tests.support.processes import wait_until
 SHORT = ("--writers", "2", "--episodes", "6", "--capacity", "100", "--batch-size", "32")
 
 
+@pytest.fixture(autouse=True)
+def warm_writers(monkeypatch):
+    """Fork the writers from a process that has imported what they need: it takes each 0.7 s.
+
+    The demo that Ctrl-C ends is a process of its own, and spawns them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["gymnasium", "sqlbuffer.demo.writer", "sqlbuffer.buffer", "psycopg"]
+    )
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+
+
 def cells(output_, header):
     """Return the first row of the table with this column."""
     lines = [[cell.strip() for cell in re.split("[│┃]", line)] for line in output_.splitlines()]
