@@ -51,7 +51,7 @@ buffers = Table(
         server_default=text("256"),
         comment="numbers in a block of priority_blocks",
     ),
-    Column("max_use", Integer, comment="a row is sampled so often at most; null: any number"),
+    Column("max_use", Integer, comment="how often a row may be sampled; null: any number of times"),
     Column(
         "max_staleness",
         BigInteger,
@@ -149,7 +149,7 @@ buffers = Table(
         Double,
         nullable=False,
         server_default=text("3600"),
-        comment="an open episode without a write for so long is abandoned",
+        comment="an open episode is abandoned after this time without a write",
     ),
     Column(
         "deletions",

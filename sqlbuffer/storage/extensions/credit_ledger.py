@@ -10,7 +10,7 @@ from sqlbuffer.storage.extensions.ring_buffer import (
 
 @dataclass(frozen=True)
 class CreditLedger:
-    """What a ring keeps beside its counters.
+    """What a ring keeps in addition to its counters.
 
     Attributes:
         max_priority: The priority of items that are pushed without one: the largest that was set.
@@ -38,5 +38,5 @@ class CreditLedger:
 
     @property
     def flow(self) -> FlowCounts:
-        """What a limit goes by."""
+        """The counts that a limit reads."""
         return FlowCounts(self.pushed, self.sampled)

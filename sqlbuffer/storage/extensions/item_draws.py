@@ -42,7 +42,7 @@ class WantedItems:
         beta_step: What is added to it behind the draw.
         least_held: So many items there must be.
         which: Which of the items by age; None: all.
-        max_use: Items used so often leave; None: none does.
+        max_use: Items leave after that many uses; None: none does.
         oldest_version: Items of an older version leave first; None: none does.
         keeps_used: Items that were used up stay, and are never drawn again.
         tracks: The rows of those that leave are wanted.

@@ -300,7 +300,7 @@ class PriorityRing(ItemRing):
 
         Args:
             given: Their new priorities by their ids.
-            max_use: Those that were used so often keep theirs; None: all may be set.
+            max_use: Items with that many uses keep theirs; None: all may be set.
         """
 
         def work(connection: Connection) -> int:

@@ -31,7 +31,7 @@ def hold_items(
         records: The items, with their ids and priorities, in the order of their numbers.
         n_uses: How often each was used.
         counts: The counters.
-        ledger: What is kept beside them.
+        ledger: What is kept in addition to them.
     """
     by_number = {number_of(record.id): i for i, record in enumerate(records)}
     # Where items are missing numbers are as well, or those that are there would stay too long.

@@ -34,7 +34,7 @@ from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.slot_places.tables import slot_writers, slots
 from sqlbuffer.storage.store import BufferStore
 
-# Made once: building them anew takes several times as long as running them.
+# Made once: building them again takes several times as long as running them.
 _ID = bindparam("buffer_id", type_=Integer())
 _NAMED = is_number_of(slots.c.slot, bindparam("slots", type_=SeqList()))
 _OWN_TURN = select(slots.c.slot, slots.c.turn, slots.c.holder).where(slots.c.buffer_id == _ID)
@@ -145,7 +145,7 @@ class SlotClaims:
         self._seen_at = float("-inf")
 
     def claim(self, n: int) -> list[int]:
-        """Claim n slots for this writer, the next ones that nobody has; return their turns.
+        """Claim n slots for this writer, the next free ones; return their turns.
 
         Raises:
             SlotsFullError: Fewer are left.
@@ -169,7 +169,7 @@ class SlotClaims:
             return sum(1 for _ in self._claimable(ring, self._ahead(connection, ring)))
 
     def place(self, connection: Connection, key: str, length: int, meta: bytes) -> None:
-        """Show a whole episode in the next slot that nobody has, in the transaction that stores its
+        """Show a whole episode in the next free slot, in the transaction that stores its
         steps.
 
         Raises:

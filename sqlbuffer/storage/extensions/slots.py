@@ -34,7 +34,7 @@ from sqlbuffer.storage.slot_places.emptied_slots import (
 from sqlbuffer.storage.slot_places.tables import slot_rings, slots
 from sqlbuffer.storage.store import BufferStore
 
-# Made once: building them anew takes several times as long as running them.
+# Made once: building them again takes several times as long as running them.
 _ID = bindparam("buffer_id", type_=Integer())
 _NAMED = is_number_of(slots.c.slot, bindparam("slots", type_=SeqList()))
 _RING = select(

@@ -5,8 +5,8 @@ from sqlalchemy import BigInteger, Column, Double, Integer, Table, Text
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
 from sqlbuffer.storage.schema.server_clock import utc_now
 
-# What each process has sampled: a row of its own, so that nobody queues on it. Those of processes
-# long gone are added up under the empty holder.
+# What each process has sampled: a row of its own, so that no process waits for it. Rows of
+# processes long gone are added up under the empty holder.
 flow = Table(
     "flow",
     metadata,

@@ -29,7 +29,7 @@ queue_items = overlay_table(
         comment="used as often as it may be: the row leaves",
     ),
     Column("lease_id", KEY, comment="the lease that holds it"),
-    Column("leased_until", TIME, comment="when the lease runs out; null: nobody holds it"),
+    Column("leased_until", TIME, comment="when the lease runs out; null: it is free"),
     Column(
         "group_seq",
         BigInteger,

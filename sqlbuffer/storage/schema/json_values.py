@@ -314,7 +314,7 @@ def _sqlite_json_has_number(element: json_has_number, compiler: Any, **kw: Any) 
 
 
 class json_has_key(_JsonFunction):
-    """Whether a dict has a key, the second argument, as it is stored; null for what is no dict."""
+    """Whether a dict has a key, the second argument, as it is stored; null for other types."""
 
     inherit_cache = False  # the paths are no clause elements
     type = Boolean()

@@ -23,8 +23,8 @@ class Overlay:
         leaves_late: Eviction by row leaves its rows behind, below the window, and
             `delete_range` removes them later: writers do not wait for learners. The rows of other
             overlays leave with the row of `experiences`.
-        writer_may: What the role of writers may do besides reading.
-        learner_may: What the role of learners may do besides reading.
+        writer_may: What the role of writers may do in addition to reading.
+        learner_may: What the role of learners may do in addition to reading.
         learner_sets_flag: Whether learners set `flag`; else it is set with the rights of the owner,
             or when the buffer is created.
     """

@@ -21,7 +21,7 @@ _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL
 
 
 def with_sections(document: str) -> str:
-    """Return the document with what stands between its markers generated anew."""
+    """Return the document with the sections between its markers generated again."""
     sections = {"views": views_section, "tables": tables_section}
     return _SECTION.sub(lambda found: f"{found[1]}\n{sections[found[2]]()}\n\n{found[3]}", document)
 

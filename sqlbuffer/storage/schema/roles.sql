@@ -67,7 +67,7 @@ GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 -- Slots of compat.memmap, which are used again: what they showed is deleted.
 GRANT INSERT, UPDATE, DELETE ON slot_rings, slots, slot_writers TO sqlbuffer_learner;
--- Rings of compat.ding: whoever pushes counts.
+-- Rings of compat.ding: a push counts.
 GRANT INSERT, UPDATE ON item_rings TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_replace_v1 TO sqlbuffer_learner;
 -- Chunks of compat.minestudio, which leave by their own rules.

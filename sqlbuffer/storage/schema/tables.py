@@ -4,7 +4,7 @@ from sqlalchemy import Column, Table, Text
 
 from sqlbuffer.storage.schema.metadata import TIME, metadata
 
-# One row: what a package that is older than the schema goes by.
+# One row: it tells packages that are older than the schema whether they may use it.
 schema_info = Table(
     "schema_info",
     metadata,
@@ -21,5 +21,5 @@ maintenance = Table(
     metadata,
     Column("task", Text, primary_key=True, comment="what one process at a time does"),
     Column("holder", Text, comment="the process that did it last"),
-    Column("leased_until", TIME, comment="nobody else begins it before"),
+    Column("leased_until", TIME, comment="no other process begins it before"),
 )

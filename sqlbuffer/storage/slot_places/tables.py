@@ -45,7 +45,7 @@ slots = Table(
         nullable=False,
         comment="its last use: slot + lap * number of slots; -1: it is free",
     ),
-    Column("holder", KEY, comment="the writer that has it; null: nobody writes there"),
+    Column("holder", KEY, comment="the writer that has it; null: none has"),
     Column("episode_id", BigInteger, comment="key of the episode that it shows"),
     Column("length", Integer, comment="its length; null while it is written"),
     Column("meta", BYTES, comment="its values of the meta fields, packed"),

@@ -58,7 +58,7 @@ COMMENT ON COLUMN buffers.codec_version IS 'format of payloads';
 COMMENT ON COLUMN buffers.alpha IS 'priority exponent';
 COMMENT ON COLUMN buffers.max_priority IS 'largest priority ever set; null: none was';
 COMMENT ON COLUMN buffers.block_size IS 'numbers in a block of priority_blocks';
-COMMENT ON COLUMN buffers.max_use IS 'a row is sampled so often at most; null: any number';
+COMMENT ON COLUMN buffers.max_use IS 'how often a row may be sampled; null: any number of times';
 COMMENT ON COLUMN buffers.max_staleness IS 'rows older by the clock are not sampled; null: any age';
 COMMENT ON COLUMN buffers.clock IS 'the learner''s iteration or model version';
 COMMENT ON COLUMN buffers.session_id IS 'key of the session now; null: none was started';
@@ -75,7 +75,7 @@ COMMENT ON COLUMN buffers.next_seq IS 'next seq (SQLite; PostgreSQL has a sequen
 COMMENT ON COLUMN buffers.live_rows IS 'rows held, where eviction is by task or episode';
 COMMENT ON COLUMN buffers.live_episodes IS 'episodes held, where eviction is by episode';
 COMMENT ON COLUMN buffers.keep_episodes IS 'rows of episodes that are kept at most once their steps have left';
-COMMENT ON COLUMN buffers.open_timeout_s IS 'an open episode without a write for so long is abandoned';
+COMMENT ON COLUMN buffers.open_timeout_s IS 'an open episode is abandoned after this time without a write';
 COMMENT ON COLUMN buffers.deletions IS 'grows with every delete inside the window';
 COMMENT ON COLUMN buffers.n_expired IS 'rows that left because they were too old';
 COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they were used as often as they may be';
@@ -381,7 +381,7 @@ COMMENT ON COLUMN queue_items.freshness IS 'model_version, or the least number w
 COMMENT ON COLUMN queue_items.n_uses IS 'acknowledged uses';
 COMMENT ON COLUMN queue_items.used_up IS 'used as often as it may be: the row leaves';
 COMMENT ON COLUMN queue_items.lease_id IS 'the lease that holds it';
-COMMENT ON COLUMN queue_items.leased_until IS 'when the lease runs out; null: nobody holds it';
+COMMENT ON COLUMN queue_items.leased_until IS 'when the lease runs out; null: it is free';
 COMMENT ON COLUMN queue_items.group_seq IS 'number of the group that it was first claimed in; null: it was not';
 COMMENT ON COLUMN queue_items.inserted_at IS 'when the row was written';
 
@@ -505,7 +505,7 @@ CREATE INDEX ix_slots_held ON slots (buffer_id, slot) WHERE holder IS NOT NULL;
 COMMENT ON COLUMN slots.buffer_id IS 'the buffer';
 COMMENT ON COLUMN slots.slot IS 'the place';
 COMMENT ON COLUMN slots.turn IS 'its last use: slot + lap * number of slots; -1: it is free';
-COMMENT ON COLUMN slots.holder IS 'the writer that has it; null: nobody writes there';
+COMMENT ON COLUMN slots.holder IS 'the writer that has it; null: none has';
 COMMENT ON COLUMN slots.episode_id IS 'key of the episode that it shows';
 COMMENT ON COLUMN slots.length IS 'its length; null while it is written';
 COMMENT ON COLUMN slots.meta IS 'its values of the meta fields, packed';
@@ -651,7 +651,7 @@ CREATE TABLE maintenance (
 );
 COMMENT ON COLUMN maintenance.task IS 'what one process at a time does';
 COMMENT ON COLUMN maintenance.holder IS 'the process that did it last';
-COMMENT ON COLUMN maintenance.leased_until IS 'nobody else begins it before';
+COMMENT ON COLUMN maintenance.leased_until IS 'no other process begins it before';
 
 -- Arrays do not compress; EXTERNAL also lets a part of them be read.
 ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL;

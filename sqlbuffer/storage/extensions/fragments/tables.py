@@ -102,7 +102,7 @@ Index(
     postgresql_where=chunks.c.place.is_not(None),
 )
 
-# Those that nobody holds any more.
+# Those that no process holds any more.
 Index(
     "ix_chunks_left",
     chunks.c.buffer_id,
