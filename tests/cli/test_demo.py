@@ -17,7 +17,7 @@ from sqlbuffer.demo.run import _check
 from sqlbuffer.demo.writer import Writers
 from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
 from tests.support.array_rows import make_array_row
-from tests.support.processes import wait_until
+from tests.support.processes import FRESH, wait_until
 
 SHORT = ("--writers", "2", "--episodes", "6", "--capacity", "100", "--batch-size", "32")
 
@@ -28,10 +28,7 @@ def warm_writers(monkeypatch):
 
     The demo that Ctrl-C ends is a process of its own, and spawns them.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["gymnasium", "sqlbuffer.demo.writer", "sqlbuffer.buffer", "psycopg"]
-    )
+    context = multiprocessing.get_context(FRESH)
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 

@@ -7,7 +7,7 @@ from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.torch import Dataset
 from tests.loading.rows import FIELDS, actions, delete_steps, fill, flat, joined
-from tests.support.processes import running, wait_until
+from tests.support.processes import FRESH, running, wait_until
 from tests.support.sql import run
 
 
@@ -98,7 +98,7 @@ def write_until(url, path):
 def test_each_pass_is_exact_while_another_process_writes(buffer_url, tmp_path):
     with ReplayBuffer(buffer_url, max_capacity=200, fields=FIELDS) as buffer:
         fill(buffer, 200)
-        with running([(write_until, buffer_url, tmp_path / "done")], "spawn") as writer:
+        with running([(write_until, buffer_url, tmp_path / "done")], FRESH) as writer:
             newest = 199
             for seed in range(4):
                 loader = buffer.loader("step", 16, epochs=1, seed=seed)

@@ -7,7 +7,7 @@ import pytest
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
 from tests.loading.rows import FIELDS, actions, delete_steps, fill, flat
-from tests.support.processes import run_at_once
+from tests.support.processes import FRESH, run_at_once
 
 HOW = {
     "draws": {"seed": 3},
@@ -60,7 +60,7 @@ def test_another_process_goes_on(buffer_url, how):
         next(batches)
         state = json.dumps(loader.state_dict())
         expected = actions(next(batches) for _ in range(3))
-    assert run_at_once([(goes_on, buffer_url, HOW[how], state, 3)], "spawn") == [expected]
+    assert run_at_once([(goes_on, buffer_url, HOW[how], state, 3)], FRESH) == [expected]
 
 
 @pytest.mark.parametrize("condition", [None, QueryBuilder().gte("exp_meta.step", 0).build()])

@@ -13,7 +13,7 @@ from sqlbuffer.errors import FieldError, MissingExtraError, StorageError
 from tests.recording.envs import Rooms, Scripted
 from tests.recording.episodes import plain, played, stored
 from tests.storage.episodes.test_episode_writer import NEVER_S, refusing_inserts
-from tests.support.processes import run_at_once, wait_until
+from tests.support.processes import FRESH, run_at_once, wait_until
 from tests.support.sql import run, scalar
 
 LONG = ((99, "terminated"),)
@@ -441,7 +441,7 @@ def leave_without_closing(url):
     take(env, 3)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FRESH])
 def test_a_process_that_ends_cuts_its_open_episodes(schema_url, method):
     with buffer_for(schema_url, Scripted()) as buffer:
         run_at_once([(leave_without_closing, schema_url)], method)

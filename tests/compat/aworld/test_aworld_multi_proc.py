@@ -12,6 +12,7 @@ import pytest
 from sqlbuffer.compat.aworld import MultiProcMemoryStorage
 from sqlbuffer.errors import BufferConfigError
 from tests.compat.aworld.aworld_rows import row, rows
+from tests.support.processes import FRESH
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def open_and_write(shared, lock, task_id):
     MultiProcMemoryStorage(shared, [], lock).add_batch([row(task_id, step) for step in range(5)])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FRESH])
 def test_children_that_open_the_same_dict_at_once_share_one_file(manager, method):
     context = multiprocessing.get_context(method)
     shared, lock = manager.dict(), manager.Lock()

@@ -21,6 +21,7 @@ from sqlbuffer.compat.aworld import (
     ReplayBuffer,
 )
 from tests.compat.aworld.aworld_rows import row, write_processing
+from tests.support.processes import FRESH
 
 README = Path(__file__).with_name("aworld_readme.md").read_text()
 BLOCKS = {
@@ -83,7 +84,7 @@ def test_reading_block_finds_the_tasks_of_an_agent():
     assert [[r.exp_meta.step for r in task] for task in found] == [[1, 2]]
 
 
-@pytest.fixture(params=["fork", "spawn"])
+@pytest.fixture(params=["fork", FRESH])
 def start_method(request):
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(request.param, force=True)

@@ -15,6 +15,7 @@ from sqlbuffer.compat.aworld import (
     ReplayBuffer,
 )
 from tests.compat.aworld.aworld_rows import row, rows, steps_of, write_processing
+from tests.support.processes import FRESH
 
 
 class Counting(Converter):
@@ -112,7 +113,7 @@ def test_sample_converts_once_and_sample_task_once_a_task(buffer):
     assert sorted(map(steps_of, whole.seen[0])) == sorted(map(steps_of, each.seen))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FRESH])
 def test_children_write_to_a_private_buffer(buffer, method):
     context = multiprocessing.get_context(method)
     buffer.store(row("task_0"))

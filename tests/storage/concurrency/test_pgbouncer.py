@@ -13,7 +13,7 @@ from tests.conftest import close_pool
 from tests.storage.buffers.settled_rows import SettledRows
 from tests.support.batches import counts, ids_of, make_batch
 from tests.support.pgbouncer import pgbouncer, pgbouncer_program
-from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until
+from tests.support.processes import FRESH, TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import scalar
 from tests.support.stepped_rows import make_rows, seqs_of, steps_of
 
@@ -127,7 +127,7 @@ def test_what_a_buffer_does_works_through_one_session_shared_with_others(narrow_
     buffer.resize(200)
     assert (len(buffer), buffer.max_capacity) == (200, 200)
     assert len(pickle.loads(pickle.dumps(buffer))) == 200
-    assert run_at_once([(len, buffer)], "spawn") == [200]
+    assert run_at_once([(len, buffer)], FRESH) == [200]
     assert ReplayBuffer.list(narrow_url) == ["default", "tasks"]
     ReplayBuffer.drop(narrow_url, "tasks")
     assert buffer.clear() == 200

@@ -20,7 +20,7 @@ from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer
 from sqlbuffer.storage.database import fork_lock
 from sqlbuffer.storage.database.engine import POOL_SIZE, engine_for, resolve_url
 from sqlbuffer.storage.dialects.connections import writing
-from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until
+from tests.support.processes import FRESH, TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.stepped_rows import EVERY_ROW, make_row, make_rows, seqs_of, step_is, steps_of
 
@@ -120,7 +120,7 @@ def test_a_child_may_use_a_buffer_made_of_an_engine(buffer_url):
     buffer = ReplayBuffer(engine)
     buffer.store_batch(make_rows(range(30)))
     (stored, *_), (again, *_) = run_at_once(
-        [(store_and_sample, buffer, number) for number in range(2)], "spawn"
+        [(store_and_sample, buffer, number) for number in range(2)], FRESH
     )
     assert (stored, again) == (20, 20)
     assert len(buffer) == 70
@@ -130,7 +130,7 @@ def test_a_child_may_use_a_buffer_made_of_an_engine(buffer_url):
 def test_a_seeded_sampler_draws_the_same_in_a_child(buffer):
     buffer.store_batch(make_rows(range(2_000)))
     calls = [(sample_seqs, buffer, RandomSampler(seed=3))]
-    ((from_child),) = run_at_once(calls, "spawn")
+    ((from_child),) = run_at_once(calls, FRESH)
     assert from_child == sample_seqs(buffer, RandomSampler(seed=3))
 
 

@@ -20,7 +20,7 @@ from sqlbuffer.errors import (
     StorageError,
 )
 from sqlbuffer.storage.writing import write_queue
-from tests.support.processes import run_at_once, running, wait_until
+from tests.support.processes import FRESH, run_at_once, running, wait_until
 from tests.support.sql import connected, is_sqlite, run, scalar
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
@@ -382,7 +382,7 @@ def leave_open(url, n):
         episode.append(**step(t))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FRESH])
 def test_a_process_that_ends_stores_what_waits(buffer_url, buffer, method):
     run_at_once([(leave_open, buffer_url, 3)], method)
     wait_until(lambda: stored(buffer_url) == 3, "the steps of the ended process")

@@ -8,7 +8,7 @@ import pytest
 
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from tests.support.processes import run_at_once
+from tests.support.processes import FRESH, run_at_once
 from tests.support.sql import run, scalar
 from tests.support.stepped_rows import make_row
 
@@ -79,7 +79,7 @@ def test_a_buffer_opened_again_knows_its_fields(buffer_url, buffer):
     check_rows(all_of(again))
     check_rows(all_of(pickle.loads(pickle.dumps(again))))
     check_rows(all_of(ReplayBuffer(buffer_url, fields=FIELDS)))
-    (from_child,) = run_at_once([(all_of, buffer)], "spawn")
+    (from_child,) = run_at_once([(all_of, buffer)], FRESH)
     check_rows(from_child)
 
 
