@@ -432,7 +432,7 @@ class TestEqual:
             decimal.Decimal("sNaN"),
             {float("nan"), 1},
             {float("nan"): np.ones(1)},
-            np.datetime64("NaT"),
+            np.datetime64("NaT", "ns"),
             np.array(["NaT"], "M8[s]"),
             uuid.UUID(int=1),
         ],

@@ -218,6 +218,7 @@ def test_connections_that_the_library_did_not_make_count_as_open(url):
     assert_whole(url, 1)
 
 
+@pytest.mark.slow
 def test_two_threads_fork_at_the_same_time(url):
     buffer = ReplayBuffer(url)
     results = []
