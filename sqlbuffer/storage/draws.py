@@ -1,4 +1,4 @@
-"""How a sampler draws from a buffer: a batch of things, rows as they are, or whole tasks."""
+"""Draw from a buffer with a sampler: batches, rows or whole tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

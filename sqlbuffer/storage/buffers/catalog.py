@@ -1,4 +1,4 @@
-"""Which buffers a database has: open, create, list."""
+"""Open, create and list the buffers of a database."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which processes hold something in a database, and whether they live."""
+"""Which processes hold something in a database, and whether they still run."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What a process does when it ends."""
+"""Work that is done when the process ends."""
 
 import atexit
 import os

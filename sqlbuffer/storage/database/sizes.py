@@ -1,4 +1,4 @@
-"""Sizes as a person reads them."""
+"""Sizes in bytes as text for people."""
 
 
 def shown_size(n_bytes: float) -> str:

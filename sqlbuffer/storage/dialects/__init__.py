@@ -1,1 +1,1 @@
-"""Whole operations that the two databases do differently."""
+"""Connections and transactions of both databases, and the choice between two implementations."""

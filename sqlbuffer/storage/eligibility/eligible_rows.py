@@ -1,6 +1,4 @@
-"""Which rows may be sampled beside what a condition says: not used too often, not too old, of the
-session now, and not in quarantine.
-"""
+"""Which rows may be sampled: not used up, not stale, of the current session, not in quarantine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

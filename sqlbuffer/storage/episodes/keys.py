@@ -1,4 +1,4 @@
-"""The users' keys of episodes and sessions, and the numbers that experiences hold for them."""
+"""The users' keys of episodes and sessions, and the numbers that rows store for them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

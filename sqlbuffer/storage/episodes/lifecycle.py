@@ -1,4 +1,4 @@
-"""Episodes: what is kept of them beside their steps."""
+"""Begin and end episodes in the database."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the tables know of the pace of a buffer: reading it, and adding a process's part."""
+"""Read and update the counters of a rate limiter."""
 
 import math
 import socket

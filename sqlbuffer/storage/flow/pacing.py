@@ -1,9 +1,8 @@
-"""One process's part in the pace of a buffer: it waits where the rate limiter says so, and tells
-the others what it has sampled.
+"""Wait for the rate limiter of a buffer, and publish what this process sampled.
 
-There is no counter that everybody writes: rows inserted are the numbers that the buffer has given,
-and rows sampled the sum over a row of each process. So processes that look at the same time all see
-the same counts, and may pass a limit by what they have in flight: a batch each.
+No counter is written by all processes. Rows inserted are the numbers that the buffer has given;
+rows sampled are the sum over one row for each process. Processes that look at the same time see the
+same counts, so each may pass a limit by the batch that it has in flight.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the command line lists, read on connections that cannot write."""
+"""What the command line lists. Connections are read-only."""
 
 from contextlib import AbstractContextManager
 

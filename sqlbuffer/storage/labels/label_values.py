@@ -1,4 +1,4 @@
-"""What annotations say, as callers give it, checked."""
+"""Check the values of annotations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What annotates the rows of a buffer."""
+"""Annotate the rows of a buffer."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

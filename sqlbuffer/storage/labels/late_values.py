@@ -1,4 +1,4 @@
-"""Values that were given late, in the place of a row's own."""
+"""Columns of rows, with labels in place of the values that they replace."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a consumer asks for, and which rows of the queue it may have."""
+"""What a consumer asks for, and which rows of the queue it may claim."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""Batches that are out: claimed in one transaction, and acknowledged, renewed or given back by the
-lease's id.
+"""Claim a batch of rows for a consumer, in one transaction.
 
-Who comes too late is told by the row of the lease, by the database's clock: a lease that has run
-out is lost, whether somebody else has claimed its rows since or not.
+The row of the lease and the database's clock decide who comes too late: a lease that has run out
+is lost, even if no other consumer has claimed its rows since.
 """
 
 import time

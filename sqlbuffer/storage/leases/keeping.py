@@ -1,4 +1,4 @@
-"""What leases ask of a buffer."""
+"""A buffer whose rows are leased."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Which rows a consumer gets, each by itself; those chosen are locked until the claim is done."""
+"""Choose single rows for a consumer, and lock them until they are claimed."""
 
 import math
 from collections.abc import Mapping

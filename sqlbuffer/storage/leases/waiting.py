@@ -1,4 +1,4 @@
-"""Waiting for enough to claim."""
+"""Wait until there is enough to claim."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""What the command line says about the schema of a database, and what it may do to it."""
+"""The schema of a database, as the command line reports and changes it."""
 
 from dataclasses import dataclass
 

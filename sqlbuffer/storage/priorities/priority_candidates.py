@@ -1,4 +1,4 @@
-"""What a sampler sees of priorities: of the rows of a buffer at the moment of one call."""
+"""The priorities of the candidates of one draw."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What keeps the priorities of a buffer."""
+"""Set the priorities of rows, and summarize them by block."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Which blocks of priorities are worth adding up, as draws find out."""
+"""Which blocks of priorities to summarize: draws report what they had to read."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What is read of a buffer as it is: counts, rows in insert order, tasks."""
+"""Count rows, and read them in insert order or by task."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

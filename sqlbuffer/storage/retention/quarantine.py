@@ -1,4 +1,4 @@
-"""Rows that are kept and not sampled."""
+"""Take rows out of sampling, and put them back."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which rows of a buffer are too old by the clock, without looking at all of them each time."""
+"""Find rows that are too old by the clock, without reading all of them each time."""
 
 import heapq
 

@@ -1,1 +1,1 @@
-"""Steps as rows: how they are encoded, selected, read and removed."""
+"""Steps as rows: how they are selected, read and removed."""

@@ -1,4 +1,4 @@
-"""What payloads consist of: columns of stored rows, and pieces of their bytes."""
+"""Columns of stored rows, and pieces of their bytes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

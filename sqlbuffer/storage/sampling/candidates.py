@@ -1,6 +1,4 @@
-"""What a sampler sees: the keys of the rows that match, and ways to choose among them that do not
-read payloads.
-"""
+"""What a sampler chooses from: the keys of the rows that match, without their payloads."""
 
 from collections.abc import Sequence
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""What a buffer restricts sampling to: enough rows, and of them those that its limits leave."""
+"""What a buffer requires of rows before they may be sampled."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a check is, and what it found."""
+"""A check of the database, and what it found."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a reader is."""
+"""What every reader of batches offers."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
