@@ -1,6 +1,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -70,6 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
+    # The server would outlive a process that is ended by SIGTERM. Workers keep the default.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     node.workerinput["shared_folder"] = str(node.config.stash[_SHARED].folder)
 
 
