@@ -13,7 +13,7 @@ from sqlbuffer.aio import AsyncReplayBuffer
 from tests.support.processes import run_at_once
 
 N_WAITING = 64
-DEADLINE_S = 25.0
+DEADLINE_S = 90.0
 SAMPLES_WAIT = RateLimiter(samples_per_insert=64.0, min_size=2)
 INSERTS_WAIT = RateLimiter(samples_per_insert=1.0, min_size=1, error_buffer=4.0)
 

@@ -14,6 +14,9 @@ from sqlbuffer.storage.database.errors import (
     ServerRestarting,
 )
 
+# Not the generator that the user may have seeded.
+_RANDOM = random.SystemRandom()
+
 logger = logging.getLogger("sqlbuffer")
 
 FIRST_PAUSE_S = 0.01  # a connection that died in the pool: the next one is good
@@ -65,7 +68,7 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
                 logger.warning("%s; trying again for %.0f s", error, retry_s - waited_s)
                 log_s = max(SECOND_LOG_S, LOG_GROWTH * waited_s)
         # Not all writers at once, when the server is back.
-        time.sleep(pause_s * random.uniform(0.5, 1))
+        time.sleep(pause_s * _RANDOM.uniform(0.5, 1))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 

@@ -54,6 +54,9 @@ from sqlbuffer.storage.schema.list_parameters import is_number_of, is_one_of
 from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.schema.server_clock import age_s
 
+# Not the generator that the user may have seeded.
+_RANDOM = random.SystemRandom()
+
 KEYS = "p_keys"
 Key = tuple[Any, int | None]  # a task or an episode, and the group's number
 
@@ -294,7 +297,7 @@ class GroupChoice:
             yield probed
         else:
             every = self._read()
-            random.shuffle(every)
+            _RANDOM.shuffle(every)
             yield every
 
     def _in_order(self) -> Iterator[list[LeaseGroup]]:

@@ -22,6 +22,9 @@ from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.waits import begin_wait
 
+# Not the generator that the user may have seeded.
+_RANDOM = random.SystemRandom()
+
 # From one look to the next: 4 a second. Where a look takes long, so many times as long.
 PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
 # How many groups an error names.
@@ -55,7 +58,7 @@ def claimed(
             return held
         rounds += 1
         if rounds % (1 + CONTENDED_ROUNDS) and look.said_enough:
-            pause_s = random.uniform(0, CONTENDED_PAUSE_S)
+            pause_s = _RANDOM.uniform(0, CONTENDED_PAUSE_S)
             _sleep(cancelled, min(pause_s, deadline - time.monotonic()))
             continue
         if not look.wait(deadline, cancelled, claim.scope):
