@@ -136,6 +136,7 @@ def test_the_state_is_that_of_the_last_batch_handed_out(buffer):
     assert flat(ahead) == flat(plain)
 
 
+@pytest.mark.slow
 def test_a_loader_in_use_can_be_pickled_and_forked(buffer):
     fill(buffer, 50)
     loader = buffer.loader("step", 8, seed=1, epochs=1, prefetch=2)
