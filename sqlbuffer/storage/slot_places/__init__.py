@@ -1,1 +1,1 @@
-"""The places of `compat.memmap` that show episodes, as far as deleting steps concerns them."""
+"""Slots of `compat.memmap`, as far as the core must know them: deleted steps empty slots."""

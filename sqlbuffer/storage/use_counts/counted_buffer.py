@@ -1,6 +1,7 @@
 """A buffer whose draws may be counted and logged."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -11,12 +12,17 @@ from sqlbuffer.storage.sampling.sampled_buffer import SampledBuffer
 T = TypeVar("T")
 
 
+@dataclass
 class Housekeeping:
-    """When this process cleaned up last."""
+    """When this process cleaned up last.
 
-    def __init__(self) -> None:
-        self.cleaned_to = 0
-        self.samples_cleaned_at: float | None = None
+    Attributes:
+        cleaned_to: No use counts are left up to this number.
+        samples_cleaned_at: When the sample log was cleaned, by the monotonic clock.
+    """
+
+    cleaned_to: int = 0
+    samples_cleaned_at: float | None = None
 
 
 class CountedBuffer(SampledBuffer):
@@ -34,8 +40,8 @@ def needs_writes(store: CountedBuffer) -> bool:
     return store.info.max_use is not None or store.info.track_samples
 
 
-def written(store: CountedBuffer, work: Callable[[Connection], T]) -> T:
-    """Return what is done in a transaction that sampling needs.
+def write_for_sample(store: CountedBuffer, work: Callable[[Connection], T]) -> T:
+    """Return the result of work in a transaction that sampling needs.
 
     Raises:
         StorageReadOnlyError: The database or the role may not write; names the option.

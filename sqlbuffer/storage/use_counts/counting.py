@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
+from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, write_for_sample
 from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
 from sqlbuffer.storage.use_counts.uses import claim_uses, clean_uses, is_cleaning_due, return_uses
 
@@ -139,7 +139,9 @@ def _fewer(
         return kind.take(found.content, []), None
     number = None
     if store.info.track_samples:
-        number = written(store, lambda connection: _log(connection, store, found, kept, note))
+        number = write_for_sample(
+            store, lambda connection: _log(connection, store, found, kept, note)
+        )
     return _joined(kept, kind), number
 
 
@@ -168,7 +170,7 @@ def _claim(
             number = _log(connection, store, found, _both(kept, now), note)
         return now, len(places), number
 
-    now, n_won, number = written(store, work)
+    now, n_won, number = write_for_sample(store, work)
     clean_after_write(store.engine, len(wanted))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
@@ -235,7 +237,7 @@ def give_back(store: CountedBuffer, units: Sequence[Unit]) -> None:
             return_uses(connection, store.info.id, sorted(again))
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
-    written(store, work)
+    write_for_sample(store, work)
     store.restrictions.eligible_low.forget()
 
 
@@ -261,4 +263,4 @@ def _clean(store: CountedBuffer, found: Found[Any]) -> None:
     def work(connection: Connection) -> int:
         return clean_uses(connection, store.info.id, keep.cleaned_to, low)
 
-    keep.cleaned_to = written(store, work)
+    keep.cleaned_to = write_for_sample(store, work)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 
 from sqlbuffer.storage.schema.server_clock import seconds_ago
-from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, written
+from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, write_for_sample
 from sqlbuffer.storage.use_counts.tables import samples
 
 SECONDS_BETWEEN_CLEANINGS = 60.0
@@ -29,7 +29,9 @@ def log_read_batch(
     """Log a batch that was read without a sampler, and return its number; None without a log."""
     if not store.info.track_samples or not seqs:
         return None
-    return written(store, lambda connection: log_batch(connection, store, seqs, clock, note))
+    return write_for_sample(
+        store, lambda connection: log_batch(connection, store, seqs, clock, note)
+    )
 
 
 def log_batch(
@@ -62,7 +64,7 @@ def log_batch(
 def forget(store: CountedBuffer, number: int) -> None:
     """Delete a batch from the log: it was not handed out."""
     own = (samples.c.buffer_id == store.info.id) & (samples.c.id == number)
-    written(store, lambda connection: connection.execute(delete(samples).where(own)))
+    write_for_sample(store, lambda connection: connection.execute(delete(samples).where(own)))
 
 
 def _forget_old(connection: Connection, store: CountedBuffer) -> None:

@@ -1,4 +1,4 @@
-"""The table `uses`: how often rows were sampled."""
+"""Count how often rows were sampled, and delete the counts of rows that have left."""
 
 from sqlalchemy import Connection, func, select
 

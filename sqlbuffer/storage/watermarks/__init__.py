@@ -1,1 +1,1 @@
-"""Up to which number all rows of a buffer are known: what followers and counts rely on."""
+"""Watermarks: no row can appear at or below such a number any more."""
