@@ -144,3 +144,20 @@ def test_tests_outside_storage_use_public_names_only() -> None:
         path for path in TESTS.rglob("*.py") if not any(path.is_relative_to(p) for p in inside)
     ]
     assert list(itertools.chain.from_iterable(map(inner_uses, outside))) == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    sorted((TESTS.parent / "alembic" / "versions").glob("*.py")),
+    ids=lambda path: path.stem,
+)
+def test_a_migration_imports_nothing_from_the_package(script: Path) -> None:
+    imported = {
+        name
+        for node in ast.walk(ast.parse(script.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in [getattr(node, "module", None), *(alias.name for alias in node.names)]
+        if name
+    }
+    assert imported
+    assert {name for name in imported if name.partition(".")[0] == "sqlbuffer"} == set()
