@@ -12,7 +12,6 @@ from sqlalchemy.engine import URL
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
-    BufferConfigError,
     SessionNotFoundError,
     StorageError,
     StorageFullError,
@@ -23,6 +22,7 @@ from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers import catalog, sessions
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
+from sqlbuffer.storage.buffers.layouts import layout_of
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import (
@@ -68,7 +68,6 @@ from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions
-from sqlbuffer.storage.slot_places.emptied_slots import clear_slots, empty_slots, lock_ring
 from sqlbuffer.storage.use_counts.counted_buffer import Housekeeping
 from sqlbuffer.storage.watermarks.watermark import Watermark
 from sqlbuffer.storage.writing.row_storing import RowStoring
@@ -133,8 +132,12 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
         fields: Fields | None = None,
         compression: str | None = None,
         options: OpenerOptions = DEFAULT_OPTIONS,
+        layout: str | None = None,
     ) -> "BufferStore":
-        """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`)."""
+        """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`).
+
+        A new one has that layout; one that is there may have another.
+        """
         resolved = resolve_url(url)
         engine = own_engine(url, resolved)
 
@@ -150,6 +153,7 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
                     fields,
                     compression,
                     options.alpha,
+                    layout,
                     may_create=create is not False,
                 )
 
@@ -175,9 +179,10 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
 
     def delete(self, node: Node) -> int:
         """Delete the rows that match; return how many."""
+        layout = layout_of(self.info)
 
         def work(connection: Connection) -> int:
-            has_slots = lock_ring(connection, self.info.id)
+            layout.lock(connection, self.info.id)
             window = self.note_deletion(connection)
             # Nothing newer than the window noted: its lower end follows from the newest row.
             matching = statements.in_window(
@@ -187,8 +192,8 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
             n_removed = remove_where(
                 connection, self.info.id, matching, seq <= window.high, seq=seq
             )
-            if has_slots and n_removed:
-                empty_slots(connection, self.info.id)
+            if n_removed:
+                layout.after_delete(connection, self.info.id)
             return n_removed
 
         return self._delete(work)
@@ -197,15 +202,15 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
         """Delete all rows, those behind the window too, and the list of episodes; return how many
         rows were live.
         """
+        layout = layout_of(self.info)
 
         def work(connection: Connection) -> int:
-            has_slots = lock_ring(connection, self.info.id)
+            layout.lock(connection, self.info.id)
             window = self.note_deletion(connection)
             remove_where(connection, self.info.id, experiences.c.seq <= window.low)
             n_removed = remove_where(connection, self.info.id, experiences.c.seq <= window.high)
             connection.execute(delete(episode_rows).where(episode_rows.c.buffer_id == self.info.id))
-            if has_slots:
-                clear_slots(connection, self.info.id)
+            layout.after_clear(connection, self.info.id)
             return n_removed
 
         return self._delete(work)
@@ -258,13 +263,9 @@ class BufferStore(RowStoring, RowQueries, PriorityKeeping, LeaseKeeping, Labelli
 
     def resize(self, limits: Mapping[str, int | None]) -> None:
         """Set columns of the buffer that are limits, and evict at once what no longer fits."""
+        layout_of(self.info).check_resize(self.info.name)
 
         def work(connection: Connection) -> None:
-            if lock_ring(connection, self.info.id):
-                raise BufferConfigError(
-                    f"buffer {self.info.name!r} is one of sqlbuffer.compat.memmap and holds what "
-                    f"its slots show; make it anew with another max_episodes=..."
-                )
             self.lock(connection)
             window = self.note_deletion(connection)
             connection.execute(update(buffers).where(buffers.c.id == self.info.id).values(**limits))

@@ -31,3 +31,37 @@ def selects(buffer):
     finally:
         event.remove(engine, "before_cursor_execute", note)
         event.remove(engine, "begin", note_beginning)
+
+
+@contextmanager
+def tables_used(buffer, names):
+    """Note which of some tables transactions read or write, in triggers and functions too."""
+    engine, used = engine_behind(buffer), set()
+    word = re.compile(rf"\b({'|'.join(names)})\b")
+
+    def trace(connection, _record, _proxy):
+        connection.set_trace_callback(lambda statement: used.update(word.findall(statement)))
+
+    def stop_tracing(connection, _record):
+        connection.set_trace_callback(None)
+
+    def note_locks(connection):
+        # A transaction holds a lock of each table that it touched.
+        found = connection.connection.driver_connection.execute(
+            "SELECT c.relname FROM pg_locks k JOIN pg_class c ON c.oid = k.relation "
+            "WHERE k.pid = pg_backend_pid() AND c.relname = ANY (%s)",
+            (list(names),),
+        )
+        used.update(name for (name,) in found)
+
+    if engine.dialect.name == "sqlite":
+        listeners = {"checkout": trace, "checkin": stop_tracing}
+    else:
+        listeners = {"commit": note_locks, "rollback": note_locks}
+    for name, listener in listeners.items():
+        event.listen(engine, name, listener)
+    try:
+        yield used
+    finally:
+        for name, listener in listeners.items():
+            event.remove(engine, name, listener)

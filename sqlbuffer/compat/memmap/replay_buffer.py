@@ -31,8 +31,8 @@ from sqlbuffer.compat.memmap.slots.slot_reader import checked_index
 from sqlbuffer.compat.memmap.slots.store_calls import StoreCalls
 from sqlbuffer.compat.memmap.slots.update_calls import UpdateCalls
 from sqlbuffer.fields.buffer_fields import check_same
-from sqlbuffer.storage.extensions.slot_writers import register
-from sqlbuffer.storage.extensions.slots import Slots
+from sqlbuffer.storage.extensions.slots.episode_slots import Slots
+from sqlbuffer.storage.extensions.slots.slot_writers import register
 from sqlbuffer.storage.store import BufferStore
 
 __all__ = ["ReplayBuffer", *loading.DATASETS]

@@ -9,6 +9,7 @@ from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, StorageUnr
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.extensions.fragments import pool
 from sqlbuffer.storage.extensions.fragments.versions import clear
+from sqlbuffer.storage.extensions.tables import FRAGMENTS
 from sqlbuffer.storage.store import BufferStore
 
 NAME = "replay_buffer"
@@ -72,8 +73,8 @@ def open_existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
 def plain_store(url: Any, name: str) -> BufferStore:
     """Return a buffer, made where there is none; it may have no chunks yet."""
     check_name(name)
-    store = BufferStore.open(url, name, limits=Limits(), create=None)
-    if store.info.evict_by != "row" or store.info.fields.specs or store.info.max_capacity:
+    store = BufferStore.open(url, name, limits=Limits(), create=None, layout=FRAGMENTS)
+    if store.info.layout != FRAGMENTS or store.info.max_capacity:
         raise FragmentError(
             f"buffer {name!r} at {store.shown_url} was made by another part of this package, or "
             f"resized by it; choose another name=..., or undo that with resize(None)"

@@ -41,6 +41,7 @@ class BufferInfo:
         current_session_only: Whether rows of other sessions are not sampled.
         keep_expired: Whether rows stay that can never be sampled again.
         max_row_bytes: How large the payload of a row may be.
+        layout: Name of its layout; None: rows alone.
     """
 
     id: int
@@ -65,6 +66,7 @@ class BufferInfo:
     current_session_only: bool = False
     keep_expired: bool = False
     max_row_bytes: int = 2**28
+    layout: str | None = None
 
 
 def find_buffer(connection: Connection, name: str) -> BufferInfo | None:
@@ -101,6 +103,7 @@ def _select() -> Any:
         table.current_session_only,
         table.keep_expired,
         table.max_row_bytes,
+        table.layout,
         cast(table.flow, Text).label("flow"),
         cast(table.field_specs, Text),
     )
@@ -132,4 +135,5 @@ def _info(row: Any) -> BufferInfo:
         bool(row.current_session_only),
         bool(row.keep_expired),
         row.max_row_bytes,
+        row.layout,
     )

@@ -33,6 +33,7 @@ def open_buffer(
     fields: Fields | None = None,
     compression: str | None = None,
     alpha: float | None = None,
+    layout: str | None = None,
     *,
     may_create: bool,
 ) -> BufferInfo:
@@ -52,6 +53,7 @@ def open_buffer(
             values: dict[str, Any] = {
                 "name": name,
                 "compression": compression,
+                "layout": layout,
                 "alpha": (ALPHA if alpha is None else alpha) if limits.priorities else None,
                 **limits.columns(),
             }

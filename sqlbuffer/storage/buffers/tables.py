@@ -24,6 +24,7 @@ buffers = Table(
     metadata,
     Column("id", Integer, primary_key=True, comment="key of the buffer in every other table"),
     Column("name", KEY, nullable=False, unique=True, comment="name given at creation"),
+    Column("layout", Text, comment="what it keeps beside its rows; null: nothing"),
     Column("max_capacity", BigInteger, comment="rows held at most; null is unlimited"),
     Column("max_episodes", BigInteger, comment="episodes held at most; null is unlimited"),
     Column(

@@ -1,1 +1,13 @@
-"""What only the compatibility layers need."""
+"""What only the compatibility layers need, with the layouts of their buffers.
+
+`sqlbuffer.storage` imports this package for its tables, so that every process knows the layouts:
+also one that opens such a buffer by the core API alone.
+"""
+
+from sqlbuffer.storage.buffers.layouts import BufferLayout, register_layout
+from sqlbuffer.storage.extensions.slots.slot_layout import SlotLayout
+from sqlbuffer.storage.extensions.tables import FRAGMENTS, RING, SLOTS
+
+register_layout(SLOTS, SlotLayout())
+register_layout(RING, BufferLayout())
+register_layout(FRAGMENTS, BufferLayout())

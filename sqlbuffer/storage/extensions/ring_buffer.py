@@ -30,7 +30,7 @@ from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.extensions.tables import item_rings
+from sqlbuffer.storage.extensions.tables import RING, item_rings
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -322,17 +322,18 @@ class ItemRing:
 
 
 def make_ring(store: BufferStore, kind: str) -> str | None:
-    """Have a buffer be a ring of items, unless it is one; return what it is used as, or None where
-    it holds rows of another use.
+    """Make a buffer a ring of items, unless it is one.
+
+    Returns:
+        What it is used as; None where another part of the package made it.
     """
+    if store.info.layout != RING:
+        return None
     found = _found_kind(store)
     if found is not None:
         return found
 
     def work(connection: Connection) -> str | None:
-        own = experiences.c.buffer_id == store.info.id
-        if connection.execute(select(experiences.c.seq).where(own).limit(1)).first() is not None:
-            return _kind(connection, store.info.id)
         # Another process may be as far.
         connection.execute(_MAKE, {"buffer_id": store.info.id, "kind": kind})
         return _kind(connection, store.info.id)

@@ -4,6 +4,9 @@ from sqlalchemy import BigInteger, Column, Table, Text, text
 
 from sqlbuffer.storage.schema.metadata import JSON, buffer_key, metadata
 
+# The layouts, as `buffers.layout` names them: of compat.memmap, compat.ding and compat.minestudio.
+SLOTS, RING, FRAGMENTS = "slots", "ring", "fragments"
+
 # Counters of a ring of items, where a buffer is one: those of compat.ding.
 item_rings = Table(
     "item_rings",

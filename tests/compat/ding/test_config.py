@@ -187,7 +187,7 @@ def test_a_buffer_of_the_core_with_rows_is_left_alone(buffer_url):
 
     with ReplayBuffer(buffer_url, name="mine", max_capacity=10_000) as core:
         core.add(state=1, actions=[0], reward=1.0, task_id="t", step=0)
-        with pytest.raises(ReplayConfigError, match="holds rows of another part of this package"):
+        with pytest.raises(ReplayConfigError, match="was made by another part of this package"):
             create_buffer({"type": "naive", "url": buffer_url, "name": "mine"})
         assert len(core) == 1
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sqlbuffer.storage.extensions.slot_claims import SlotClaims
-from sqlbuffer.storage.extensions.slots import Slots
+from sqlbuffer.storage.extensions.slots.episode_slots import Slots
+from sqlbuffer.storage.extensions.slots.slot_claims import SlotClaims
 
 
 def counters(buffer):

@@ -1,6 +1,7 @@
 CREATE TABLE buffers (
     id SERIAL NOT NULL,
     name TEXT COLLATE "C" NOT NULL,
+    layout TEXT,
     max_capacity BIGINT,
     max_episodes BIGINT,
     evict_unit TEXT DEFAULT 'row' NOT NULL,
@@ -49,6 +50,7 @@ CREATE TABLE buffers (
 );
 COMMENT ON COLUMN buffers.id IS 'key of the buffer in every other table';
 COMMENT ON COLUMN buffers.name IS 'name given at creation';
+COMMENT ON COLUMN buffers.layout IS 'what it keeps beside its rows; null: nothing';
 COMMENT ON COLUMN buffers.max_capacity IS 'rows held at most; null is unlimited';
 COMMENT ON COLUMN buffers.max_episodes IS 'episodes held at most; null is unlimited';
 COMMENT ON COLUMN buffers.evict_unit IS 'what leaves at once: row, task or episode';

@@ -1,6 +1,7 @@
 CREATE TABLE buffers (
     id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL,
+    layout TEXT,
     max_capacity BIGINT,
     max_episodes BIGINT,
     evict_unit TEXT DEFAULT 'row' NOT NULL,

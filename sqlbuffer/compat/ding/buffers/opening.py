@@ -10,6 +10,7 @@ from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, OpenerOptions
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, make_ring
+from sqlbuffer.storage.extensions.tables import RING
 from sqlbuffer.storage.store import BufferStore
 
 PRIVATE = "sqlite://"  # in the memory of this process
@@ -38,7 +39,9 @@ def opened_ring(
     """
     wanted = replace(limits or Limits(), max_capacity=size)
     try:
-        store = BufferStore.open(url, name, limits=wanted, create=None, options=options)
+        store = BufferStore.open(
+            url, name, limits=wanted, create=None, options=options, layout=RING
+        )
     except BufferConfigError as error:
         said = str(error).replace("max_capacity=", "replay_buffer_size=")
         raise ReplayConfigError(
@@ -48,7 +51,7 @@ def opened_ring(
     made_as = make_ring(store, kind)
     if made_as is None:
         raise ReplayConfigError(
-            f"buffer {name!r} at {store.shown_url} holds rows of another part of this package; "
+            f"buffer {name!r} at {store.shown_url} was made by another part of this package; "
             f"give another name: {{'name': ...}}"
         )
     if made_as != kind:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sqlbuffer.compat.memmap.rows.row_codec import RowCoder
 from sqlbuffer.compat.memmap.slots.episode_cache import CacheKey, Columns, EpisodeCache
 from sqlbuffer.storage.extensions.item_lookups import slot_rows, slot_runs
-from sqlbuffer.storage.extensions.slots import Slots, State
+from sqlbuffer.storage.extensions.slots.episode_slots import Slots, State
 from sqlbuffer.storage.rows.payload_changes import replace_payload
 from sqlbuffer.storage.store import BufferStore
 

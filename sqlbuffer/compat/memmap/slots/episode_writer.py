@@ -21,14 +21,14 @@ from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
-from sqlbuffer.storage.extensions.slot_claims import (
+from sqlbuffer.storage.extensions.slots.episode_slots import Slots
+from sqlbuffer.storage.extensions.slots.slot_claims import (
     Opening,
     SlotClaims,
     SlotEnding,
     SlotLostError,
     SlotsFullError,
 )
-from sqlbuffer.storage.extensions.slots import Slots
 from sqlbuffer.storage.rows.pieces import Columns
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.insertion import Written

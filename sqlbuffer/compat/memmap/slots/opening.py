@@ -18,8 +18,9 @@ from sqlbuffer.errors import (
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.extensions.slot_writers import other_writers
-from sqlbuffer.storage.extensions.slots import find_ring, make_ring
+from sqlbuffer.storage.extensions.slots.episode_slots import find_ring, make_ring
+from sqlbuffer.storage.extensions.slots.slot_writers import other_writers
+from sqlbuffer.storage.extensions.tables import SLOTS
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 
@@ -64,14 +65,16 @@ def open_or_make(
         _make_folder(path)
     store = _found(url, name)
     if store is not None and (overwrite or (overwrite is None and path is not None)):
-        _drop(store, url, fields, folder)
+        _drop(store, url, folder)
         store = None
     if store is None:
-        store = BufferStore.open(url, name, limits=Limits(), create=None, fields=fields)
+        store = BufferStore.open(
+            url, name, limits=Limits(), create=None, fields=fields, layout=SLOTS
+        )
     # Its maker may have died, or may not have had the right, before it had slots.
-    if find_ring(store) is None and _is_unused(store, fields):
+    if store.info.layout == SLOTS and find_ring(store) is None and _is_unused(store, fields):
         make_ring(store, config.to_json())
-    check_same(folder, config, stored_config(store, folder))
+    check_same(folder, config, stored_config(store))
     return store
 
 
@@ -119,18 +122,22 @@ def open_existing(folder: Any, name: str) -> tuple[BufferStore, Config]:
     store = _found(url, name)
     if store is None:
         raise _missing(folder, path, name)
-    return store, stored_config(store, folder)
+    return store, stored_config(store)
 
 
-def stored_config(store: BufferStore, folder: Any) -> Config:
+def stored_config(store: BufferStore) -> Config:
     """Return the configuration that a buffer was made with."""
     ring = find_ring(store)
     if ring is None:
-        raise MemmapError(
-            f"buffer {store.info.name!r} at {store.shown_url} was made by another part of this "
-            f"package and has no slots of episodes; choose another name=..."
-        )
+        raise _of_another_part(store)
     return Config.from_json(orjson.loads(ring.config))
+
+
+def _of_another_part(store: BufferStore) -> MemmapError:
+    return MemmapError(
+        f"buffer {store.info.name!r} at {store.shown_url} was made by another part of this "
+        f"package and has no slots of episodes; choose another name=..."
+    )
 
 
 def check_same(folder: Any, given: Config, stored: Config) -> None:
@@ -143,11 +150,11 @@ def check_same(folder: Any, given: Config, stored: Config) -> None:
         )
 
 
-def _drop(store: BufferStore, url: str, fields: Fields, folder: Any) -> None:
+def _drop(store: BufferStore, url: str, folder: Any) -> None:
     """Delete a buffer, unless another process writes to it."""
     # One whose maker died before it had slots is deleted as well.
-    if find_ring(store) is None and store.info.fields.specs != fields.specs:
-        stored_config(store, folder)
+    if store.info.layout != SLOTS:
+        raise _of_another_part(store)
     others = other_writers(store)
     if others:
         host, pid, _ = others[0].rsplit(" ", 2)

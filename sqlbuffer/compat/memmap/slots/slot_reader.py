@@ -17,7 +17,7 @@ from sqlbuffer.compat.memmap.slots.cells import Cells, Snapshot
 from sqlbuffer.compat.memmap.slots.episode_writer import EpisodeWriter
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
-from sqlbuffer.storage.extensions.slots import Slots, State
+from sqlbuffer.storage.extensions.slots.episode_slots import Slots, State
 from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]

@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.extensions.fragments.tables import fragment_pools
+from sqlbuffer.storage.extensions.tables import FRAGMENTS
 from sqlbuffer.storage.rows.payload_parts import keep_parts
 from sqlbuffer.storage.schema.metadata import JSON, json_literal
 from sqlbuffer.storage.store import BufferStore
@@ -195,6 +196,8 @@ def read(connection: Connection, store: BufferStore, *, locked: bool = False) ->
 
 def find_rules(store: BufferStore) -> Rules | None:
     """Return what a buffer's chunks were made with, or None where it has none."""
+    if store.info.layout != FRAGMENTS:
+        return None
     with store.engine.connect() as connection:
         return _rules(connection, store)
 

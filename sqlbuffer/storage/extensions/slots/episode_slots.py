@@ -23,15 +23,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.extensions.slots.slot_layout import (
+    clear_slots,
+    note_change,
+)
+from sqlbuffer.storage.extensions.slots.tables import slot_rings, slots
+from sqlbuffer.storage.extensions.tables import SLOTS
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.metadata import json_literal
-from sqlbuffer.storage.slot_places.emptied_slots import (
-    clear_slots,
-    note_change,
-)
-from sqlbuffer.storage.slot_places.tables import slot_rings, slots
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them again takes several times as long as running them.
@@ -238,6 +239,8 @@ def make_ring(store: BufferStore, config: Mapping[str, Any]) -> None:
 
 def find_ring(store: BufferStore) -> Ring | None:
     """Return the slots of a buffer, or None where it has none."""
+    if store.info.layout != SLOTS:
+        return None
     with store.engine.connect() as connection:
         return _ring(connection, store.info.id)
 

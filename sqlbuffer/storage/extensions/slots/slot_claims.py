@@ -25,13 +25,18 @@ from sqlalchemy import (
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.extensions.slot_writers import living, note_alive
-from sqlbuffer.storage.extensions.slots import Ring, of_buffer, ring_of, set_episode_metas
+from sqlbuffer.storage.extensions.slots.episode_slots import (
+    Ring,
+    of_buffer,
+    ring_of,
+    set_episode_metas,
+)
+from sqlbuffer.storage.extensions.slots.slot_writers import living, note_alive
+from sqlbuffer.storage.extensions.slots.tables import slot_writers, slots
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.planner import unindexed
-from sqlbuffer.storage.slot_places.tables import slot_writers, slots
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them again takes several times as long as running them.

@@ -8,13 +8,13 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.database.holders import is_alive, is_here
-from sqlbuffer.storage.extensions.slots import of_buffer
-from sqlbuffer.storage.schema.server_clock import age_s
-from sqlbuffer.storage.slot_places.emptied_slots import (
+from sqlbuffer.storage.extensions.slots.episode_slots import of_buffer
+from sqlbuffer.storage.extensions.slots.slot_layout import (
     empty_slots,
     lock_ring,
 )
-from sqlbuffer.storage.slot_places.tables import slot_writers
+from sqlbuffer.storage.extensions.slots.tables import slot_writers
+from sqlbuffer.storage.schema.server_clock import age_s
 from sqlbuffer.storage.store import BufferStore
 
 _SEE = text(

@@ -1,0 +1,1 @@
+"""Episodes in numbered slots for `compat.memmap`: claimed, shown, changed, emptied."""
