@@ -23,7 +23,9 @@ TABLES = "('experiences', 'chunks', 'fragment_workers', 'prepared_lists')"
 
 def fill_large(url):
     """Fill a buffer of 100,000 chunks, and 10,000 workers that wait."""
-    with fill(url, N_CHUNKS), ReplayBufferInterface(CONFIG, url=url, name="default"):
+    fill(url, N_CHUNKS).close()
+    run(url, "UPDATE buffers SET layout = 'fragments' WHERE name = 'default'")
+    with ReplayBufferInterface(CONFIG, url=url, name="default"):
         number = buffer_id(url, "default")
         seqs = "'[' || seq || ']'" if is_sqlite(url) else "ARRAY[seq]"
         run(
