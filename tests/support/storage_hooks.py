@@ -7,13 +7,15 @@ blocks of priorities into a given state.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from sqlbuffer.storage.database import engine
+from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
 from sqlbuffer.storage.migrations import migrate as migrations
@@ -31,8 +33,12 @@ __all__ = [
     "keep_blocks",
     "make_groups",
     "migrate",
+    "sharing_compiled_statements",
     "summarize_blocks",
 ]
+
+# A test of random conditions makes thousands.
+_MOST_STATEMENTS = 2_000
 
 
 def migrate(url: str) -> None:
@@ -59,7 +65,7 @@ def first_query(connection: Connection) -> str | None:
 
 def close_pool(url: str) -> None:
     """Close what the library keeps open for a URL: files and connections would add up."""
-    engine_of(url).dispose()
+    close_idle(resolve_url(url))
 
 
 def make_groups(url: str) -> list[str]:
@@ -81,6 +87,37 @@ def housekeeping_on_request() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sqlbuffer.storage.retention.expiry.EXPIRE_EVERY_S", 3_600.0)
         patch.setattr("sqlbuffer.storage.database.vacuum.chance", lambda: 0.0)
+        yield
+
+
+class _CompiledStatements(dict[tuple[Any, ...], Any]):
+    """Compiled statements of all engines; SQLAlchemy keeps those of each engine apart."""
+
+    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:
+        return super().get(self._shared(key), default)
+
+    def __setitem__(self, key: tuple[Any, ...], compiled: Any) -> None:
+        if len(self) >= _MOST_STATEMENTS:
+            self.clear()
+        super().__setitem__(self._shared(key), compiled)
+
+    @staticmethod
+    def _shared(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        dialect, *rest = key
+        return (type(dialect), dialect.server_version_info, dialect.default_schema_name, *rest)
+
+
+@contextmanager
+def sharing_compiled_statements() -> Iterator[None]:
+    """Compile each statement once for all databases, not once for the database of each test."""
+    options = {"compiled_cache": _CompiledStatements()}
+    create_engine = engine.create_engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            engine,
+            "create_engine",
+            lambda *args, **settings: create_engine(*args, execution_options=options, **settings),
+        )
         yield
 
 

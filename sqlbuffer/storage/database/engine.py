@@ -228,6 +228,8 @@ def _create(url: URL) -> Engine:
         poolclass=_Pool,
         pool_size=POOL_SIZE,
         max_overflow=5,
+        # It would look for that type in the server's catalog before the first statement.
+        use_native_hstore=False,
         connect_args={
             "cursor_factory": _BinaryCursor,
             **{name: url.query.get(name, value) for name, value in _settings().items()},

@@ -44,18 +44,23 @@ def current(connection: Connection) -> str | None:
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
 
 
-def check(connection: Connection, url: URL) -> None:
+def check(connection: Connection, url: URL, revision: str | None) -> None:
     """Raise unless this package can use the schema: its own revision, or a later one that only
     added to it.
+
+    Args:
+        connection: A connection to the database.
+        url: Its URL, to name it.
+        revision: Its revision, see `current`.
 
     Raises:
         SchemaMissingError: No schema; the message has the command that makes one.
         SchemaOutdatedError: An older schema; the message has the command that upgrades it.
         SchemaTooNewError: A schema of a later release that changed what this package uses.
     """
-    revision, shown = current(connection), shown_url(url)
     if revision == HEAD:
         return
+    shown = shown_url(url)
     if revision is None:
         raise SchemaMissingError(
             f"{shown} has no sqlbuffer schema; run `sqlbuffer db init '{shown}'`, or open it with "
@@ -123,7 +128,7 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
                 )
             found = current(connection)
             if found not in (None, *REVISIONS):
-                check(connection, resolved)
+                check(connection, resolved, found)
                 return
             # Another process was faster. Alembic takes a quarter of a second, and all would wait.
             if found == HEAD and revision in ("head", HEAD):

@@ -43,14 +43,14 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
         _check_version(connection)
         revision = migrate.current(connection)
         if revision is not None:
-            migrate.check(connection, url)
+            migrate.check(connection, url, revision)
             migrate.keep_file_pragmas(connection)
             return
         new_file = (
             engine.dialect.name == "sqlite" and create is None and migrate.is_empty(connection)
         )
         if not (create or new_file):
-            migrate.check(connection, url)
+            migrate.check(connection, url, revision)
     migrate.upgrade(engine)
 
 

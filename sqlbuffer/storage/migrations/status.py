@@ -43,7 +43,7 @@ def script_for(url: str | None) -> str:
     with translated(resolved), engine.connect() as connection:
         revision = migrate.current(connection)
         if revision is not None and not migrate.is_older(revision):
-            migrate.check(connection, resolved)
+            migrate.check(connection, resolved, revision)
             return ""
     return migrate.sql(engine.dialect.name, revision)
 
@@ -82,8 +82,8 @@ def check(url: str | None) -> SchemaStatus:
     """
     resolved, engine = _open_existing(url)
     with translated(resolved), engine.connect() as connection:
-        migrate.check(connection, resolved)
         revision = migrate.current(connection)
+        migrate.check(connection, resolved, revision)
     return SchemaStatus(shown_url(resolved), revision, migrate.HEAD)
 
 
@@ -97,12 +97,12 @@ def create(url: str | None) -> bool:
     refuse_memory(resolved)
     engine = engine_for(resolved)
     with translated(resolved), engine.connect() as connection:
-        missing = migrate.current(connection) is None
-        if not missing:
-            migrate.check(connection, resolved)
-    if missing:
-        migrate.upgrade(engine)
-    return missing
+        revision = migrate.current(connection)
+        if revision is not None:
+            migrate.check(connection, resolved, revision)
+            return False
+    migrate.upgrade(engine)
+    return True
 
 
 def upgrade(url: str | None) -> bool:
@@ -117,7 +117,7 @@ def upgrade(url: str | None) -> bool:
     with translated(resolved), engine.connect() as connection:
         revision = migrate.current(connection)
         if revision is None or not migrate.is_older(revision):
-            migrate.check(connection, resolved)
+            migrate.check(connection, resolved, revision)
             return False
     migrate.upgrade(engine)
     return True

@@ -89,8 +89,9 @@ def _reachable(connection: Connection) -> Finding:
 def _schema(engine: Engine, url: URL) -> Finding:
     try:
         with translated(url), engine.connect() as connection:
-            migrate.check(connection, url)
-            return Finding("schema", "OK", f"revision {migrate.current(connection)}")
+            revision = migrate.current(connection)
+            migrate.check(connection, url, revision)
+            return Finding("schema", "OK", f"revision {revision}")
     except StorageError as error:
         return failure("schema", error)
 
