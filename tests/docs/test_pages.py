@@ -1,17 +1,12 @@
 """Every example of the pages in `docs/` runs, in order, as a reader would type it."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
-import psycopg
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, ReplayBuffer
-from tests.cli.conftest import existing_logins
-from tests.conftest import close_pool
 from tests.docs.pages import (
     SERVER_URL,
     SQLITE_URL,
@@ -20,12 +15,10 @@ from tests.docs.pages import (
     pages,
     text_of,
 )
-from tests.support.array_rows import make_array_row
 from tests.support.sql import run, scalar
 
-ADMIN_URL = "postgresql://postgres@db.internal/replay"
-RESTORED_URL = "postgresql://me@db.internal/restored"
-# Each has a test here that reads it, or in test_readme.py. Figures are checked where they are made.
+# Each has a test that reads it: here, in test_readme.py, or among the integrations. Figures are
+# checked where they are made.
 READ = {
     "README.md",
     "docs/arrays.md",
@@ -270,115 +263,6 @@ def test_sampling_names_every_sampler_and_all_that_candidates_offer():
     assert {name for name in offered if not re.search(rf"`{name}\b", text)} == set()
 
 
-@pytest.fixture
-def rollouts(postgres_url, request):
-    """Return the URL of a login, which leaves with the test."""
-    with psycopg.connect(postgres_url) as connection:
-        query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
-        if connection.execute(query).fetchone() != (True,):
-            pytest.skip("allowed: the role that the tests connect as may not make others")
-    request.getfixturevalue("postgres_groups")
-    with existing_logins(postgres_url) as create:
-        url = create()
-        yield url
-        close_pool(url)
-
-
-def _login_of(url):
-    return re.match(r"postgresql://(\w+):", url)[1]
-
-
-def test_many_writers(read, postgres_url, rollouts, postgres_programs):
-    page = read(
-        "docs/many-writers.md",
-        {
-            "postgresql://rollouts@db.internal/replay": rollouts,
-            SERVER_URL: postgres_url,
-            ADMIN_URL: postgres_url,
-            "rollouts": _login_of(rollouts),
-        },
-        programs=postgres_programs,
-        not_run=frozenset({_create_database("replay")}),
-    )
-    assert {f"{row.exp_meta.task_id[0]}" for row in page.names["buffer"]} == {
-        "a",
-        "b",
-        "c",
-        "t",
-        "x",
-    }
-    with ReplayBuffer(SQLITE_URL, name="cartpole") as four:
-        assert len(four) == 4 * 10 * 50
-    assert "cartpole" in page.printed["sqlbuffer ls"]
-    assert "OK" in page.printed["sqlbuffer doctor"]
-    assert "FAIL" not in page.printed["sqlbuffer doctor"]
-
-
-def test_backup(read, postgres_url, make_database_url, postgres_programs):
-    restored_url = make_database_url("postgresql")
-    page = read(
-        "docs/backup.md",
-        {SERVER_URL: postgres_url, RESTORED_URL: restored_url},
-        programs=postgres_programs,
-        not_run=frozenset({_create_database("restored")}),
-    )
-    doctor = page.printed["sqlbuffer doctor copy.db --full"]
-    assert "OK" in doctor
-    assert "WARN journal" not in doctor
-    for path in ("copy.db", "small.db"):
-        assert scalar(f"sqlite:///{path}", "PRAGMA journal_mode") == "wal"
-    before, after = (
-        scalar(url, "SELECT last_value FROM sqlbuffer_seq_1")
-        for url in (postgres_url, restored_url)
-    )
-    assert after == before + 1
-
-
-@pytest.mark.parametrize("evict_by", ["row", "task"])
-def test_a_restored_dump_goes_on_as_the_original_would(
-    postgres_url, make_database_url, postgres_programs, tmp_path, evict_by
-):
-    restored_url = make_database_url("postgresql")
-    original = ReplayBuffer(postgres_url, max_capacity=50, evict_by=evict_by, create=True)
-    original.store_batch(_rollouts(range(8)))
-    dump = tmp_path / "replay.dump"
-    _run(postgres_programs / "pg_dump", "--format=custom", f"--file={dump}", postgres_url)
-    _run(postgres_programs / "pg_restore", "--exit-on-error", f"--dbname={restored_url}", dump)
-    restored = ReplayBuffer(restored_url)
-    assert list(restored) == list(original)
-    assert len(restored) == len(original) == original.size()
-    for buffer in (original, restored):
-        buffer.store_batch(_rollouts(range(20, 25)))
-    assert [row.seq for row in restored] == [row.seq for row in original]
-    assert len(restored) == restored.size() == len(original)
-    # A buffer that is new there gets a sequence of its own.
-    with ReplayBuffer(restored_url, name="new", max_capacity=2) as new:
-        new.store_batch(_rollouts([99])[:3])
-        assert [row.seq for row in new] == [2, 3]
-    original.close()
-
-
-def _rollouts(tasks):
-    return [
-        DataRow(
-            ExpMeta(f"task-{task}", None, "a", step, 1.0, episode_id=f"e{step % 2}"),
-            Experience(state={"x": float("nan"), "frame": np.ones(3)}, actions=[step]),
-        )
-        for task in tasks
-        for step in range(10)
-    ]
-
-
-def _run(*command):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
-def _create_database(name):
-    # The databases of the tests have names of their own.
-    return f'psql postgresql://postgres@db.internal/postgres -c "CREATE DATABASE {name} OWNER me"'
-
-
 def test_coming_from_aworld(read):
     page = read("docs/coming-from-aworld.md")
     from sqlbuffer.compat.aworld.common import ActionModel, Observation
@@ -452,51 +336,7 @@ def test_coming_from_di_engine_names_what_the_package_has_and_has_not():
     assert {name for name in classes if f"`{name}`" not in text} == set()
 
 
-def test_schema(read, postgres_url, rollouts, postgres_programs):
-    pytest.importorskip("pandas", reason="allowed: pandas is not installed")
-    for url in (SQLITE_URL, postgres_url):
-        with ReplayBuffer(url, create=True) as buffer:
-            buffer.store_batch(
-                [make_array_row(task=n // 4, step=n % 4, episode_id=str(n % 2)) for n in range(12)]
-            )
-    page = read(
-        "docs/schema.md",
-        {SERVER_URL: postgres_url, ADMIN_URL: postgres_url, "alice": _login_of(rollouts)},
-        programs=postgres_programs,
-    )
-    page.names["connection"].close()
-    page.names["engine"].dispose()
-    assert len(page.names["tasks"]) == 3
-    assert page.names["observation"].dtype == np.float32
-    (line,) = (line for line in page.printed if line.startswith("psql") and "v_tasks" in line)
-    assert "(3 rows)" in page.printed[line]
-    assert "GRANT ROLE" in "".join(page.printed.values())
-
-
 def test_performance_page_names_commands_that_there_are(read):
     page = read("docs/performance.md")
     assert {line.split()[0] for line in all_commands("docs/performance.md")} == {"make"}
     assert page.printed == {}
-
-
-def _is_sqlite3(line):
-    return line.startswith("sqlite3 ")
-
-
-SQLITE3_LINES = [
-    line for document in sorted(READ) for line in all_commands(document) if _is_sqlite3(line)
-]
-
-
-@pytest.mark.parametrize("line", SQLITE3_LINES)
-def test_what_the_pages_ask_of_the_program_sqlite3(line, tmp_path):
-    if shutil.which("sqlite3") is None:
-        pytest.skip("allowed: no program sqlite3 on this machine")
-    with ReplayBuffer(f"sqlite:///{tmp_path}/replay.db") as buffer:
-        buffer.add(task_id="seen", step=1)
-        _run("bash", "-c", f"cd {tmp_path} && {line}")
-    copies = [path for path in tmp_path.glob("*.db") if path.name != "replay.db"]
-    assert len(copies) == (".backup" in line)
-    for path in copies:
-        with ReplayBuffer(f"sqlite:///{path}", create=False) as copy:
-            assert [row.exp_meta.task_id for row in copy] == ["seen"]

@@ -5,18 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import OwnServer, own_server, server_programs
-
-
-@pytest.fixture
-def server() -> Iterator[OwnServer]:
-    """Yield a PostgreSQL server that the test may kill."""
-    programs = server_programs()
-    if programs is None:
-        pytest.skip("allowed: no programs of PostgreSQL that this user may run")
-    with own_server(programs) as server:
-        yield server
-
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:

@@ -1,14 +1,11 @@
 """Reads that are no samples: all rows, pages, tasks, counts."""
 
-import subprocess
-import sys
-
 import pytest
 from sqlalchemy import text
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, ReplayBuffer
 from sqlbuffer.query.condition_tree import EVERYTHING
-from tests.support.sql import connected, fill, is_sqlite, run, run_outside_transaction
+from tests.support.sql import connected, is_sqlite, run, run_outside_transaction
 from tests.support.stepped_rows import (
     EVERY_ROW,
     make_row,
@@ -140,33 +137,6 @@ def test_the_library_leaves_no_transaction_open_after_any_call(make_database_url
     ):
         call()
         assert open_transactions(url) == 0
-
-
-MEASURE = """
-import resource, sys
-from sqlbuffer import ReplayBuffer
-
-def peak_mb():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-buffer = ReplayBuffer(sys.argv[1])
-rows = buffer.get_all()
-for _ in range(5):
-    next(rows)
-before = peak_mb()
-n = 5 + sum(1 for _ in rows)
-print(n, peak_mb() - before)
-"""
-
-
-def test_reading_all_of_200_000_rows_takes_little_memory(buffer_url):
-    fill(buffer_url, 200_000)
-    command = [sys.executable, "-c", MEASURE, buffer_url]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    n_rows, grown_mb = answer.split()
-    assert int(n_rows) == 200_000
-    # 200 MB for a million rows. One page is 5,000 of them; a list of all would take 150 MB here.
-    assert float(grown_mb) < 40
 
 
 def test_pages_of_large_payloads_are_small(buffer):

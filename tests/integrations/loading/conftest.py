@@ -1,0 +1,3 @@
+from tests.loading.conftest import buffer
+
+__all__ = ["buffer"]
