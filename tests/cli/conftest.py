@@ -83,9 +83,21 @@ def talk():
     ]
 
 
-def execute(url, statement, *names):
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+def execute(connection, statement, *names):
+    connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+def create_login(connection, *groups):
+    """Create a role that may log in, and return its name and password."""
+    name, password = f"sqlbuffer_test_{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    execute(connection, f"CREATE ROLE {{}} LOGIN NOSUPERUSER PASSWORD '{password}'", name)
+    for group in groups:
+        execute(connection, "GRANT {} TO {}", group, name)
+    return name, password
+
+
+def logged_in(url, name, password):
+    return make_url(url).set(username=name, password=password).render_as_string(False)
 
 
 @contextmanager
@@ -93,38 +105,61 @@ def existing_logins(url):
     """Yield a function that makes logins, which leave with the test."""
     names = []
 
-    def create(*groups, owns_database=False):
-        name, password = f"sqlbuffer_test_{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
-        execute(url, f"CREATE ROLE {{}} LOGIN NOSUPERUSER PASSWORD '{password}'", name)
+    def create(*groups):
+        with psycopg.connect(url, autocommit=True) as connection:
+            name, password = create_login(connection, *groups)
         names.append(name)
-        for group in groups:
-            execute(url, "GRANT {} TO {}", group, name)
-        if owns_database:
-            execute(url, "ALTER DATABASE {} OWNER TO {}", make_url(url).database, name)
-        return make_url(url).set(username=name, password=password).render_as_string(False)
+        return logged_in(url, name, password)
 
     try:
         yield create
     finally:
-        for name in names:
-            execute(url, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
-            execute(url, "DROP OWNED BY {}", name)
-            execute(url, "DROP ROLE {}", name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            for name in names:
+                execute(connection, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
+                execute(connection, "DROP OWNED BY {}", name)
+                execute(connection, "DROP ROLE {}", name)
+
+
+@pytest.fixture(scope="session")
+def roles_template(shared, postgres_server, postgres_groups):
+    """Make a database with roles, whose owner, no superuser, made the schema and a buffer."""
+    if not postgres_server.may_make_roles():
+        pytest.skip("allowed: the role that the tests connect as may not make others")
+
+    def make():
+        url = postgres_server.create_database()
+        with psycopg.connect(url, autocommit=True) as connection:
+            owner, password = create_login(connection)
+            execute(connection, "ALTER DATABASE {} OWNER TO {}", make_url(url).database, owner)
+        url_of_owner = logged_in(url, owner, password)
+        with ReplayBuffer(url_of_owner, name="older", max_capacity=10, create=True) as buffer:
+            buffer.store_batch([make_array_row(step=step) for step in range(4)])
+        close_pool(url_of_owner)
+        for _ in range(2):
+            execute_script(url)
+        return {"url": url, "owner": owner, "password": password}
+
+    return shared.once("roles_template", make)
 
 
 @pytest.fixture
-def login(postgres_url, request):
-    """Make logins in an empty PostgreSQL database."""
-    with psycopg.connect(postgres_url) as connection:
-        query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
-        if connection.execute(query).fetchone() != (True,):
-            pytest.skip("allowed: the role that the tests connect as may not make others")
-    request.getfixturevalue("postgres_groups")
-    urls = []
-    with existing_logins(postgres_url) as create:
+def url_with_roles(postgres_server, roles_template):
+    """Yield a copy of the database with roles, as a superuser."""
+    owner = roles_template["owner"]
+    url = postgres_server.create_database(template=roles_template["url"], owner=owner)
+    yield url
+    postgres_server.drop_database(url)
 
-        def create_and_note(*groups, owns_database=False):
-            urls.append(create(*groups, owns_database=owns_database))
+
+@pytest.fixture
+def login(url_with_roles):
+    """Make logins in the database with roles."""
+    urls = []
+    with existing_logins(url_with_roles) as create:
+
+        def create_and_note(*groups):
+            urls.append(create(*groups))
             return urls[-1]
 
         yield create_and_note
@@ -133,14 +168,11 @@ def login(postgres_url, request):
 
 
 @pytest.fixture
-def with_roles(postgres_url, login):
-    """Return the URL of a database whose owner, no superuser, made the schema and a buffer."""
-    owner = login(owns_database=True)
-    with ReplayBuffer(owner, name="older", max_capacity=10, create=True) as buffer:
-        buffer.store_batch([make_array_row(step=step) for step in range(4)])
-    for _ in range(2):
-        execute_script(postgres_url)
-    return owner
+def with_roles(url_with_roles, roles_template):
+    """Yield the URL of the owner of the database with roles."""
+    url = logged_in(url_with_roles, roles_template["owner"], roles_template["password"])
+    yield url
+    close_pool(url)
 
 
 def execute_script(url):

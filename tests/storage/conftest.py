@@ -1,5 +1,5 @@
 """Commands of the command line, for tests of what they do to the storage."""
 
-from tests.cli.conftest import filled, login, run, with_roles
+from tests.cli.conftest import filled, login, roles_template, run, url_with_roles, with_roles
 
-__all__ = ["filled", "login", "run", "with_roles"]
+__all__ = ["filled", "login", "roles_template", "run", "url_with_roles", "with_roles"]

@@ -40,14 +40,18 @@ class PostgresServer:
         if self._connection is not None:
             self._connection.close()
 
-    def create_database(self, *, template: str | None = None, icu: bool = False) -> str:
+    def create_database(
+        self, *, template: str | None = None, owner: str | None = None, icu: bool = False
+    ) -> str:
         """Create a database, empty or a copy of one that nobody is connected to; return its URL."""
         self._created += 1
         name = f"{self._prefix}_{self._created}"
         if template is not None:
-            self._execute(
-                f"CREATE DATABASE {{}} TEMPLATE {{}} {self._copying}", name, _database_of(template)
-            )
+            statement = f"CREATE DATABASE {{}} TEMPLATE {{}} {self._copying}"
+            names = [name, _database_of(template)]
+            if owner is not None:
+                statement, names = f"{statement} OWNER {{}}", [*names, owner]
+            self._execute(statement, *names)
         elif icu:
             locale = "LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
             self._execute("CREATE DATABASE {} TEMPLATE template0 " + locale, name)
@@ -80,6 +84,10 @@ class PostgresServer:
     def drop_roles(self, names: Iterable[str]) -> None:
         for name in names:
             self._execute("DROP ROLE {}", name)
+
+    def may_make_roles(self) -> bool:
+        query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
+        return self._admin.execute(query).fetchone() == (True,)
 
     def has_icu(self) -> bool:
         query = "SELECT 1 FROM pg_collation WHERE collname = 'en-US-x-icu'"

@@ -54,5 +54,7 @@ class Shared:
                 server.drop_databases(self.run)
                 if (groups := self.folder / "groups.json").exists():
                     server.drop_roles(json.loads(groups.read_text()))
+                if (roles := self.folder / "roles_template.json").exists():
+                    server.drop_roles([json.loads(roles.read_text())["owner"]])
         stop_bundled(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 
 import numpy as np
-import psycopg
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
@@ -20,12 +19,10 @@ RESTORED_URL = "postgresql://me@db.internal/restored"
 
 
 @pytest.fixture
-def rollouts(postgres_url, request):
+def rollouts(postgres_server, postgres_url, request):
     """Return the URL of a login, which leaves with the test."""
-    with psycopg.connect(postgres_url) as connection:
-        query = "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
-        if connection.execute(query).fetchone() != (True,):
-            pytest.skip("allowed: the role that the tests connect as may not make others")
+    if not postgres_server.may_make_roles():
+        pytest.skip("allowed: the role that the tests connect as may not make others")
     request.getfixturevalue("postgres_groups")
     with existing_logins(postgres_url) as create:
         url = create()
