@@ -51,6 +51,10 @@ class FieldError(SQLBufferError, ValueError):
     """A value cannot be stored: the message names the row and the path inside it."""
 
 
+class ImmutableRowError(SQLBufferError, TypeError):
+    """A stored row was changed or deleted through the ORM: the message names the call to use."""
+
+
 class BufferConfigError(SQLBufferError, ValueError):
     """A buffer was opened with a setting other than the stored one; the message names both."""
 

@@ -52,6 +52,7 @@ OBJECTS = {
         "trg_new_experiences_insert_v1",
         "v_windows_v1",
         *VIEWS,
+        "trg_v_experiences_insert_v1",
     ),
     "postgresql": (
         "v_windows_v1",
@@ -89,12 +90,15 @@ OBJECTS = {
         "sqlbuffer_number_v1",
         "new_experiences_v1",
         *VIEWS,
+        "sqlbuffer_insert_by_name_v1",
+        "trg_v_experiences_insert_v1",
     ),
 }
 TRIGGER_TABLES = {
     "trg_buffers_": "buffers",
     "trg_new_": "new_experiences",
     "trg_experiences_": "experiences",
+    "trg_v_experiences_": "v_experiences",
     "trg_episodes_": "episodes",
 }
 # It is for every reader; the other functions write with their owner's rights.

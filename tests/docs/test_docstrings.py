@@ -7,7 +7,7 @@ import pkgutil
 import pytest
 
 import sqlbuffer
-from sqlbuffer import aio
+from sqlbuffer import aio, orm
 from sqlbuffer.compat.memmap.datasets import loading
 
 MODULES = [
@@ -23,7 +23,10 @@ NEED_TORCH = {"sqlbuffer.torch", f"{MEMMAP}.concat_replay_buffer"} | {
     f"{MEMMAP}.datasets.{name}"
     for name in (*loading.DATASETS.values(), "batches", "concat_dataset", "slot_dataset")
 }
-PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [aio.AsyncReplayBuffer]
+PUBLIC_CLASSES = [getattr(sqlbuffer, name) for name in sqlbuffer.__all__] + [
+    aio.AsyncReplayBuffer,
+    *(orm.Buffer, orm.Episode, orm.Experience, orm.Task),
+]
 
 
 @pytest.mark.slow

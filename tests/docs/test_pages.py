@@ -35,6 +35,7 @@ READ = {
     "docs/leases.md",
     "docs/loader.md",
     "docs/many-writers.md",
+    "docs/orm.md",
     "docs/pacing.md",
     "docs/performance.md",
     "docs/prioritized.md",
@@ -144,6 +145,11 @@ def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
 def test_quarantine_takes_rows_out_and_puts_them_back(read):
     page = read("docs/quarantine.md")
     assert page.names["buffer"].release([2]) == 1
+
+
+def test_a_session_reads_and_inserts_as_the_page_on_the_orm_shows(read):
+    page = read("docs/orm.md")
+    assert [row.exp_meta.step for row in page.names["buffer"]] == list(range(21, 121))
 
 
 def test_fragments(read):

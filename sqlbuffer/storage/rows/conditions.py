@@ -48,7 +48,9 @@ from sqlbuffer.storage.schema.json_values import (
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY
 
-Table = Any  # experiences or an alias of it
+Table = Any  # experiences, the view v_experiences, or an alias of either
+# Columns that the view shows under another name.
+_SHOWN_AS = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value"}
 MAX_CHAIN = 100
 MAX_HEIGHT = 800  # SQLite's limit for an expression is 1,000
 _TEXT, _INTEGER, _NUMBER, _REAL = Text(), BigInteger(), Number(), Real()
@@ -62,8 +64,11 @@ _ORDER: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
 
 
 def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[bool]:
-    """Return the SQL expression of a checked condition over the experiences table or an alias of
-    it.
+    """Return the SQL expression of a checked condition.
+
+    Args:
+        node: The condition.
+        table: The table of experiences, the view of them, or an alias of either.
 
     Raises:
         ConditionError: It is so deep and wide that SQLite would refuse it.
@@ -109,7 +114,12 @@ def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool
 
 
 def column_of(field: Field, table: Table) -> ColumnElement[Any]:
-    """Return the column of a field; user keys of episodes and sessions are looked up."""
+    """Return the column of a field; the table's user keys of episodes and sessions are looked
+    up.
+    """
+    if _is_view(table):
+        shown: ColumnElement[Any] = table.c[_SHOWN_AS.get(field.column, field.column)]
+        return shown
     if field.column == "episode_id":
         return select(episodes.c.key).where(episodes.c.id == table.c.episode_id).scalar_subquery()
     if field.column == "session_id":
@@ -127,15 +137,25 @@ def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
     return own
 
 
+def _is_view(table: Table) -> bool:
+    """Return whether this is the view, which has labels and user keys in place already."""
+    return "special_numbers" in table.c
+
+
+def _special_number(field: Field, table: Table) -> ColumnElement[Any]:
+    """Return the kind of a number's tag, or null where its column holds it as it was given."""
+    if _is_view(table):
+        return json_kind(table.c.special_numbers, stored_path=(field.column,))
+    return json_kind(_held(field, "extra", table), stored_path=("$reals", field.column))
+
+
 def _is_null(leaf: Leaf, table: Table) -> ColumnElement[bool]:
     field, column = leaf.field, column_of(leaf.field, table)
     if field.kind == "json":
         return json_kind(column, field.path).is_(None) | (json_kind(column, field.path) == "null")
     if field.kind == "real":
-        # NaN is stored as null, with a tag beside it.
-        extra = _held(field, "extra", table)
-        tag = json_kind(extra, stored_path=("$reals", field.column))
-        return and_(column.is_(None), tag.is_(None))
+        # NaN is stored as null, with a tag in another column.
+        return and_(column.is_(None), _special_number(field, table).is_(None))
     return column.is_(None)
 
 

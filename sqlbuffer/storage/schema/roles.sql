@@ -34,7 +34,7 @@ GRANT SELECT ON
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
-GRANT INSERT ON buffers, experiences, new_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
+GRANT INSERT ON buffers, experiences, new_experiences, v_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT UPDATE (status, length, "return", reward, first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- What was sampled, and who waits.

@@ -43,6 +43,7 @@ VIEWS = {
             "episode_id": ("text", "which rollout of the task"),
             "step": ("integer", "step within the task"),
             "executed_at": ("time", "when the step was taken, by the agent's clock"),
+            "execute_time": ("real", "the same in seconds since 1970"),
             "inserted_at": ("time", "when the row was written, by the database's clock"),
             "reward": ("real", "reward of the step; as what else was annotated, what holds now"),
             "advantage": ("real", "advantage"),
@@ -56,6 +57,11 @@ VIEWS = {
             "messages": ("JSON", "conversation of an LLM agent"),
             "extra": ("JSON", "anything else"),
             "fields": ("JSON", "declared fields that conditions can use"),
+            "special_numbers": (
+                "JSON",
+                "numbers that their columns do not hold as they were given: NaN, which is null "
+                "there, and -0.0; by the columns of `experiences`",
+            ),
         },
     ),
     "v_tasks": View(

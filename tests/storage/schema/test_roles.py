@@ -49,6 +49,10 @@ def test_writers_and_learners_create_buffers_store_and_sample(with_roles, login,
         )
         for table in ("experiences", "new_experiences"):
             connection.execute(sql.SQL(insert).format(sql.Identifier(table)))
+        connection.execute(
+            "INSERT INTO v_experiences (buffer, task_id, agent_id, step) "
+            "VALUES ('newer', 'typed', 'a', 1)"
+        )
     assert ReplayBuffer.list(url) == ["newer", "older"]
 
 
@@ -251,6 +255,7 @@ def test_an_analyst_whose_transactions_only_read_counts_and_streams(with_roles, 
     [
         "INSERT INTO experiences (buffer_id, task_id, agent_id, step) VALUES (1, 't', 'a', 1)",
         "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) VALUES (1, 't', 'a', 1)",
+        "INSERT INTO v_experiences (buffer, task_id, agent_id, step) VALUES ('older', 't', 'a', 1)",
         "INSERT INTO buffers (name) VALUES ('mine')",
         "UPDATE experiences SET reward_t = 1",
         "UPDATE buffers SET max_capacity = 1",

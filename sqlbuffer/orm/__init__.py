@@ -1,0 +1,83 @@
+"""Mapped SQLAlchemy classes over the views, and conditions as SQLAlchemy expressions.
+
+A session reads what `ReplayBuffer` reads. It inserts rows as plain SQL does: the database numbers
+them and evicts what no longer fits. It never changes or deletes a row.
+
+Example:
+    >>> from sqlalchemy import select
+    >>> from sqlalchemy.orm import Session
+    >>> from sqlbuffer import QueryBuilder, ReplayBuffer
+    >>> database = engine("sqlite://")
+    >>> buffer = ReplayBuffer(database, max_capacity=2)
+    >>> with Session(database) as session:
+    ...     for step in range(3):
+    ...         session.add(Experience(task_id="t", agent_id="a", step=step, state={"x": step}))
+    ...     session.commit()
+    >>> [row.exp_meta.step for row in buffer.get_all()]
+    [1, 2]
+    >>> late = to_sqlalchemy(QueryBuilder().gt("exp_data.state.x", 1))
+    >>> with Session(database) as session:
+    ...     [row.step for row in session.scalars(select(Experience).where(late))]
+    [2]
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import URL, Engine, inspect
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.orm.mapped_classes import Buffer, Episode, Experience, Task
+from sqlbuffer.query.builder import QueryBuilder, Tree
+from sqlbuffer.query.tree_checks import check
+from sqlbuffer.storage.database.engine import engine_for, own_engine, resolve_url
+from sqlbuffer.storage.database.transactions import BEGIN, Begin
+from sqlbuffer.storage.rows.conditions import compile_condition
+
+
+def to_sqlalchemy(
+    condition: Tree | QueryBuilder | None,
+    entity: Any = Experience,
+    *,
+    fields: Mapping[str, FieldSpec] | None = None,
+) -> ColumnElement[bool]:
+    """Return a condition as an expression over `Experience`, with bound values.
+
+    It matches rows of all buffers: add `Experience.buffer == name` to the statement.
+
+    Args:
+        condition: What `QueryBuilder` builds, or a builder; None matches every row.
+        entity: `Experience`, or an alias of it.
+        fields: The buffer's typed fields (`ReplayBuffer.fields`), where the condition names some.
+
+    Raises:
+        ConditionError: The condition is malformed, names an unknown field, or is too large.
+
+    Example:
+        >>> print(to_sqlalchemy({"field": "exp_meta.step", "op": "gt", "value": 3}))
+        v_experiences.step > :param_1
+    """
+    declared = {name: spec.column for name, spec in (fields or {}).items()}
+    return compile_condition(check(condition, declared), inspect(entity).selectable)
+
+
+def engine(url: str | URL | Engine | None = None, *, writes: bool = False) -> Engine:
+    """Return an engine that is set up as a buffer's own. It makes no schema.
+
+    Args:
+        url: A URL as `ReplayBuffer` takes it, or an engine to set up. A database in memory belongs
+            to one engine: give the engine to `ReplayBuffer`, too.
+        writes: On SQLite, transactions take the write lock when they begin. Without it, a
+            transaction that reads before it inserts fails where another process wrote in between.
+
+    Example:
+        >>> engine("sqlite:///replay.db").dialect.name
+        'sqlite'
+    """
+    resolved = resolve_url(url)
+    found = own_engine(url, resolved) or engine_for(resolved)
+    return found.execution_options(**{BEGIN: Begin(writes=True)}) if writes else found
+
+
+__all__ = ["Buffer", "Episode", "Experience", "Task", "engine", "to_sqlalchemy"]
