@@ -310,7 +310,7 @@ def test_coming_from_memmap_names_what_the_package_has_and_has_not():
 def test_coming_from_minestudio(read):
     page = read("docs/coming-from-minestudio.md")
     assert page.names["part"].next_obs is None
-    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_chunks WHERE ready") == 4
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_item_groups WHERE ready") == 4
 
 
 def test_coming_from_minestudio_names_what_the_package_has_and_has_not():

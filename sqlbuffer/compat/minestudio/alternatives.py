@@ -3,7 +3,7 @@
 from sqlbuffer.compat.alternatives import Alternatives
 
 _RECORDS = (
-    "the database keeps chunks in the table chunks and prepared lists in prepared_lists; "
+    "the database keeps chunks in the table item_groups and prepared lists in participants; "
     "ReplayBufferInterface.stats() tells their numbers"
 )
 _INSTEAD = {

@@ -42,7 +42,7 @@ class Wait:
             FetchTimeoutError: The time is up.
         """
         self._first = self._first or pool
-        while pool.n_chunks < self._k:
+        while pool.n_groups < self._k:
             waited_s = time.monotonic() - self._began
             left_s = float("inf") if self._timeout_s is None else self._timeout_s - waited_s
             if left_s <= 0:
@@ -70,7 +70,7 @@ class Wait:
         )
         n, came = pool.rules.fragments_per_chunk, now.fragments - then.fragments
         return (
-            f"fetch_fragments: have {pool.n_chunks} of {self._k} chunks after {waited_s:.1f} s; "
+            f"fetch_fragments: have {pool.n_groups} of {self._k} chunks after {waited_s:.1f} s; "
             f"meanwhile {came} fragments came in, {now.dropped - then.dropped} were dropped, and "
             f"these chunks left: {left or 'none'}. A chunk is {n} consecutive fragments of a "
             f"worker, of session {pool.session!r} and version {oldest_allowed(pool)} or later: see "

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, driver_of
-from sqlbuffer.storage.schema.overlays import OVERLAYS
+from sqlbuffer.storage.schema.metadata import vacuumed_tables
 
 # Counts the rows of those blocks of a buffer that no row can come to.
 Count = Callable[[Connection, int], None]
@@ -61,7 +61,7 @@ chance = random.SystemRandom().random
 # Tables of which rows die often.
 _TABLES = [
     "experiences", "episodes", "tasks", "priority_blocks", "row_blocks", "samples", "flow",
-    "leases", "slots", "chunks", "applied_writes", *OVERLAYS,
+    "leases", "applied_writes", *vacuumed_tables(),
 ]  # fmt: skip
 _STATE = text(
     """

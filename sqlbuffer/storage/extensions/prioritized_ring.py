@@ -1,7 +1,7 @@
 """A ring of items that are drawn by priority: what the advanced buffer of `compat.ding` keeps.
 
-All that it does is done while it holds the row of `item_rings`: who pushes, draws or updates sees
-what the one before has left, and every count is exact, with any number of processes.
+Every call holds the row of `buffer_layouts`: it sees what the call before has left, and every count
+is exact, with any number of processes.
 """
 
 import time
@@ -45,7 +45,7 @@ from sqlbuffer.storage.extensions.ring_buffer import (
     Left,
     RingCounts,
 )
-from sqlbuffer.storage.extensions.tables import item_rings
+from sqlbuffer.storage.extensions.tables import buffer_layouts
 from sqlbuffer.storage.priorities.updates import update_priorities
 from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.rows.stored_rows import Row
@@ -61,11 +61,11 @@ EPS = 1e-5
 ID, VERSION = (1 + Record._fields.index(name) for name in ("id", "model_version"))
 
 _SET = (
-    update(item_rings)
-    .where(item_rings.c.buffer_id == bindparam("buffer"))
+    update(buffer_layouts)
+    .where(buffer_layouts.c.buffer_id == bindparam("buffer"))
     .values(
-        push_count=bindparam("n", type_=BigInteger()),
-        tail=bindparam("place", type_=BigInteger()),
+        next_number=bindparam("n", type_=BigInteger()),
+        next_place=bindparam("place", type_=BigInteger()),
         state=cast(bindparam("kept", type_=Text()), JSON),
     )
 )

@@ -1,7 +1,7 @@
 """A buffer as a ring of items with counters of its own: what `compat.ding` keeps.
 
 The rows are the items, in the order in which they were pushed. Whoever changes them holds the row
-of `item_rings` first, so that the counters and the order of the rows agree.
+of `buffer_layouts` first, so that the counters and the order of the rows agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,6 @@ from sqlalchemy import (
     delete,
     func,
     select,
-    text,
     update,
 )
 
@@ -30,7 +29,8 @@ from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.extensions.tables import RING, item_rings
+from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
+from sqlbuffer.storage.extensions.tables import RING, buffer_layouts
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -47,35 +47,32 @@ EXTRA = 1 + Record._fields.index("extra")
 IN_PARTS = 1 + Record._fields.index("payload_bytes")
 
 _ID = bindparam("buffer", type_=Integer())
-_COUNTS = select(
-    item_rings.c.kind, item_rings.c.push_count, item_rings.c.tail, cast(item_rings.c.state, Text)
-).where(item_rings.c.buffer_id == _ID)
+_TABLE = buffer_layouts.c
+_COUNTED = (_TABLE.next_number, _TABLE.next_place, cast(_TABLE.state, Text))
+_COUNTS = select(*_COUNTED).where(_TABLE.buffer_id == _ID)
 _LOCKED = _COUNTS.with_for_update()
 _SET = (
-    update(item_rings)
-    .where(item_rings.c.buffer_id == _ID)
+    update(buffer_layouts)
+    .where(_TABLE.buffer_id == _ID)
     .values(
-        push_count=bindparam("n", type_=BigInteger()), tail=bindparam("place", type_=BigInteger())
+        next_number=bindparam("n", type_=BigInteger()),
+        next_place=bindparam("place", type_=BigInteger()),
     )
 )
 _NEXT = (
-    update(item_rings)
-    .where(item_rings.c.buffer_id == _ID)
+    update(buffer_layouts)
+    .where(_TABLE.buffer_id == _ID)
     .values(
-        push_count=item_rings.c.push_count + bindparam("n", type_=BigInteger()),
-        tail=(item_rings.c.tail + bindparam("n", type_=BigInteger()))
+        next_number=_TABLE.next_number + bindparam("n", type_=BigInteger()),
+        next_place=(_TABLE.next_place + bindparam("n", type_=BigInteger()))
         % bindparam("size", type_=BigInteger()),
     )
-    .returning(item_rings.c.push_count, item_rings.c.tail, cast(item_rings.c.state, Text))
+    .returning(*_COUNTED)
 )
 _N_BETWEEN = select(func.count()).where(
     experiences.c.buffer_id == _ID,
     experiences.c.seq > bindparam("low", type_=BigInteger()),
     experiences.c.seq <= bindparam("high", type_=BigInteger()),
-)
-_MAKE = text(
-    "INSERT INTO item_rings (buffer_id, kind) VALUES (:buffer_id, :kind) "
-    "ON CONFLICT (buffer_id) DO NOTHING"
 )
 
 
@@ -150,7 +147,7 @@ class ItemRing:
         found = connection.execute(_LOCKED if locked else _COUNTS, self._key).one_or_none()
         if found is None:
             raise self.store.dropped()
-        _, push_count, tail, state = found
+        push_count, tail, state = found
         # Another size may have been set since.
         return RingCounts(
             push_count, tail % self.size, None if state is None else orjson.loads(state)
@@ -327,25 +324,8 @@ def make_ring(store: BufferStore, kind: str) -> str | None:
     Returns:
         What it is used as; None where another part of the package made it.
     """
-    if store.info.layout != RING:
-        return None
-    found = _found_kind(store)
-    if found is not None:
-        return found
-
-    def work(connection: Connection) -> str | None:
-        # Another process may be as far.
-        connection.execute(_MAKE, {"buffer_id": store.info.id, "kind": kind})
-        return _kind(connection, store.info.id)
-
-    return store.write(work)
-
-
-def _found_kind(store: BufferStore) -> str | None:
-    with translated(store.url), store.engine.connect() as connection:
-        return _kind(connection, store.info.id)
-
-
-def _kind(connection: Connection, buffer_id: int) -> str | None:
-    found = connection.execute(_COUNTS, {"buffer": buffer_id}).one_or_none()
-    return None if found is None else str(found[0])
+    config = stored_config(store, RING)
+    if config is None and store.info.layout == RING:
+        store.write(lambda connection: make_layout(connection, store, {"kind": kind}))
+        config = stored_config(store, RING)
+    return None if config is None else str(config["kind"])

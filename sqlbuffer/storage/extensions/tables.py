@@ -1,31 +1,154 @@
-"""The table of rings, which only `compat` needs."""
+"""The tables that only `compat` needs: what buffers with a layout keep beside their rows.
 
-from sqlalchemy import BigInteger, Column, Table, Text, text
+What changes after a row was inserted is in an overlay: `payload_changes`.
+"""
 
-from sqlbuffer.storage.schema.metadata import JSON, buffer_key, metadata
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text, text
+
+from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SEQS, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.overlays import overlay_table
+from sqlbuffer.storage.schema.server_clock import utc_now
 
 # The layouts, as `buffers.layout` names them: of compat.memmap, compat.ding and compat.minestudio.
 SLOTS, RING, FRAGMENTS = "slots", "ring", "fragments"
+# Roles of participants: who writes to slots, makes fragments, or fetches them.
+WRITER, WORKER, CONSUMER = "writer", "worker", "consumer"
 
-# Counters of a ring of items, where a buffer is one: those of compat.ding.
-item_rings = Table(
-    "item_rings",
-    metadata,
-    buffer_key(),
-    Column("kind", Text, nullable=False, comment="what it is used as: naive, advanced, .."),
+
+def _counter(name: str, comment: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
+
+
+def _layout_table(name: str, *columns: Column[Any], **rights: Any) -> Table:
+    return Table(name, metadata, buffer_key(), *columns, info=rights)
+
+
+buffer_layouts = _layout_table(
+    "buffer_layouts",
+    Column("config", JSON, nullable=False, comment="what the buffer was made with"),
+    _counter("next_number", "number of the next item or slot, counted on through every lap"),
+    _counter("next_place", "place of the next item"),
+    _counter("n_held", "episodes that slots show"),
+    _counter("changes", "how often stored steps were changed or deleted in place"),
+    Column("state", JSON, comment="what else the layout keeps"),
+    writer_may="INSERT, UPDATE (next_number, next_place, state)",
+    learner_may="INSERT, UPDATE, DELETE",
+)
+
+participants = _layout_table(
+    "participants",
+    Column("role", Text, primary_key=True, comment="writer, worker or consumer"),
+    Column("name", KEY, primary_key=True, comment="who; empty: all that have the role"),
+    Column("state", JSON, comment="what is known of it, or prepared for it"),
+    Column("oldest_version", BigInteger, comment="oldest version that waits; null: nothing waits"),
+    Column("seen_at", TIME, nullable=False, server_default=utc_now(), comment="when, last"),
+    learner_may="INSERT, UPDATE, DELETE",
+)
+Index(
+    "ix_participants_waiting",
+    participants.c.buffer_id,
+    participants.c.oldest_version,
+    sqlite_where=participants.c.oldest_version.is_not(None),
+    postgresql_where=participants.c.oldest_version.is_not(None),
+)
+
+# Consecutive items of one task, which leave together.
+item_groups = _layout_table(
+    "item_groups",
     Column(
-        "push_count",
+        "number",
         BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="number in the order of insertion",
+    ),
+    Column("place", Integer, comment="place among those that may be fetched; null: it has left"),
+    Column("task_id", KEY, nullable=False, comment="task of its items"),
+    Column("first_step", BigInteger, nullable=False, comment="step of its first item"),
+    Column("session", KEY, nullable=False, comment="session of its first item"),
+    Column("model_version", BigInteger, nullable=False, comment="version of its first item"),
+    Column("oldest_version", BigInteger, nullable=False, comment="no item of it is older"),
+    Column("n_bytes", BigInteger, nullable=False, comment="bytes of its payloads"),
+    Column(
+        "use_count",
+        Integer,
         nullable=False,
         server_default=text("0"),
-        comment="items pushed, those that left included",
+        comment="how often it was fetched",
     ),
     Column(
-        "tail",
-        BigInteger,
+        "n_pins",
+        Integer,
         nullable=False,
         server_default=text("0"),
-        comment="the place of the next item, below the capacity",
+        comment="prepared lists that hold it",
     ),
-    Column("state", JSON, comment="what else the kind keeps"),
+    Column("seqs", SEQS, nullable=False, comment="its items, in order"),
+    Column(
+        "inserted_at", TIME, nullable=False, server_default=utc_now(), comment="when it was whole"
+    ),
+    learner_may="INSERT, UPDATE, DELETE",
+    is_vacuumed=True,
+)
+Index(
+    "ix_item_groups_place",
+    item_groups.c.buffer_id,
+    item_groups.c.place,
+    sqlite_where=item_groups.c.place.is_not(None),
+    postgresql_where=item_groups.c.place.is_not(None),
+)
+Index(
+    "ix_item_groups_oldest_version",
+    item_groups.c.buffer_id,
+    item_groups.c.oldest_version,
+    sqlite_where=item_groups.c.place.is_not(None),
+    postgresql_where=item_groups.c.place.is_not(None),
+)
+# Those that no process holds any more.
+Index(
+    "ix_item_groups_left",
+    item_groups.c.buffer_id,
+    item_groups.c.number,
+    sqlite_where=text("place IS NULL AND n_pins = 0"),
+    postgresql_where=text("place IS NULL AND n_pins = 0"),
+)
+
+# Numbered places that each show one episode.
+slots = _layout_table(
+    "slots",
+    Column("slot", Integer, primary_key=True, autoincrement=False, comment="the place"),
+    Column(
+        "turn",
+        BigInteger,
+        nullable=False,
+        comment="its last use: slot + lap * number of slots; -1: it is free",
+    ),
+    Column("holder", KEY, comment="the writer that has it; null: none has"),
+    Column("episode_id", BigInteger, comment="key of the episode that it shows"),
+    Column("length", Integer, comment="its length; null while it is written"),
+    Column("meta", BYTES, comment="its values of the meta fields, packed"),
+    Column("tail", BYTES, comment="values of steps that have no row, packed"),
+    learner_may="INSERT, UPDATE, DELETE",
+    is_vacuumed=True,
+)
+# Those of the lap that goes on: a few, of any number.
+Index(None, slots.c.buffer_id, slots.c.turn)
+Index(
+    "ix_slots_held",
+    slots.c.buffer_id,
+    slots.c.slot,
+    sqlite_where=slots.c.holder.is_not(None),
+    postgresql_where=slots.c.holder.is_not(None),
+)
+
+# What became of rows that were changed after they were written (`replace_payload`).
+payload_changes = overlay_table(
+    "payload_changes",
+    Column("fields", Text, nullable=False, comment="which fields the last change wrote"),
+    Column("n_changes", Integer, nullable=False, comment="how often the row was changed"),
+    Column("changed_at", TIME, nullable=False, server_default=utc_now(), comment="when, last"),
+    flag="has_changes",
+    flag_comment="rows may have a row in payload_changes",
 )

@@ -1,4 +1,4 @@
-"""Reads, changes and deletes rows by their numbers on PostgreSQL."""
+"""Reads and deletes rows by their numbers on PostgreSQL."""
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.binary_copy import HEADER, TRAILER
-from sqlbuffer.storage.rows.pieces import Columns, Piece
+from sqlbuffer.storage.rows.pieces import Piece
 
 _COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
 _PART_HEAD = struct.Struct(">hiiiqiii")
@@ -27,10 +27,6 @@ _PARTS = _PIECES.format(
 _ARRAYS = _PIECES.format(
     "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
 )
-_REPLACE = (
-    "SELECT sqlbuffer_replace_v1(%s::integer, %b::bigint[], %b::bytea[], %b::text[], "
-    "%b::double precision[], %b::boolean[], %b::boolean[], %s)"
-)
 
 
 def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
@@ -38,15 +34,6 @@ def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> 
     statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[])"
     ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
     return int(n_removed)
-
-
-def replace(
-    connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Columns, names: str
-) -> int:
-    """Change what rows hold, and note that; return how many of the rows there are."""
-    values = (buffer_id, list(seqs), *(list(column) for column in columns), names)
-    ((n_changed,),) = driver_of(connection).execute(_REPLACE, values)
-    return int(n_changed)
 
 
 def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Reads, changes and deletes rows by their numbers on SQLite."""
+"""Reads and deletes rows by their numbers on SQLite."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely
-from sqlbuffer.storage.rows.pieces import Columns, Piece
+from sqlbuffer.storage.rows.pieces import Piece
 
 # Parts are read and written once: in the page cache they would take the place of hot pages, and the
 # memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
@@ -17,17 +17,6 @@ READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
 _CHUNK_BYTES = 2**18
 
 _INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
-_REPLACE = (
-    "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
-    "WHERE buffer_id = ? AND seq = ?"
-)
-_NOTE_CHANGES = (
-    "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
-    "SELECT :id, e.seq, :fields, 1 FROM json_each(:seqs) j "
-    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value WHERE true "
-    "ON CONFLICT (buffer_id, seq) DO UPDATE SET fields = excluded.fields, "
-    "n_changes = n_changes + 1, changed_at = excluded.changed_at"
-)
 
 
 def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
@@ -38,19 +27,6 @@ def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> 
         "DELETE FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM json_each(?))",
         (buffer_id, json.dumps(list(seqs))),
     ).rowcount
-
-
-def replace(
-    connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Columns, names: str
-) -> int:
-    """Change what rows hold, and note that; return how many of the rows there are."""
-    driver = driver_of(connection)
-    driver.execute(
-        "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
-    )
-    driver.executemany(_REPLACE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
-    given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
-    return int(driver.execute(_NOTE_CHANGES, given).rowcount)
 
 
 def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:

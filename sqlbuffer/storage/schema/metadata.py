@@ -8,6 +8,8 @@ from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.schema.column_types import IntegerList, RealList
 
+# Capabilities say in the `info` of their tables what the script of roles grants (`writer_may`,
+# `learner_may`, in addition to reading), and that rows die often (`is_vacuumed`).
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -32,6 +34,11 @@ REALS = RealList()
 def buffer_key() -> Column[int]:
     """Return the column of the buffer, a part of the primary key."""
     return Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer")
+
+
+def vacuumed_tables() -> list[str]:
+    """Return the tables whose `info` says that their rows die often."""
+    return [name for name, table in metadata.tables.items() if table.info.get("is_vacuumed")]
 
 
 def seq_key() -> tuple[Column[int], Column[int]]:

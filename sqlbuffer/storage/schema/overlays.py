@@ -1,8 +1,8 @@
 """The overlay tables: narrow ones, by seq, for what changes after a row was inserted.
 
-A capability declares its overlay in its `tables.py`. Whatever treats all overlays alike reads
-`OVERLAYS`: roles, vacuum, and the tests that eviction and deletion leave no row of one behind.
-Dropping a buffer and `doctor` read the metadata, which has the overlays among the other tables.
+A capability declares its overlay in its `tables.py`. The tests that eviction and deletion leave no
+row of an overlay behind read `OVERLAYS`. Roles, vacuum, `doctor` and dropping a buffer read the
+metadata, which has the overlays among the other tables.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,6 @@ class Overlay:
         leaves_late: Eviction by row leaves its rows behind, below the window, and
             `delete_range` removes them later: writers do not wait for learners. The rows of other
             overlays leave with the row of `experiences`.
-        writer_may: What the role of writers may do in addition to reading.
-        learner_may: What the role of learners may do in addition to reading.
         learner_sets_flag: Whether learners set `flag`; else it is set with the rights of the owner,
             or when the buffer is created.
     """
@@ -32,8 +30,6 @@ class Overlay:
     table: Table
     flag: str
     leaves_late: bool
-    writer_may: str
-    learner_may: str
     learner_sets_flag: bool
 
 
@@ -60,17 +56,18 @@ def overlay_table(
         flag_comment: What the flag says, where this table brings the flag along; None: another
             overlay does.
         leaves_late: See `Overlay`.
-        writer_may: See `Overlay`.
-        learner_may: See `Overlay`.
+        writer_may: What the role of writers may do in addition to reading.
+        learner_may: What the role of learners may do in addition to reading.
         learner_sets_flag: See `Overlay`.
         options: Options of the table.
     """
-    table = Table(name, metadata, *seq_key(), *columns, **options)
+    info = {"writer_may": writer_may, "learner_may": learner_may, "is_vacuumed": True}
+    table = Table(name, metadata, *seq_key(), *columns, info=info, **options)
     if flag_comment is not None:
         metadata.tables["buffers"].append_column(
             Column(flag, Boolean, nullable=False, server_default=false(), comment=flag_comment)
         )
-    OVERLAYS[name] = Overlay(table, flag, leaves_late, writer_may, learner_may, learner_sets_flag)
+    OVERLAYS[name] = Overlay(table, flag, leaves_late, learner_sets_flag)
     return table
 
 

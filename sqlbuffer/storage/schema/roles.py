@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from importlib import resources
 
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import metadata, vacuumed_tables
 from sqlbuffer.storage.schema.overlays import OVERLAYS
 
 
@@ -13,14 +13,14 @@ def roles_script() -> str:
     flags = {overlay.flag: None for overlay in OVERLAYS.values() if overlay.learner_sets_flag}
     return script.read_text(encoding="utf-8").format(
         tables=", ".join(metadata.tables),
-        overlays=", ".join(OVERLAYS),
+        vacuumed=", ".join(vacuumed_tables()),
         flags=", ".join(flags),
         grants="\n".join(_grants()),
     )
 
 
 def _grants() -> Iterator[str]:
-    for name, overlay in OVERLAYS.items():
-        for role, rights in (("writer", overlay.writer_may), ("learner", overlay.learner_may)):
-            if rights:
+    for name, table in metadata.tables.items():
+        for role in ("writer", "learner"):
+            if rights := table.info.get(f"{role}_may"):
                 yield f"GRANT {rights} ON {name} TO sqlbuffer_{role};"

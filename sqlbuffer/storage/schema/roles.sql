@@ -30,7 +30,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_sessions, v_chunks, v_quarantine, v_labels, v_slots, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_priorities, v_samples, v_sessions, v_item_groups, v_quarantine, v_labels, v_slots, v_leases, v_queue, v_flow, v_waiting, v_windows, new_experiences,
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
@@ -47,8 +47,8 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        GRANT MAINTAIN ON experiences, episodes, tasks, priority_blocks, row_blocks, samples, flow, leases, slots, chunks, applied_writes,
-            {overlays}
+        GRANT MAINTAIN ON experiences, episodes, tasks, priority_blocks, row_blocks, samples, flow, leases, applied_writes,
+            {vacuumed}
         TO sqlbuffer_writer, sqlbuffer_learner;
     END IF;
 END
@@ -65,13 +65,7 @@ GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
--- Slots of compat.memmap, which are used again: what they showed is deleted.
-GRANT INSERT, UPDATE, DELETE ON slot_rings, slots, slot_writers TO sqlbuffer_learner;
--- Rings of compat.ding: a push counts.
-GRANT INSERT, UPDATE ON item_rings TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_replace_v1 TO sqlbuffer_learner;
--- Chunks of compat.minestudio, which leave by their own rules.
-GRANT INSERT, UPDATE, DELETE ON fragment_pools, chunks, fragment_workers, prepared_lists TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_summarize_v1, sqlbuffer_hold_v1 TO sqlbuffer_learner;
 
 COMMIT;

@@ -230,14 +230,15 @@ VIEWS = {
             "current": ("boolean", "it is the buffer's session now"),
         },
     ),
-    "v_chunks": View(
-        "One row a chunk of fragments (`compat.minestudio`), until its payloads leave.",
+    "v_item_groups": View(
+        "One row a group of items that leave together, until their payloads leave: a chunk of "
+        "fragments of `compat.minestudio`.",
         {
             "buffer": _BUFFER,
-            "chunk": ("integer", "number in the order of insertion"),
-            "worker_uuid": ("text", "who made it: `task_id` of its fragments"),
-            "first_fid": ("integer", "`step` of its first fragment"),
-            "fragments": ("integer", "how many it has"),
+            "number": ("integer", "number in the order of insertion"),
+            "task_id": ("text", "the task of its items: the worker that made them"),
+            "first_step": ("integer", "`step` of its first item: its `fid_in_worker`"),
+            "items": ("integer", "how many it has"),
             "session_id": ("text", "the training session of the first"),
             "model_version": ("integer", "version of the model that made the first"),
             "staleness": ("integer", "by how much the oldest is behind the model now"),

@@ -173,10 +173,10 @@ def test_d9_a_second_process_does_not_overwrite_what_another_one_writes(make, bu
     buffer = make()
     fill(buffer)
     other = f"{os.uname().nodename} {os.getppid()} 0123456789ab"
-    writer = "INSERT INTO slot_writers (buffer_id, holder) SELECT id, :holder FROM buffers"
-    run(buffer_url, writer, holder=other)
+    writer = "INSERT INTO participants (buffer_id, role, name) SELECT id, 'writer', :name"
+    run(buffer_url, f"{writer} FROM buffers", name=other)
     with pytest.raises(MemmapError, match=f"process {os.getppid()} .* writes to the buffer"):
         make(overwrite=True)
     assert len(buffer) == 3
-    run(buffer_url, "DELETE FROM slot_writers WHERE holder = :holder", holder=other)
+    run(buffer_url, "DELETE FROM participants WHERE name = :name", name=other)
     assert len(make(overwrite=True)) == 0

@@ -153,7 +153,7 @@ def test_dropping_the_buffer_leaves_nothing_behind(make: Make, buffer_url: str) 
     send_all(buffer, "w", range(5))
     buffer.fetch_fragments(2, timeout=0)
     ReplayBuffer.drop(buffer_url, "replay_buffer")
-    for table in ("fragment_pools", "chunks", "fragment_workers", "prepared_lists", "experiences"):
+    for table in ("buffer_layouts", "item_groups", "participants", "experiences"):
         assert scalar(buffer_url, f"SELECT count(*) FROM {table}") == 0
     for call in (
         lambda: buffer.fetch_fragments(2, timeout=0),
@@ -176,8 +176,8 @@ def test_a_consumer_that_holds_nothing_leaves_nothing_behind(make: Make, buffer_
     ):
         buffer.fetch_fragments(1, timeout=0, consumer="a")
         end()
-        assert scalar(buffer_url, "SELECT count(*) FROM prepared_lists") == 0
-        assert scalar(buffer_url, "SELECT sum(n_pins) FROM chunks") == 0
+        assert scalar(buffer_url, "SELECT count(*) FROM participants WHERE role = 'consumer'") == 0
+        assert scalar(buffer_url, "SELECT sum(n_pins) FROM item_groups") == 0
 
 
 def test_a_new_session_forgets_workers_and_consumers_that_are_long_gone(
@@ -189,10 +189,9 @@ def test_a_new_session_forgets_workers_and_consumers_that_are_long_gone(
     for consumer in ("gone", "here"):
         buffer.fetch_fragments(1, timeout=0, consumer=consumer)
     old = "datetime('now', '-31 days')" if is_sqlite(buffer_url) else "now() - interval '31 days'"
-    run(buffer_url, f"UPDATE fragment_workers SET seen_at = {old} WHERE worker_uuid = 'gone'")
-    run(buffer_url, f"UPDATE prepared_lists SET fetched_at = {old} WHERE consumer = 'gone'")
+    run(buffer_url, f"UPDATE participants SET seen_at = {old} WHERE name = 'gone'")
     (_, held) = buffer.prepared_fragments("here")[0]
     buffer.update_model_version("s", 1)
-    assert run(buffer_url, "SELECT worker_uuid FROM fragment_workers") == [("here",)]
-    assert run(buffer_url, "SELECT consumer FROM prepared_lists") == [("here",)]
+    left = run(buffer_url, "SELECT role, name FROM participants ORDER BY role")
+    assert left == [("consumer", "here"), ("worker", "here")]
     assert run(buffer_url, "SELECT id FROM experiences") == [(held,)]

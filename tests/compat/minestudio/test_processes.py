@@ -76,9 +76,10 @@ def test_the_rules_hold_with_many_processes_at_once(buffer_url: str) -> None:
     assert stats["chunks"] * PER_CHUNK + stats["dropped"] == 3 * N_FRAGMENTS
     left = sum(stats[cause] for cause in ("used_up", "evicted", "stale", "other_session"))
     assert left + stats["replay_buffer_size (chunk)"] == stats["chunks"]
-    places = run(buffer_url, "SELECT place FROM chunks WHERE place IS NOT NULL ORDER BY place")
+    held = "FROM item_groups WHERE place IS NOT NULL"
+    places = run(buffer_url, f"SELECT place {held} ORDER BY place")
     assert [place for (place,) in places] == list(range(len(places)))
-    n_held = scalar(buffer_url, "SELECT count(*) FROM chunks WHERE place IS NOT NULL OR n_pins > 0")
+    n_held = scalar(buffer_url, f"SELECT count(*) {held} OR n_pins > 0")
     assert scalar(buffer_url, "SELECT count(*) FROM experiences") == n_held * PER_CHUNK
 
 

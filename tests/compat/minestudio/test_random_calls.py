@@ -65,7 +65,9 @@ class Run:
         assert indices(prepared) == model.prepared
         held = run(self.url, "SELECT task_id, step FROM experiences")
         assert {(worker, fid) for worker, fid in held} == model.held()
-        ready = run(self.url, "SELECT first_fid, use_count, place FROM chunks ORDER BY chunk")
+        ready = run(
+            self.url, "SELECT first_step, use_count, place FROM item_groups ORDER BY number"
+        )
         live = [(c.fragments[0][1], c.uses) for c in model.chunks]
         assert [(fid, uses) for fid, uses, place in ready if place is not None] == live
         places = sorted(place for _, _, place in ready if place is not None)

@@ -101,7 +101,11 @@ def test_w_staleness_every_fragment_of_a_chunk_counts(make: Make, buffer_url: st
     buffer.update_model_version("s", 1)
     send(buffer, "w", 0, 2, "s")
     send(buffer, "w", 1, 1, "s")  # older than the first
-    run(buffer_url, "UPDATE fragment_pools SET version = 3")  # nothing was purged yet
+    state = json.loads(scalar(buffer_url, "SELECT CAST(state AS text) FROM buffer_layouts"))
+    state = json.dumps({**state, "version": 3})
+    run(
+        buffer_url, "UPDATE buffer_layouts SET state = :state", state=state
+    )  # nothing was purged yet
     with pytest.raises(FetchTimeoutError, match=r"version 2 or later"):
         buffer.fetch_fragments(2, timeout=0)
     assert buffer.stats()["replay_buffer/stale"] == 1
@@ -223,7 +227,7 @@ def test_w_querying_finds_fragments_by_worker_version_session_and_episode(
     assert found == {
         "worker": ["a"], "version": ["b"], "session": ["a", "b"], "x": ["a"], "y": ["a", "b"],
     }  # fmt: skip
-    shown = run(buffer_url, "SELECT worker_uuid, staleness, ready FROM v_chunks ORDER BY chunk")
+    shown = run(buffer_url, "SELECT task_id, staleness, ready FROM v_item_groups ORDER BY number")
     assert [(worker, staleness, bool(ready)) for worker, staleness, ready in shown] == [
         ("a", 1, True),
         ("b", 0, True),
@@ -363,7 +367,7 @@ def test_w_validation_takes_the_extremes_of_versions_and_sessions(
     send(buffer, "w", 1, -most, "s\u00e9ance \U0001f600")
     assert indices(buffer.fetch_fragments(1, timeout=0)) == [("w", 0)]
     buffer.update_model_version("s\u00e9ance \U0001f600", -most)
-    assert scalar(buffer_url, "SELECT staleness FROM v_chunks") == -2 * most
+    assert scalar(buffer_url, "SELECT staleness FROM v_item_groups") == -2 * most
     buffer.update_model_version("", 1)
     send(buffer, "w", 2, 1, "")
     assert indices(buffer.fetch_fragments(1, timeout=0)) == [("w", 2)]

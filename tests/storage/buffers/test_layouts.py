@@ -14,9 +14,12 @@ from tests.support.statements import tables_used
 from tests.support.stepped_rows import make_row, step_is
 
 COMPAT_TABLES = {
-    "slot_rings", "slots", "slot_writers", "fragment_pools", "chunks", "fragment_workers",
-    "prepared_lists", "item_rings", "payload_changes",
-}  # fmt: skip
+    "buffer_layouts",
+    "participants",
+    "item_groups",
+    "slots",
+    "payload_changes",
+}
 CALLS = {
     "delete": lambda buffer: buffer.delete(step_is(1)),
     "clear": lambda buffer: buffer.clear(),
@@ -48,7 +51,7 @@ def test_the_layout_of_slots_is_followed(buffer_url):
         with ReplayBuffer(buffer_url, name="slots", create=False) as buffer:
             with tables_used(buffer, COMPAT_TABLES) as used:
                 buffer.delete(QueryBuilder().eq("r", 1).build())
-            assert used == {"slots", "slot_rings"}
+            assert used == {"slots", "buffer_layouts"}
 
 
 def test_a_process_without_compat_empties_slots(buffer_url):

@@ -21,11 +21,11 @@ def test_payload_and_metadata_are_stored_together_or_not_at_all(
     def crash(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(adding, "_note", crash)
+    monkeypatch.setattr(adding, "note_seen", crash)
     with pytest.raises(KeyboardInterrupt):
         send(buffer, "w", 0)
     monkeypatch.undo()
-    for table in ("experiences", "chunks", "fragment_workers"):
+    for table in ("experiences", "item_groups", "participants"):
         assert scalar(buffer_url, f"SELECT count(*) FROM {table}") == 0
     send(buffer, "w", 0)
     assert len(buffer.fetch_fragments(1, timeout=0)) == 1
@@ -46,7 +46,7 @@ def test_a_fetch_whose_answer_was_lost_counts_once(
     fetched = buffer.fetch_fragments(2, timeout=0)
     assert len(found) == 1
     assert indices(fetched) == [(worker, fid) for worker, fid, _ in found[0].fragments]
-    assert scalar(buffer_url, "SELECT sum(use_count) FROM chunks") == 2
+    assert scalar(buffer_url, "SELECT sum(use_count) FROM item_groups") == 2
     assert buffer.stats()["replay_buffer/fetched"] == 2
 
 

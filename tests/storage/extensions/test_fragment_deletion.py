@@ -23,7 +23,7 @@ def test_a_new_session_deletes_any_number_of_payloads(
     send_all(buffer, "w", range(7), 1, "one")
     buffer.update_model_version("two", 1)
     assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 0
-    assert scalar(buffer_url, "SELECT count(*) FROM chunks") == 0
+    assert scalar(buffer_url, "SELECT count(*) FROM item_groups") == 0
 
 
 def test_others_add_and_fetch_while_payloads_are_deleted(
@@ -75,5 +75,5 @@ def test_what_a_call_did_not_come_to_delete_is_deleted_later(
     monkeypatch.undo()
     send(buffer, "w", 4, 1, "s")
     assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 1
-    assert scalar(buffer_url, "SELECT count(*) FROM chunks") == 0
+    assert scalar(buffer_url, "SELECT count(*) FROM item_groups") == 0
     assert buffer.stats()["replay_buffer/dropped"] == 2

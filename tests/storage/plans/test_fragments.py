@@ -1,5 +1,6 @@
 """No call about chunks scans them (I9): at 100,000, with and without statistics."""
 
+import json
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -10,15 +11,16 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.extensions.fragments import adding, deleting, fetching, leaving, pool
 from tests.storage.plans.test_leases import Cost
-from tests.support.sql import buffer_id, fill, is_sqlite, run
+from tests.support.sql import buffer_id, fill, is_sqlite, run, scalar
 
 N_CHUNKS = 100_000
 CONFIG = {
     "max_chunks": N_CHUNKS, "max_staleness": 2**40, "max_reuse": 1, "fragments_per_chunk": 1,
 }  # fmt: skip
+WORKER = '{"last_fid": 1, "last_seq": 1, "session": "", "waiting": [[1, 1, 1]]}'
 MOST_ROWS_READ = 3_000
 MOST_STEPS = 150_000
-TABLES = "('experiences', 'chunks', 'fragment_workers', 'prepared_lists')"
+TABLES = "('experiences', 'item_groups', 'participants')"
 
 
 def fill_large(url):
@@ -30,23 +32,24 @@ def fill_large(url):
         seqs = "'[' || seq || ']'" if is_sqlite(url) else "ARRAY[seq]"
         run(
             url,
-            "INSERT INTO chunks (buffer_id, chunk, place, worker_uuid, first_fid, session, "
+            "INSERT INTO item_groups (buffer_id, number, place, task_id, first_step, session, "
             "model_version, oldest_version, n_bytes, seqs) "
             f"SELECT buffer_id, seq, seq - 1, task_id, step, '', seq, seq, 10, {seqs} "
             f"FROM experiences WHERE buffer_id = {number}",
         )
-        waiting = "'[[1,1,1]]'"
         run(
             url,
-            "INSERT INTO fragment_workers (buffer_id, worker_uuid, last_fid, last_seq, session, "
-            f"waiting, oldest_waiting) SELECT buffer_id, 'w' || seq, 1, 1, '', {waiting}, seq "
+            "INSERT INTO participants (buffer_id, role, name, state, oldest_version) "
+            f"SELECT buffer_id, 'worker', 'w' || seq, '{WORKER}', seq "
             f"FROM experiences WHERE buffer_id = {number} AND seq <= 10000",
         )
-        run(
-            url,
-            f"UPDATE fragment_pools SET n_chunks = {N_CHUNKS}, next_chunk = {N_CHUNKS + 1}, "
-            f"n_bytes = {10 * N_CHUNKS}, version = {N_CHUNKS} WHERE buffer_id = {number}",
-        )
+        state = json.loads(scalar(url, "SELECT CAST(state AS text) FROM buffer_layouts"))
+        state |= {
+            "n_groups": N_CHUNKS, "next_group": N_CHUNKS + 1, "n_bytes": 10 * N_CHUNKS,
+            "version": N_CHUNKS,
+        }  # fmt: skip
+        update = "UPDATE buffer_layouts SET state = :state WHERE buffer_id = :number"
+        run(url, update, state=json.dumps(state), number=number)
 
 
 class Undone(Exception):
@@ -96,7 +99,7 @@ def test_an_add_that_evicts_reads_one_chunk(store):
         for fid in range(3):
             new = adding.Fragment("new", fid, "", N_CHUNKS, N_CHUNKS + 1 + fid, 10)
             added = adding.add(connection, store, new)
-        assert added.pool.n_chunks == N_CHUNKS
+        assert added.pool.n_groups == N_CHUNKS
         assert added.pool.counts.evicted == 3
         assert deleting.delete_some(connection, store, 8) == 3
 
@@ -105,7 +108,7 @@ def test_what_is_too_old_is_found_by_an_index(store):
     with undone(store) as connection:
         now = pool.read(connection, store, locked=True)
         found = leaving.stale(connection, store.info.id, 20)
-        assert [each.chunk for each in found] == list(range(1, 20))
+        assert [each.number for each in found] == list(range(1, 20))
         leaving.leave(connection, store.info.id, now, found, "stale")
         assert deleting.delete_some(connection, store, 64) == 19
 

@@ -33,8 +33,8 @@ def fill_large(url):
     number = buffer_id(url, "ring")
     run(
         url,
-        "INSERT INTO item_rings (buffer_id, kind, push_count, tail) "
-        f"VALUES ({number}, 'advanced', {N_ROWS}, 0)",
+        "INSERT INTO buffer_layouts (buffer_id, config, next_number) "
+        f"VALUES ({number}, '{{}}', {N_ROWS})",
     )
     run(
         url,

@@ -73,7 +73,7 @@ def fill_slots(url, name, n_slots):
             connection.execute(text(statement), given)
         connection.execute(
             text(
-                f"UPDATE slot_rings SET next_turn = {n_slots}, num_episodes = {n_slots} "
+                f"UPDATE buffer_layouts SET next_number = {n_slots}, n_held = {n_slots} "
                 f"WHERE buffer_id = {number}"
             )
         )

@@ -373,8 +373,9 @@ def test_others_read_slots_and_change_nothing(with_roles, login, role):
     "statement",
     [
         "UPDATE slots SET length = 1",
-        "DELETE FROM slot_rings",
-        "INSERT INTO slot_writers (buffer_id, holder) VALUES (1, 'x')",
+        "DELETE FROM buffer_layouts",
+        "UPDATE buffer_layouts SET config = '{}'",
+        "INSERT INTO participants (buffer_id, role, name) VALUES (1, 'writer', 'x')",
         "SELECT sqlbuffer_replace_v1(1, '{1}', '{x}', '{null}', '{1}', '{null}', '{null}', 'r')",
     ],
 )
@@ -393,9 +394,9 @@ def test_learners_add_and_fetch_fragments(with_roles, login):
         buffer.update_model_version("two", 2)
         assert buffer.store.get_disk_space() == 0  # they may delete what has left
         buffer.store.clear()
-    refused(login("sqlbuffer_writer"), "DELETE FROM chunks")
+    refused(login("sqlbuffer_writer"), "DELETE FROM item_groups")
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
-        assert connection.execute("SELECT count(*) FROM v_chunks").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM v_item_groups").fetchone() == (0,)
 
 
 def test_a_writer_that_samples_leaves_expired_rows_to_others(with_roles, login):

@@ -477,19 +477,73 @@ COMMENT ON COLUMN payload_changes.fields IS 'which fields the last change wrote'
 COMMENT ON COLUMN payload_changes.n_changes IS 'how often the row was changed';
 COMMENT ON COLUMN payload_changes.changed_at IS 'when, last';
 
-CREATE TABLE slot_rings (
+CREATE TABLE buffer_layouts (
     buffer_id INTEGER NOT NULL,
     config JSONB NOT NULL,
-    next_turn BIGINT DEFAULT 0 NOT NULL,
-    num_episodes BIGINT DEFAULT 0 NOT NULL,
+    next_number BIGINT DEFAULT 0 NOT NULL,
+    next_place BIGINT DEFAULT 0 NOT NULL,
+    n_held BIGINT DEFAULT 0 NOT NULL,
     changes BIGINT DEFAULT 0 NOT NULL,
-    CONSTRAINT pk_slot_rings PRIMARY KEY (buffer_id)
+    state JSONB,
+    CONSTRAINT pk_buffer_layouts PRIMARY KEY (buffer_id)
 );
-COMMENT ON COLUMN slot_rings.buffer_id IS 'the buffer';
-COMMENT ON COLUMN slot_rings.config IS 'what the buffer was made with';
-COMMENT ON COLUMN slot_rings.next_turn IS 'the slot that is next, counted on through every lap';
-COMMENT ON COLUMN slot_rings.num_episodes IS 'episodes finished; at most one a slot';
-COMMENT ON COLUMN slot_rings.changes IS 'how often stored steps were changed or deleted in place';
+COMMENT ON COLUMN buffer_layouts.buffer_id IS 'the buffer';
+COMMENT ON COLUMN buffer_layouts.config IS 'what the buffer was made with';
+COMMENT ON COLUMN buffer_layouts.next_number IS 'number of the next item or slot, counted on through every lap';
+COMMENT ON COLUMN buffer_layouts.next_place IS 'place of the next item';
+COMMENT ON COLUMN buffer_layouts.n_held IS 'episodes that slots show';
+COMMENT ON COLUMN buffer_layouts.changes IS 'how often stored steps were changed or deleted in place';
+COMMENT ON COLUMN buffer_layouts.state IS 'what else the layout keeps';
+
+CREATE TABLE participants (
+    buffer_id INTEGER NOT NULL,
+    role TEXT NOT NULL,
+    name TEXT COLLATE "C" NOT NULL,
+    state JSONB,
+    oldest_version BIGINT,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_participants PRIMARY KEY (buffer_id, role, name)
+);
+CREATE INDEX ix_participants_waiting ON participants (buffer_id, oldest_version) WHERE oldest_version IS NOT NULL;
+COMMENT ON COLUMN participants.buffer_id IS 'the buffer';
+COMMENT ON COLUMN participants.role IS 'writer, worker or consumer';
+COMMENT ON COLUMN participants.name IS 'who; empty: all that have the role';
+COMMENT ON COLUMN participants.state IS 'what is known of it, or prepared for it';
+COMMENT ON COLUMN participants.oldest_version IS 'oldest version that waits; null: nothing waits';
+COMMENT ON COLUMN participants.seen_at IS 'when, last';
+
+CREATE TABLE item_groups (
+    buffer_id INTEGER NOT NULL,
+    number BIGINT NOT NULL,
+    place INTEGER,
+    task_id TEXT COLLATE "C" NOT NULL,
+    first_step BIGINT NOT NULL,
+    session TEXT COLLATE "C" NOT NULL,
+    model_version BIGINT NOT NULL,
+    oldest_version BIGINT NOT NULL,
+    n_bytes BIGINT NOT NULL,
+    use_count INTEGER DEFAULT 0 NOT NULL,
+    n_pins INTEGER DEFAULT 0 NOT NULL,
+    seqs BIGINT[] NOT NULL,
+    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_item_groups PRIMARY KEY (buffer_id, number)
+);
+CREATE INDEX ix_item_groups_left ON item_groups (buffer_id, number) WHERE place IS NULL AND n_pins = 0;
+CREATE INDEX ix_item_groups_oldest_version ON item_groups (buffer_id, oldest_version) WHERE place IS NOT NULL;
+CREATE INDEX ix_item_groups_place ON item_groups (buffer_id, place) WHERE place IS NOT NULL;
+COMMENT ON COLUMN item_groups.buffer_id IS 'the buffer';
+COMMENT ON COLUMN item_groups.number IS 'number in the order of insertion';
+COMMENT ON COLUMN item_groups.place IS 'place among those that may be fetched; null: it has left';
+COMMENT ON COLUMN item_groups.task_id IS 'task of its items';
+COMMENT ON COLUMN item_groups.first_step IS 'step of its first item';
+COMMENT ON COLUMN item_groups.session IS 'session of its first item';
+COMMENT ON COLUMN item_groups.model_version IS 'version of its first item';
+COMMENT ON COLUMN item_groups.oldest_version IS 'no item of it is older';
+COMMENT ON COLUMN item_groups.n_bytes IS 'bytes of its payloads';
+COMMENT ON COLUMN item_groups.use_count IS 'how often it was fetched';
+COMMENT ON COLUMN item_groups.n_pins IS 'prepared lists that hold it';
+COMMENT ON COLUMN item_groups.seqs IS 'its items, in order';
+COMMENT ON COLUMN item_groups.inserted_at IS 'when it was whole';
 
 CREATE TABLE slots (
     buffer_id INTEGER NOT NULL,
@@ -512,122 +566,6 @@ COMMENT ON COLUMN slots.episode_id IS 'key of the episode that it shows';
 COMMENT ON COLUMN slots.length IS 'its length; null while it is written';
 COMMENT ON COLUMN slots.meta IS 'its values of the meta fields, packed';
 COMMENT ON COLUMN slots.tail IS 'values of steps that have no row, packed';
-
-CREATE TABLE slot_writers (
-    buffer_id INTEGER NOT NULL,
-    holder TEXT COLLATE "C" NOT NULL,
-    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_slot_writers PRIMARY KEY (buffer_id, holder)
-);
-COMMENT ON COLUMN slot_writers.buffer_id IS 'the buffer';
-COMMENT ON COLUMN slot_writers.holder IS 'the process: host, pid and a random part';
-COMMENT ON COLUMN slot_writers.seen_at IS 'when it last wrote';
-
-CREATE TABLE fragment_pools (
-    buffer_id INTEGER NOT NULL,
-    config JSONB NOT NULL,
-    session TEXT COLLATE "C" NOT NULL,
-    version BIGINT DEFAULT -1 NOT NULL,
-    n_chunks INTEGER DEFAULT 0 NOT NULL,
-    n_bytes BIGINT DEFAULT 0 NOT NULL,
-    next_chunk BIGINT DEFAULT 1 NOT NULL,
-    low_chunk BIGINT DEFAULT 0 NOT NULL,
-    counts JSONB NOT NULL,
-    CONSTRAINT pk_fragment_pools PRIMARY KEY (buffer_id)
-);
-COMMENT ON COLUMN fragment_pools.buffer_id IS 'the buffer';
-COMMENT ON COLUMN fragment_pools.config IS 'what the buffer was made with';
-COMMENT ON COLUMN fragment_pools.session IS 'the session now';
-COMMENT ON COLUMN fragment_pools.version IS 'the model version now';
-COMMENT ON COLUMN fragment_pools.n_chunks IS 'chunks that may be fetched: their places are 0 to n_chunks - 1';
-COMMENT ON COLUMN fragment_pools.n_bytes IS 'bytes of their payloads';
-COMMENT ON COLUMN fragment_pools.next_chunk IS 'number of the next chunk';
-COMMENT ON COLUMN fragment_pools.low_chunk IS 'no chunk up to this one may be fetched';
-COMMENT ON COLUMN fragment_pools.counts IS 'what was added and what left';
-
-CREATE TABLE chunks (
-    buffer_id INTEGER NOT NULL,
-    chunk BIGINT NOT NULL,
-    place INTEGER,
-    worker_uuid TEXT COLLATE "C" NOT NULL,
-    first_fid BIGINT NOT NULL,
-    session TEXT COLLATE "C" NOT NULL,
-    model_version BIGINT NOT NULL,
-    oldest_version BIGINT NOT NULL,
-    n_bytes BIGINT NOT NULL,
-    use_count INTEGER DEFAULT 0 NOT NULL,
-    n_pins INTEGER DEFAULT 0 NOT NULL,
-    seqs BIGINT[] NOT NULL,
-    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_chunks PRIMARY KEY (buffer_id, chunk)
-);
-CREATE INDEX ix_chunks_left ON chunks (buffer_id, chunk) WHERE place IS NULL AND n_pins = 0;
-CREATE INDEX ix_chunks_oldest_version ON chunks (buffer_id, oldest_version) WHERE place IS NOT NULL;
-CREATE INDEX ix_chunks_place ON chunks (buffer_id, place) WHERE place IS NOT NULL;
-COMMENT ON COLUMN chunks.buffer_id IS 'the buffer';
-COMMENT ON COLUMN chunks.chunk IS 'number in the order of insertion';
-COMMENT ON COLUMN chunks.place IS 'place among those that may be fetched; null: it has left';
-COMMENT ON COLUMN chunks.worker_uuid IS 'who made it: task_id of its fragments';
-COMMENT ON COLUMN chunks.first_fid IS 'step of its first fragment';
-COMMENT ON COLUMN chunks.session IS 'session of its first fragment';
-COMMENT ON COLUMN chunks.model_version IS 'version of its first fragment';
-COMMENT ON COLUMN chunks.oldest_version IS 'no fragment of it is older';
-COMMENT ON COLUMN chunks.n_bytes IS 'bytes of its payloads';
-COMMENT ON COLUMN chunks.use_count IS 'how often it was fetched';
-COMMENT ON COLUMN chunks.n_pins IS 'prepared lists that hold it';
-COMMENT ON COLUMN chunks.seqs IS 'its fragments, in order';
-COMMENT ON COLUMN chunks.inserted_at IS 'when it was whole';
-
-CREATE TABLE fragment_workers (
-    buffer_id INTEGER NOT NULL,
-    worker_uuid TEXT COLLATE "C" NOT NULL,
-    last_fid BIGINT NOT NULL,
-    last_seq BIGINT NOT NULL,
-    session TEXT COLLATE "C" NOT NULL,
-    waiting JSONB NOT NULL,
-    oldest_waiting BIGINT,
-    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_fragment_workers PRIMARY KEY (buffer_id, worker_uuid)
-);
-CREATE INDEX ix_fragment_workers_waiting ON fragment_workers (buffer_id, oldest_waiting) WHERE oldest_waiting IS NOT NULL;
-COMMENT ON COLUMN fragment_workers.buffer_id IS 'the buffer';
-COMMENT ON COLUMN fragment_workers.worker_uuid IS 'the worker';
-COMMENT ON COLUMN fragment_workers.last_fid IS 'number of its last fragment';
-COMMENT ON COLUMN fragment_workers.last_seq IS 'seq of its last fragment';
-COMMENT ON COLUMN fragment_workers.session IS 'session of that';
-COMMENT ON COLUMN fragment_workers.waiting IS 'fragments that are no chunk yet: [seq, model_version, bytes] of each';
-COMMENT ON COLUMN fragment_workers.oldest_waiting IS 'the oldest version of those; null: none';
-COMMENT ON COLUMN fragment_workers.seen_at IS 'when it last wrote';
-
-CREATE TABLE prepared_lists (
-    buffer_id INTEGER NOT NULL,
-    consumer TEXT COLLATE "C" NOT NULL,
-    token TEXT COLLATE "C" NOT NULL,
-    chunks JSONB NOT NULL,
-    fragments JSONB NOT NULL,
-    fetched_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_prepared_lists PRIMARY KEY (buffer_id, consumer)
-);
-COMMENT ON COLUMN prepared_lists.buffer_id IS 'the buffer';
-COMMENT ON COLUMN prepared_lists.consumer IS 'whose list; empty: that of all';
-COMMENT ON COLUMN prepared_lists.token IS 'the call that fetched it';
-COMMENT ON COLUMN prepared_lists.chunks IS 'its chunks, in order';
-COMMENT ON COLUMN prepared_lists.fragments IS 'its fragments, in order: [worker_uuid, fid_in_worker, id] of each';
-COMMENT ON COLUMN prepared_lists.fetched_at IS 'when it was fetched';
-
-CREATE TABLE item_rings (
-    buffer_id INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    push_count BIGINT DEFAULT 0 NOT NULL,
-    tail BIGINT DEFAULT 0 NOT NULL,
-    state JSONB,
-    CONSTRAINT pk_item_rings PRIMARY KEY (buffer_id)
-);
-COMMENT ON COLUMN item_rings.buffer_id IS 'the buffer';
-COMMENT ON COLUMN item_rings.kind IS 'what it is used as: naive, advanced, ..';
-COMMENT ON COLUMN item_rings.push_count IS 'items pushed, those that left included';
-COMMENT ON COLUMN item_rings.tail IS 'the place of the next item, below the capacity';
-COMMENT ON COLUMN item_rings.state IS 'what else the kind keeps';
 
 CREATE TABLE applied_writes (
     buffer_id INTEGER NOT NULL,
@@ -690,14 +628,10 @@ ALTER TABLE label_history ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE quarantine ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE payload_parts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE payload_changes ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE slot_rings ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE buffer_layouts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE slots ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE slot_writers ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE fragment_pools ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE chunks ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE fragment_workers ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE prepared_lists ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE item_rings ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE participants ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE item_groups ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.

@@ -288,14 +288,47 @@ CREATE TABLE payload_changes (
     CONSTRAINT pk_payload_changes PRIMARY KEY (buffer_id, seq)
 );
 
-CREATE TABLE slot_rings (
+CREATE TABLE buffer_layouts (
     buffer_id INTEGER NOT NULL,
     config TEXT NOT NULL,
-    next_turn BIGINT DEFAULT 0 NOT NULL,
-    num_episodes BIGINT DEFAULT 0 NOT NULL,
+    next_number BIGINT DEFAULT 0 NOT NULL,
+    next_place BIGINT DEFAULT 0 NOT NULL,
+    n_held BIGINT DEFAULT 0 NOT NULL,
     changes BIGINT DEFAULT 0 NOT NULL,
-    CONSTRAINT pk_slot_rings PRIMARY KEY (buffer_id)
+    state TEXT,
+    CONSTRAINT pk_buffer_layouts PRIMARY KEY (buffer_id)
 );
+
+CREATE TABLE participants (
+    buffer_id INTEGER NOT NULL,
+    role TEXT NOT NULL,
+    name TEXT NOT NULL,
+    state TEXT,
+    oldest_version BIGINT,
+    seen_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_participants PRIMARY KEY (buffer_id, role, name)
+);
+CREATE INDEX ix_participants_waiting ON participants (buffer_id, oldest_version) WHERE oldest_version IS NOT NULL;
+
+CREATE TABLE item_groups (
+    buffer_id INTEGER NOT NULL,
+    number BIGINT NOT NULL,
+    place INTEGER,
+    task_id TEXT NOT NULL,
+    first_step BIGINT NOT NULL,
+    session TEXT NOT NULL,
+    model_version BIGINT NOT NULL,
+    oldest_version BIGINT NOT NULL,
+    n_bytes BIGINT NOT NULL,
+    use_count INTEGER DEFAULT 0 NOT NULL,
+    n_pins INTEGER DEFAULT 0 NOT NULL,
+    seqs TEXT NOT NULL,
+    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_item_groups PRIMARY KEY (buffer_id, number)
+);
+CREATE INDEX ix_item_groups_left ON item_groups (buffer_id, number) WHERE place IS NULL AND n_pins = 0;
+CREATE INDEX ix_item_groups_oldest_version ON item_groups (buffer_id, oldest_version) WHERE place IS NOT NULL;
+CREATE INDEX ix_item_groups_place ON item_groups (buffer_id, place) WHERE place IS NOT NULL;
 
 CREATE TABLE slots (
     buffer_id INTEGER NOT NULL,
@@ -310,78 +343,6 @@ CREATE TABLE slots (
 );
 CREATE INDEX ix_slots_buffer_id_turn ON slots (buffer_id, turn);
 CREATE INDEX ix_slots_held ON slots (buffer_id, slot) WHERE holder IS NOT NULL;
-
-CREATE TABLE slot_writers (
-    buffer_id INTEGER NOT NULL,
-    holder TEXT NOT NULL,
-    seen_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_slot_writers PRIMARY KEY (buffer_id, holder)
-);
-
-CREATE TABLE fragment_pools (
-    buffer_id INTEGER NOT NULL,
-    config TEXT NOT NULL,
-    session TEXT NOT NULL,
-    version BIGINT DEFAULT (-1) NOT NULL,
-    n_chunks INTEGER DEFAULT 0 NOT NULL,
-    n_bytes BIGINT DEFAULT 0 NOT NULL,
-    next_chunk BIGINT DEFAULT 1 NOT NULL,
-    low_chunk BIGINT DEFAULT 0 NOT NULL,
-    counts TEXT NOT NULL,
-    CONSTRAINT pk_fragment_pools PRIMARY KEY (buffer_id)
-);
-
-CREATE TABLE chunks (
-    buffer_id INTEGER NOT NULL,
-    chunk BIGINT NOT NULL,
-    place INTEGER,
-    worker_uuid TEXT NOT NULL,
-    first_fid BIGINT NOT NULL,
-    session TEXT NOT NULL,
-    model_version BIGINT NOT NULL,
-    oldest_version BIGINT NOT NULL,
-    n_bytes BIGINT NOT NULL,
-    use_count INTEGER DEFAULT 0 NOT NULL,
-    n_pins INTEGER DEFAULT 0 NOT NULL,
-    seqs TEXT NOT NULL,
-    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_chunks PRIMARY KEY (buffer_id, chunk)
-);
-CREATE INDEX ix_chunks_left ON chunks (buffer_id, chunk) WHERE place IS NULL AND n_pins = 0;
-CREATE INDEX ix_chunks_oldest_version ON chunks (buffer_id, oldest_version) WHERE place IS NOT NULL;
-CREATE INDEX ix_chunks_place ON chunks (buffer_id, place) WHERE place IS NOT NULL;
-
-CREATE TABLE fragment_workers (
-    buffer_id INTEGER NOT NULL,
-    worker_uuid TEXT NOT NULL,
-    last_fid BIGINT NOT NULL,
-    last_seq BIGINT NOT NULL,
-    session TEXT NOT NULL,
-    waiting TEXT NOT NULL,
-    oldest_waiting BIGINT,
-    seen_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_fragment_workers PRIMARY KEY (buffer_id, worker_uuid)
-);
-CREATE INDEX ix_fragment_workers_waiting ON fragment_workers (buffer_id, oldest_waiting) WHERE oldest_waiting IS NOT NULL;
-
-CREATE TABLE prepared_lists (
-    buffer_id INTEGER NOT NULL,
-    consumer TEXT NOT NULL,
-    token TEXT NOT NULL,
-    chunks TEXT NOT NULL,
-    fragments TEXT NOT NULL,
-    fetched_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_prepared_lists PRIMARY KEY (buffer_id, consumer)
-);
-
-CREATE TABLE item_rings (
-    buffer_id INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    push_count BIGINT DEFAULT 0 NOT NULL,
-    tail BIGINT DEFAULT 0 NOT NULL,
-    state TEXT,
-    CONSTRAINT pk_item_rings PRIMARY KEY (buffer_id)
-);
 
 CREATE TABLE applied_writes (
     buffer_id INTEGER NOT NULL,

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.rows.row_codec import RowCoder
 from sqlbuffer.compat.memmap.slots.episode_cache import CacheKey, Columns, EpisodeCache
-from sqlbuffer.storage.extensions.item_lookups import slot_rows, slot_runs
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots, State
-from sqlbuffer.storage.rows.payload_changes import replace_payload
+from sqlbuffer.storage.extensions.slots.payload_changes import replace_payload
+from sqlbuffer.storage.extensions.slots.slot_lookups import slot_rows, slot_runs
 from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]

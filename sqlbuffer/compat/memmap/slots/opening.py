@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from sqlbuffer.compat.memmap.config.buffer_config import Config, target
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.errors import (
@@ -16,9 +14,8 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
 )
 from sqlbuffer.fields.buffer_fields import Fields
-from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.extensions.slots.episode_slots import find_ring, make_ring
+from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
 from sqlbuffer.storage.extensions.slots.slot_writers import other_writers
 from sqlbuffer.storage.extensions.tables import SLOTS
 from sqlbuffer.storage.retention.dropping import drop_buffer
@@ -72,9 +69,11 @@ def open_or_make(
             url, name, limits=Limits(), create=None, fields=fields, layout=SLOTS
         )
     # Its maker may have died, or may not have had the right, before it had slots.
-    if store.info.layout == SLOTS and find_ring(store) is None and _is_unused(store, fields):
-        make_ring(store, config.to_json())
-    check_same(folder, config, stored_config(store))
+    is_begun = store.info.layout == SLOTS and stored_config(store, SLOTS) is None
+    if is_begun and store.info.fields.specs == fields.specs:
+        given = config.to_json()
+        store.write(lambda connection: make_layout(connection, store, given))
+    check_same(folder, config, config_of(store))
     return store
 
 
@@ -85,10 +84,6 @@ def _make_folder(path: Path) -> None:
         raise StorageUnreachableError(
             f"cannot make the folder {path}: {error.strerror}; name a folder that may be written"
         ) from error
-
-
-def _is_unused(store: BufferStore, fields: Fields) -> bool:
-    return store.info.fields.specs == fields.specs and store.count(EVERYTHING) == 0
 
 
 @contextmanager
@@ -122,15 +117,15 @@ def open_existing(folder: Any, name: str) -> tuple[BufferStore, Config]:
     store = _found(url, name)
     if store is None:
         raise _missing(folder, path, name)
-    return store, stored_config(store)
+    return store, config_of(store)
 
 
-def stored_config(store: BufferStore) -> Config:
+def config_of(store: BufferStore) -> Config:
     """Return the configuration that a buffer was made with."""
-    ring = find_ring(store)
-    if ring is None:
+    found = stored_config(store, SLOTS)
+    if found is None:
         raise _of_another_part(store)
-    return Config.from_json(orjson.loads(ring.config))
+    return Config.from_json(found)
 
 
 def _of_another_part(store: BufferStore) -> MemmapError:

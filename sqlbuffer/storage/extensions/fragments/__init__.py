@@ -1,1 +1,1 @@
-"""Fragments in chunks for `compat.minestudio`: added, fetched at random, kept while prepared."""
+"""Fragments in groups for `compat.minestudio`: added, fetched at random, kept while prepared."""

@@ -1,21 +1,16 @@
-"""A fragment that comes in: it waits for its neighbours, and with the last of them is a chunk."""
+"""A fragment that comes in: it waits for its neighbours, and with the last of them is a group."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from orjson import dumps, loads
-from sqlalchemy import Connection, Text, bindparam, cast, insert, select, text
+from sqlalchemy import Connection, insert
 
 from sqlbuffer.storage.extensions.fragments.leaving import evict, oldest_allowed
-from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, PoolCounts, Rules, read
-from sqlbuffer.storage.extensions.fragments.tables import chunks, fragment_workers
+from sqlbuffer.storage.extensions.fragments.pool import Pool, PoolCounts, Rules, read
+from sqlbuffer.storage.extensions.participants import note_seen, state_of
+from sqlbuffer.storage.extensions.tables import WORKER, item_groups
 from sqlbuffer.storage.store import BufferStore
-
-_TABLE = fragment_workers.c
-_WORKER = select(
-    _TABLE.last_fid, _TABLE.last_seq, _TABLE.session, cast(_TABLE.waiting, Text)
-).where(_TABLE.buffer_id == ID, _TABLE.worker_uuid == bindparam("worker", type_=Text()))
 
 
 class NotInOrderError(Exception):
@@ -97,6 +92,26 @@ class Worker:
     session: str
     waiting: list[WaitingFragments]
 
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Worker":
+        """Return it as it is stored."""
+        waiting = [WaitingFragments(*each) for each in state["waiting"]]
+        return cls(**{**state, "waiting": waiting})
+
+    def state(self) -> dict[str, Any]:
+        """Return it as it is to be stored."""
+        waiting = [(each.seq, each.version, each.n_bytes) for each in self.waiting]
+        return {**vars(self), "waiting": waiting}
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest version that waits."""
+        return min((each.version for each in self.waiting), default=None)
+
+    def origin(self, name: str) -> Origin:
+        """Return where the fragments that wait are from."""
+        return Origin(name, self.session, self.last_fid - len(self.waiting) + 1)
+
 
 def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
     """Take in a fragment, in the transaction that stores it.
@@ -106,7 +121,8 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
         SentBeforeError: It has sent this one, which has left.
     """
     pool = read(connection, store, locked=True)
-    worker = _worker(connection, store.info.id, new.worker)
+    state = state_of(connection, store.info.id, WORKER, new.worker)
+    worker = None if state is None else Worker.of(state)
     if worker is not None and new.seq <= worker.last_seq and new.fid <= worker.last_fid:
         return Added()
     if worker is not None and (new.fid, new.session) == (worker.last_fid, worker.session):
@@ -122,14 +138,18 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
     pool.counts.gaps += n_missing > 0
     pool.counts.missing += n_missing
     is_reported = _report(pool.counts, pool.rules)
-    drop(connection, store.info.id, pool, _origin(new, worker, before), dropped)
+    origin = Origin(new.worker, new.session, new.fid)
+    if worker is not None and before:
+        origin = worker.origin(new.worker)
+    drop(connection, store.info.id, pool, origin, dropped)
     if len(kept) >= pool.rules.fragments_per_chunk:
-        _make_chunk(connection, store.info.id, pool, new, kept)
+        _make_group(connection, store.info.id, pool, new, kept)
         kept = []
         evict(connection, store, pool)
     # Where two send as one worker, the number of a row may be lower than that of the one before.
     last_seq = new.seq if worker is None else max(new.seq, worker.last_seq)
-    _note(connection, store.info.id, replace(new, seq=last_seq), kept)
+    now = Worker(new.fid, last_seq, new.session, kept)
+    note_seen(connection, store.info.id, WORKER, new.worker, now.state(), now.oldest_version)
     pool.save(connection, store.info.id)
     return Added(n_missing, len(dropped), is_reported, pool)
 
@@ -148,7 +168,7 @@ def _report(counts: PoolCounts, rules: Rules) -> bool:
 def _kept(
     before: list[WaitingFragments], own: WaitingFragments, session: str, pool: Pool
 ) -> list[WaitingFragments]:
-    """Return the fragments behind the last one that may not be part of a chunk."""
+    """Return the fragments behind the last one that may not be part of a group."""
     if session != pool.session:
         return []
     allowed = oldest_allowed(pool)
@@ -159,13 +179,6 @@ def _kept(
     return kept
 
 
-def _origin(new: Fragment, worker: Worker | None, before: list[WaitingFragments]) -> Origin:
-    """Return where the first of those that waited, or else the new one, is from."""
-    if worker is None or not before:
-        return Origin(new.worker, new.session, new.fid)
-    return Origin(new.worker, worker.session, worker.last_fid - len(before) + 1)
-
-
 def drop(
     connection: Connection,
     buffer_id: int,
@@ -173,16 +186,16 @@ def drop(
     origin: Origin,
     dropped: list[WaitingFragments],
 ) -> None:
-    """Take fragments that are part of no chunk for one that has left: it is deleted as those are,
+    """Take fragments that are part of no group for one that has left: it is deleted as those are,
     while nobody waits.
     """
     if dropped:
         pool.counts.dropped += len(dropped)
         pool.counts.left_weight += len(dropped)
-        _insert_chunk(connection, buffer_id, pool, None, origin, dropped)
+        _insert_group(connection, buffer_id, pool, None, origin, dropped)
 
 
-def _make_chunk(
+def _make_group(
     connection: Connection,
     buffer_id: int,
     pool: Pool,
@@ -190,13 +203,13 @@ def _make_chunk(
     fragments: list[WaitingFragments],
 ) -> None:
     origin = Origin(last.worker, last.session, last.fid - len(fragments) + 1)
-    _insert_chunk(connection, buffer_id, pool, pool.n_chunks, origin, fragments)
-    pool.n_chunks += 1
+    _insert_group(connection, buffer_id, pool, pool.n_groups, origin, fragments)
+    pool.n_groups += 1
     pool.n_bytes += sum(each.n_bytes for each in fragments)
-    pool.counts.chunks += 1
+    pool.counts.groups += 1
 
 
-def _insert_chunk(
+def _insert_group(
     connection: Connection,
     buffer_id: int,
     pool: Pool,
@@ -206,54 +219,15 @@ def _insert_chunk(
 ) -> None:
     values = {
         "buffer_id": buffer_id,
-        "chunk": pool.next_chunk,
+        "number": pool.next_group,
         "place": place,
-        "worker_uuid": origin.worker,
-        "first_fid": origin.first_fid,
+        "task_id": origin.worker,
+        "first_step": origin.first_fid,
         "session": origin.session,
         "model_version": fragments[0].version,
         "oldest_version": min(each.version for each in fragments),
         "n_bytes": sum(each.n_bytes for each in fragments),
         "seqs": [each.seq for each in fragments],
     }
-    connection.execute(insert(chunks), values)
-    pool.next_chunk += 1
-
-
-def _worker(connection: Connection, buffer_id: int, worker: str) -> Worker | None:
-    given = {"of": buffer_id, "worker": worker}
-    found: Any = connection.execute(_WORKER, given).one_or_none()
-    if found is None:
-        return None
-    return replace(Worker(*found), waiting=[WaitingFragments(*each) for each in loads(found[-1])])
-
-
-_NOTE = text(
-    "INSERT INTO fragment_workers "
-    "(buffer_id, worker_uuid, last_fid, last_seq, session, waiting, oldest_waiting) "
-    "VALUES (:of, :worker, :fid, :seq, :session, :waiting, :oldest) "
-    "ON CONFLICT (buffer_id, worker_uuid) DO UPDATE SET last_fid = excluded.last_fid, "
-    "last_seq = excluded.last_seq, session = excluded.session, waiting = excluded.waiting, "
-    "oldest_waiting = excluded.oldest_waiting, seen_at = excluded.seen_at"
-)
-
-
-def _note(
-    connection: Connection, buffer_id: int, new: Fragment, waiting: list[WaitingFragments]
-) -> None:
-    """Note what is known of a worker now."""
-    given: dict[str, Any] = {
-        "of": buffer_id,
-        "worker": new.worker,
-        "fid": new.fid,
-        "seq": new.seq,
-        "session": new.session,
-        "waiting": as_text(waiting),
-        "oldest": min((each.version for each in waiting), default=None),
-    }
-    connection.execute(_NOTE, given)
-
-
-def as_text(waiting: list[WaitingFragments]) -> str:
-    """Return the JSON of fragments that wait."""
-    return dumps([[each.seq, each.version, each.n_bytes] for each in waiting]).decode()
+    connection.execute(insert(item_groups), values)
+    pool.next_group += 1

@@ -1,7 +1,7 @@
-"""Payloads of chunks that have left: deleted behind the call that had them leave, in transactions
+"""Payloads of groups that have left: deleted behind the call that had them leave, in transactions
 of their own, so that nobody who adds or fetches waits for that.
 
-A chunk that has left and that no list holds is never fetched again: nothing has to be held while it
+A group that has left and that no list holds is never fetched again: nothing has to be held while it
 is deleted but the row of the buffer, as by all who delete. What a call leaves behind, because it
 was killed or others wrote just then, a later one deletes.
 """
@@ -15,28 +15,28 @@ from sqlbuffer.errors import SQLBufferError, StorageBusyError
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import at_once, hurried
 from sqlbuffer.storage.extensions.fragments.leaving import IS_NAMED, OWN, numbers
-from sqlbuffer.storage.extensions.fragments.tables import chunks
+from sqlbuffer.storage.extensions.tables import item_groups
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
 
-# Chunks that one transaction deletes; a new version waits for it. 8 MB each take PostgreSQL 15 ms.
+# Groups that one transaction deletes; a new version waits for it. 8 MB each take PostgreSQL 15 ms.
 AT_ONCE = 8
 # How long to wait for others, who delete for this call too.
 WAIT_S = 1.0
-_TABLE = chunks.c
+_TABLE = item_groups.c
 _LEFT = (
-    select(_TABLE.chunk, _TABLE.seqs)
+    select(_TABLE.number, _TABLE.seqs)
     .where(OWN, _TABLE.place.is_(None), _TABLE.n_pins == 0)
-    .order_by(_TABLE.chunk)
+    .order_by(_TABLE.number)
     .limit(bindparam("count", type_=Integer()))
 )
-_FORGET = delete(chunks).where(OWN, IS_NAMED)
+_FORGET = delete(item_groups).where(OWN, IS_NAMED)
 
 
 def delete_left(store: BufferStore, most: int | None = None) -> None:
-    """Delete chunks that have left and that no list holds, with their payloads.
+    """Delete groups that have left and that no list holds, with their payloads.
 
     The call that came along is done, whatever becomes of this.
 
@@ -65,15 +65,15 @@ def _is_any_left(store: BufferStore) -> bool:
 
 
 def delete_some(connection: Connection, store: BufferStore, n: int) -> int:
-    """Delete n chunks at most, in a transaction; return how many."""
+    """Delete n groups at most, in a transaction; return how many."""
     # First, as whoever deletes: then nobody else has these in hand.
     store.note_deletion(connection)
     rows = connection.execute(_LEFT, {"of": store.info.id, "count": n})
-    found = [(chunk, numbers(seqs)) for chunk, seqs in rows]
+    found = [(group, numbers(seqs)) for group, seqs in rows]
     if found:
         seqs = [seq for _, seqs in found for seq in seqs]
         remove_rows(connection, store.info.id, seqs)
-        gone = [chunk for chunk, _ in found]
+        gone = [group for group, _ in found]
         connection.execute(_FORGET, {"of": store.info.id, "named": gone})
     return len(found)
 

@@ -1,27 +1,21 @@
-"""Fetching chunks, and the list that a fetch prepares for all who ask."""
+"""Fetching groups, and the list that a fetch prepares for all who ask."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from orjson import dumps, loads
 from sqlalchemy import (
     BigInteger,
     Connection,
     Integer,
-    Text,
     bindparam,
-    cast,
-    delete,
     select,
-    text,
     update,
 )
 
 from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.extensions.fragments.leaving import (
-    Chunk,
+    ItemGroup,
     at_places,
     evict,
     leave,
@@ -29,7 +23,8 @@ from sqlbuffer.storage.extensions.fragments.leaving import (
     named,
 )
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, read
-from sqlbuffer.storage.extensions.fragments.tables import chunks, prepared_lists
+from sqlbuffer.storage.extensions.participants import forget, note_seen, state_of
+from sqlbuffer.storage.extensions.tables import CONSUMER, item_groups
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.store import BufferStore
@@ -39,31 +34,18 @@ Prepared = tuple[str, int, str]
 # Chooses k of n places.
 Choose = Callable[[int, int], Sequence[int]]
 
-_LISTS = prepared_lists.c
-_LIST = select(_LISTS.token, cast(_LISTS.chunks, Text), cast(_LISTS.fragments, Text)).where(
-    _LISTS.buffer_id == ID, _LISTS.consumer == bindparam("consumer", type_=Text())
-)
-_FORGET = delete(prepared_lists).where(
-    _LISTS.buffer_id == ID, _LISTS.consumer == bindparam("consumer", type_=Text())
-)
 _FRAGMENTS = select(
     experiences.c.seq, experiences.c.task_id, experiences.c.step, experiences.c.id
 ).where(has_key(ID, bindparam("seqs", type_=SeqList())))
-_PREPARE = text(
-    "INSERT INTO prepared_lists (buffer_id, consumer, token, chunks, fragments) "
-    "VALUES (:of, :consumer, :token, :chunks, :fragments) "
-    "ON CONFLICT (buffer_id, consumer) DO UPDATE SET token = excluded.token, "
-    "chunks = excluded.chunks, fragments = excluded.fragments, fetched_at = excluded.fetched_at"
-)
-_TABLE = chunks.c
-_NAMED = (_TABLE.buffer_id == ID) & is_number_of(_TABLE.chunk, bindparam("named", type_=SeqList()))
-_PIN = update(chunks).where(_NAMED).values(n_pins=_TABLE.n_pins + 1)
+_TABLE = item_groups.c
+_NAMED = (_TABLE.buffer_id == ID) & is_number_of(_TABLE.number, bindparam("named", type_=SeqList()))
+_PIN = update(item_groups).where(_NAMED).values(n_pins=_TABLE.n_pins + 1)
 _USE = _PIN.values(use_count=_TABLE.use_count + 1)
-_UNPIN = update(chunks).where(_NAMED).values(n_pins=_TABLE.n_pins - 1)
-_UNUSE = update(chunks).where(_NAMED).values(use_count=_TABLE.use_count - 1)
+_UNPIN = update(item_groups).where(_NAMED).values(n_pins=_TABLE.n_pins - 1)
+_UNUSE = update(item_groups).where(_NAMED).values(use_count=_TABLE.use_count - 1)
 _BACK = (
-    update(chunks)
-    .where(_TABLE.buffer_id == ID, _TABLE.chunk == bindparam("which", type_=BigInteger()))
+    update(item_groups)
+    .where(_TABLE.buffer_id == ID, _TABLE.number == bindparam("which", type_=BigInteger()))
     .values(place=bindparam("place_", type_=Integer()))
 )
 
@@ -82,12 +64,12 @@ class List:
 
     Attributes:
         token: The call that fetched it.
-        chunks: Its chunks, in order.
+        groups: Its groups, in order.
         fragments: Its fragments, in order.
     """
 
     token: str = ""
-    chunks: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
     fragments: list[Prepared] = field(default_factory=list)
 
 
@@ -96,7 +78,7 @@ class Fetched:
     """What a try to fetch came to.
 
     Attributes:
-        fragments: The list; None: there were too few chunks.
+        fragments: The list; None: there were too few groups.
         pool: The state behind it.
     """
 
@@ -106,13 +88,11 @@ class Fetched:
 
 def prepared(connection: Connection, buffer_id: int, consumer: str) -> List:
     """Return what was prepared for a consumer last."""
-    found: Any = connection.execute(_LIST, {"of": buffer_id, "consumer": consumer}).one_or_none()
-    if found is None:
+    state = state_of(connection, buffer_id, CONSUMER, consumer)
+    if state is None:
         return List()
-    token, numbers, fragments = found
-    return List(
-        token, loads(numbers), [(worker, fid, id_) for worker, fid, id_ in loads(fragments)]
-    )
+    fragments = [(worker, fid, id_) for worker, fid, id_ in state["fragments"]]
+    return List(state["token"], state["groups"], fragments)
 
 
 def fetch(
@@ -124,7 +104,7 @@ def fetch(
     consumer: str,
     token: str,
 ) -> Fetched:
-    """Hand out k chunks, if there are so many, and prepare them in place of what was prepared.
+    """Hand out k groups, if there are so many, and prepare them in place of what was prepared.
 
     Args:
         connection: The transaction.
@@ -155,10 +135,10 @@ def fetch(
 
 def _draw(
     connection: Connection, store: BufferStore, pool: Pool, k: int, choose: Choose
-) -> tuple[list[Chunk] | None, list[Prepared]]:
-    """Return k chunks and their fragments; None: there are fewer."""
-    while pool.n_chunks >= k:
-        chosen = at_places(connection, store.info.id, choose(pool.n_chunks, k)) if k else []
+) -> tuple[list[ItemGroup] | None, list[Prepared]]:
+    """Return k groups and their fragments; None: there are fewer."""
+    while pool.n_groups >= k:
+        chosen = at_places(connection, store.info.id, choose(pool.n_groups, k)) if k else []
         by_seq = _fragments(connection, store.info.id, chosen)
         broken = [each for each in chosen if any(seq not in by_seq for seq in each.seqs)]
         if not broken:
@@ -169,7 +149,7 @@ def _draw(
 
 
 def _fragments(
-    connection: Connection, buffer_id: int, chosen: Sequence[Chunk]
+    connection: Connection, buffer_id: int, chosen: Sequence[ItemGroup]
 ) -> dict[int, Prepared]:
     seqs = [seq for each in chosen for seq in each.seqs]
     if not seqs:
@@ -182,12 +162,12 @@ def _hand_out(
     connection: Connection,
     store: BufferStore,
     pool: Pool,
-    chosen: Sequence[Chunk],
+    chosen: Sequence[ItemGroup],
 ) -> None:
-    """Count a use of each chunk; those used as often as they may be leave."""
+    """Count a use of each group; those used as often as they may be leave."""
     counts = pool.counts
     if chosen:
-        given = {"of": store.info.id, "named": [each.chunk for each in chosen]}
+        given = {"of": store.info.id, "named": [each.number for each in chosen]}
         connection.execute(_USE, given)
         used = [each._replace(use_count=each.use_count + 1) for each in chosen]
         done = [each for each in used if each.use_count >= pool.rules.max_reuse]
@@ -206,22 +186,16 @@ def _replace(
     before: List,
     consumer: str,
     token: str,
-    chosen: Sequence[Chunk],
+    chosen: Sequence[ItemGroup],
     fragments: list[Prepared],
 ) -> None:
-    """Prepare a list in place of another, whose chunks are held no more; an empty one is none."""
+    """Prepare a list in place of another, whose groups are held no more; an empty one is none."""
     if not chosen:
-        hold_no_more(connection, store.info.id, consumer, before.chunks)
+        hold_no_more(connection, store.info.id, consumer, before.groups)
         return
-    _unpin(connection, store.info.id, before.chunks)
-    given: dict[str, Any] = {
-        "of": store.info.id,
-        "consumer": consumer,
-        "token": token,
-        "chunks": dumps([each.chunk for each in chosen]).decode(),
-        "fragments": dumps(fragments).decode(),
-    }
-    connection.execute(_PREPARE, given)
+    _unpin(connection, store.info.id, before.groups)
+    new = List(token, [each.number for each in chosen], fragments)
+    note_seen(connection, store.info.id, CONSUMER, consumer, vars(new))
 
 
 def _unpin(connection: Connection, buffer_id: int, held: Sequence[int]) -> None:
@@ -232,24 +206,24 @@ def _unpin(connection: Connection, buffer_id: int, held: Sequence[int]) -> None:
 def hold_no_more(
     connection: Connection, buffer_id: int, consumer: str, held: Sequence[int]
 ) -> None:
-    """Forget the list of a consumer, which holds those chunks."""
+    """Forget the list of a consumer, which holds those groups."""
     _unpin(connection, buffer_id, held)
-    connection.execute(_FORGET, {"of": buffer_id, "consumer": consumer})
+    forget(connection, buffer_id, CONSUMER, consumer)
 
 
 def release(connection: Connection, store: BufferStore, consumer: str) -> int:
     """Give back what was prepared for a consumer, as if it had not been fetched.
 
     Returns:
-        How many of its chunks may be fetched.
+        How many of its groups may be fetched.
     """
     pool = read(connection, store, locked=True)
     before = prepared(connection, store.info.id, consumer)
-    if not before.chunks:
+    if not before.groups:
         return 0
-    given = {"of": store.info.id, "named": before.chunks}
+    given = {"of": store.info.id, "named": before.groups}
     connection.execute(_UNUSE, given)
-    held = named(connection, store.info.id, before.chunks)
+    held = named(connection, store.info.id, before.groups)
     # What has left only because it was used up may be fetched again.
     back = [
         each
@@ -259,16 +233,16 @@ def release(connection: Connection, store: BufferStore, consumer: str) -> int:
         and each.session == pool.session
     ]
     for each in sorted(back):
-        place = {"of": store.info.id, "which": each.chunk, "place_": pool.n_chunks}
+        place = {"of": store.info.id, "which": each.number, "place_": pool.n_groups}
         connection.execute(_BACK, place)
-        pool.n_chunks += 1
+        pool.n_groups += 1
         pool.n_bytes += each.n_bytes
         pool.counts.used_up -= 1
-        pool.low_chunk = min(pool.low_chunk, each.chunk - 1)
-    pool.counts.fetched -= len(before.chunks)
+        pool.low_group = min(pool.low_group, each.number - 1)
+    pool.counts.fetched -= len(before.groups)
     _replace(connection, store, before, consumer, "", [], [])
     leave_stale(connection, store, pool)
     evict(connection, store, pool)
     pool.save(connection, store.info.id)
-    found = named(connection, store.info.id, before.chunks)
+    found = named(connection, store.info.id, before.groups)
     return sum(each.place is not None for each in found)

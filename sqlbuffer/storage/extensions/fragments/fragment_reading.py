@@ -1,4 +1,4 @@
-"""Fragments by id, and what can be asked of a buffer's chunks."""
+"""Fragments by id, and what can be asked of a buffer's groups."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ class FragmentReader:
 
     @retry_on_disconnect
     def pool(self) -> Pool:
-        """Return the state of the chunks."""
+        """Return the state of the groups."""
         store = self._store
         with translated(store.url), at_once(store.engine) as connection:
             return read(connection, store)

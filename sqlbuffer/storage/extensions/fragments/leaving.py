@@ -1,7 +1,7 @@
-"""How chunks leave: from those that may be fetched at once, and with their payloads when no
+"""How groups leave: from those that may be fetched at once, and with their payloads when no
 prepared list holds them any more (see `deleting`).
 
-Those that may be fetched have the places 0 to n - 1, so that a draw of places is a draw of chunks.
+Those that may be fetched have the places 0 to n - 1, so that a draw of places is a draw of groups.
 When some leave, the last ones take their places.
 """
 
@@ -13,50 +13,50 @@ from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, updat
 
 from sqlbuffer.codec.plain_json import INT64_MIN
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool
-from sqlbuffer.storage.extensions.fragments.tables import chunks
+from sqlbuffer.storage.extensions.tables import item_groups
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.store import BufferStore
 
-_TABLE = chunks.c
+_TABLE = item_groups.c
 OWN = _TABLE.buffer_id == ID
-IS_NAMED = is_number_of(_TABLE.chunk, bindparam("named", type_=SeqList()))
+IS_NAMED = is_number_of(_TABLE.number, bindparam("named", type_=SeqList()))
 _COLUMNS = (
-    _TABLE.chunk, _TABLE.place, _TABLE.use_count, _TABLE.n_bytes, _TABLE.model_version,
+    _TABLE.number, _TABLE.place, _TABLE.use_count, _TABLE.n_bytes, _TABLE.model_version,
     _TABLE.session, _TABLE.seqs,
 )  # fmt: skip
 _PLACED = _TABLE.place.is_not(None)
 _OLDEST = (
     select(*_COLUMNS)
-    .where(OWN, _TABLE.chunk > bindparam("low", type_=BigInteger()), _PLACED)
-    .order_by(_TABLE.chunk)
+    .where(OWN, _TABLE.number > bindparam("low", type_=BigInteger()), _PLACED)
+    .order_by(_TABLE.number)
     .limit(bindparam("count", type_=Integer()))
 )
 _STALE = (
     select(*_COLUMNS)
     .where(OWN, _TABLE.oldest_version < bindparam("oldest", type_=BigInteger()), _PLACED)
-    .order_by(_TABLE.oldest_version, _TABLE.chunk)
+    .order_by(_TABLE.oldest_version, _TABLE.number)
 )
-_ALL = select(*_COLUMNS).where(OWN, _PLACED).order_by(_TABLE.chunk)
+_ALL = select(*_COLUMNS).where(OWN, _PLACED).order_by(_TABLE.number)
 # That it is not null goes without saying; said, SQLite would go through all that are not.
 _AT_PLACES = select(*_COLUMNS).where(
     OWN, is_number_of(_TABLE.place, bindparam("places", type_=SeqList()))
 )
 _NAMED = select(*_COLUMNS).where(OWN, IS_NAMED)
-_LEAVE = update(chunks).where(OWN, IS_NAMED).values(place=None)
+_LEAVE = update(item_groups).where(OWN, IS_NAMED).values(place=None)
 _MOVE = (
-    update(chunks)
+    update(item_groups)
     .where(OWN, _PLACED, _TABLE.place == bindparam("old", type_=Integer()))
     .values(place=bindparam("new", type_=Integer()))
 )
 
 
-class Chunk(NamedTuple):
-    """A chunk: its number, its place among those that may be fetched, how often it was, the bytes
+class ItemGroup(NamedTuple):
+    """A group: its number, its place among those that may be fetched, how often it was, the bytes
     of its payloads, its version, its session and its fragments.
     """
 
-    chunk: int
+    number: int
     place: int | None
     use_count: int
     n_bytes: int
@@ -70,36 +70,36 @@ def oldest_allowed(pool: Pool) -> int:
     return max(pool.version - pool.rules.max_staleness, INT64_MIN)
 
 
-def oldest(connection: Connection, buffer_id: int, pool: Pool, n: int) -> list[Chunk]:
+def oldest(connection: Connection, buffer_id: int, pool: Pool, n: int) -> list[ItemGroup]:
     """Return those that were inserted first."""
-    return _found(connection, _OLDEST, of=buffer_id, low=pool.low_chunk, count=n)
+    return _found(connection, _OLDEST, of=buffer_id, low=pool.low_group, count=n)
 
 
-def stale(connection: Connection, buffer_id: int, allowed: int) -> list[Chunk]:
+def stale(connection: Connection, buffer_id: int, allowed: int) -> list[ItemGroup]:
     """Return those with a fragment of an older version."""
     return _found(connection, _STALE, of=buffer_id, oldest=allowed)
 
 
-def every(connection: Connection, buffer_id: int) -> list[Chunk]:
+def every(connection: Connection, buffer_id: int) -> list[ItemGroup]:
     """Return all that may be fetched."""
     return _found(connection, _ALL, of=buffer_id)
 
 
-def at_places(connection: Connection, buffer_id: int, places: Sequence[int]) -> list[Chunk]:
+def at_places(connection: Connection, buffer_id: int, places: Sequence[int]) -> list[ItemGroup]:
     """Return those at places, in the order of the places."""
     found = _found(connection, _AT_PLACES, of=buffer_id, places=places)
-    by_place = {chunk.place: chunk for chunk in found}
+    by_place = {group.place: group for group in found}
     return [by_place[place] for place in places]
 
 
-def named(connection: Connection, buffer_id: int, numbers: Sequence[int]) -> list[Chunk]:
-    """Return chunks by number, whether they have left or not."""
+def named(connection: Connection, buffer_id: int, numbers: Sequence[int]) -> list[ItemGroup]:
+    """Return groups by number, whether they have left or not."""
     return _found(connection, _NAMED, of=buffer_id, named=numbers)
 
 
-def _found(connection: Connection, statement: Any, **given: Any) -> list[Chunk]:
+def _found(connection: Connection, statement: Any, **given: Any) -> list[ItemGroup]:
     rows: Any = connection.execute(statement, given)
-    return [Chunk(*row)._replace(seqs=numbers(row[-1])) for row in rows]
+    return [ItemGroup(*row)._replace(seqs=numbers(row[-1])) for row in rows]
 
 
 def numbers(stored: Any) -> list[int]:
@@ -109,20 +109,20 @@ def numbers(stored: Any) -> list[int]:
 
 
 def leave(
-    connection: Connection, buffer_id: int, pool: Pool, leaving: Sequence[Chunk], cause: str
+    connection: Connection, buffer_id: int, pool: Pool, leaving: Sequence[ItemGroup], cause: str
 ) -> None:
-    """Take chunks out of those that may be fetched; count them under their cause."""
+    """Take groups out of those that may be fetched; count them under their cause."""
     if not leaving:
         return
-    connection.execute(_LEAVE, {"of": buffer_id, "named": [each.chunk for each in leaving]})
+    connection.execute(_LEAVE, {"of": buffer_id, "named": [each.number for each in leaving]})
     free = {each.place for each in leaving}
-    n = pool.n_chunks - len(leaving)
+    n = pool.n_groups - len(leaving)
     holes = sorted(place for place in free if place is not None and place < n)
-    last = [place for place in range(n, pool.n_chunks) if place not in free]
+    last = [place for place in range(n, pool.n_groups) if place not in free]
     if holes:
         moves = zip(last, holes, strict=True)
         connection.execute(_MOVE, [{"of": buffer_id, "old": o, "new": new} for o, new in moves])
-    pool.n_chunks = n
+    pool.n_groups = n
     pool.n_bytes -= sum(each.n_bytes for each in leaving)
     counts = pool.counts
     setattr(counts, cause, getattr(counts, cause) + len(leaving))
@@ -138,10 +138,10 @@ def leave_stale(connection: Connection, store: BufferStore, pool: Pool) -> None:
 
 def evict(connection: Connection, store: BufferStore, pool: Pool) -> None:
     """Take out those inserted first until there are no more than there may be."""
-    over = pool.n_chunks - pool.rules.max_chunks
+    over = pool.n_groups - pool.rules.max_chunks
     most = pool.rules.max_bytes
-    while over > 0 or (most is not None and pool.n_bytes > most and pool.n_chunks > 1):
+    while over > 0 or (most is not None and pool.n_bytes > most and pool.n_groups > 1):
         found = oldest(connection, store.info.id, pool, max(over, 1))
         leave(connection, store.info.id, pool, found, "evicted")
-        pool.low_chunk = found[-1].chunk
-        over = pool.n_chunks - pool.rules.max_chunks
+        pool.low_group = found[-1].number
+        over = pool.n_groups - pool.rules.max_chunks

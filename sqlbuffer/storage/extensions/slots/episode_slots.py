@@ -1,7 +1,7 @@
 """Numbered places that each show one episode, used in turn: what `compat.memmap` keeps.
 
 Turns are slots counted on through every lap, so that turn and number of slots give the slot.
-Whoever changes anything here holds the row of `slot_rings`.
+Whoever changes anything here holds the row of `buffer_layouts`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,7 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
-    cast,
     delete,
-    insert,
     select,
     text,
     update,
@@ -27,24 +25,24 @@ from sqlbuffer.storage.extensions.slots.slot_layout import (
     clear_slots,
     note_change,
 )
-from sqlbuffer.storage.extensions.slots.tables import slot_rings, slots
-from sqlbuffer.storage.extensions.tables import SLOTS
+from sqlbuffer.storage.extensions.tables import buffer_layouts, slots
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
-from sqlbuffer.storage.schema.metadata import json_literal
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them again takes several times as long as running them.
 _ID = bindparam("buffer_id", type_=Integer())
 _NAMED = is_number_of(slots.c.slot, bindparam("slots", type_=SeqList()))
-_RING = select(
-    cast(slot_rings.c.config, Text), slot_rings.c.next_turn, slot_rings.c.num_episodes
-).where(slot_rings.c.buffer_id == _ID)
+_RING = select(buffer_layouts.c.next_number, buffer_layouts.c.n_held).where(
+    buffer_layouts.c.buffer_id == _ID
+)
 _LOCKED_RING = _RING.with_for_update()
 _SHOWN = select(slots.c.slot, slots.c.length, slots.c.meta).where(slots.c.buffer_id == _ID)
 _NAMED_SHOWN = _SHOWN.where(_NAMED)
-_CHANGES = select(slot_rings.c.changes).where(slot_rings.c.buffer_id == _ID).scalar_subquery()
+_CHANGES = (
+    select(buffer_layouts.c.changes).where(buffer_layouts.c.buffer_id == _ID).scalar_subquery()
+)
 _STATES = select(slots.c.slot, slots.c.length, slots.c.episode_id, _CHANGES).where(
     slots.c.buffer_id == _ID
 )
@@ -52,7 +50,7 @@ _NAMED_STATES = _STATES.where(_NAMED)
 # Of numbers alone.
 _STATES_QUERY = (
     "SELECT slot, length, episode_id, "
-    "(SELECT changes FROM slot_rings WHERE buffer_id = {buffer_id:d}) "
+    "(SELECT changes FROM buffer_layouts WHERE buffer_id = {buffer_id:d}) "
     "FROM slots WHERE buffer_id = {buffer_id:d} AND slot IN ({numbers})"
 )
 _LENGTHS = select(slots.c.slot, slots.c.length).where(slots.c.buffer_id == _ID, slots.c.length > 0)
@@ -84,12 +82,10 @@ class Ring:
     """The slots of a buffer.
 
     Attributes:
-        config: JSON of what it was made with.
         next_turn: Turns up to here are finished.
         num_episodes: Episodes finished, at most one a slot.
     """
 
-    config: str
     next_turn: int
     num_episodes: int
 
@@ -135,13 +131,13 @@ class Slots:
 
     def set_ring(self, next_turn: int | None = None, num_episodes: int | None = None) -> None:
         """Move on by hand; slots from there on are free."""
-        values = {"next_turn": next_turn, "num_episodes": num_episodes}
+        values = {"next_number": next_turn, "n_held": num_episodes}
         given = {name: value for name, value in values.items() if value is not None}
 
         def work(connection: Connection) -> None:
             self.lock(connection)
             connection.execute(
-                update(slot_rings).where(of_buffer(slot_rings, self._id)).values(given)
+                update(buffer_layouts).where(of_buffer(buffer_layouts, self._id)).values(given)
             )
             if next_turn is not None:
                 ahead = of_buffer(slots, self._id) & (slots.c.turn >= next_turn)
@@ -225,48 +221,23 @@ class Slots:
         self.store.write(work)
 
 
-def make_ring(store: BufferStore, config: Mapping[str, Any]) -> None:
-    """Give a buffer slots, unless it has some."""
-
-    def work(connection: Connection) -> None:
-        store.lock(connection)
-        if _ring(connection, store.info.id) is None:
-            values = {"buffer_id": store.info.id, "config": json_literal(dict(config))}
-            connection.execute(insert(slot_rings).values(values))
-
-    store.write(work)
-
-
-def find_ring(store: BufferStore) -> Ring | None:
-    """Return the slots of a buffer, or None where it has none."""
-    if store.info.layout != SLOTS:
-        return None
-    with store.engine.connect() as connection:
-        return _ring(connection, store.info.id)
-
-
 def ring_of(connection: Connection, store: BufferStore, *, locked: bool = False) -> Ring:
     """Return how far the slots of a buffer are used.
 
     Raises:
         BufferNotFoundError: The buffer was dropped.
     """
-    found = _ring(connection, store.info.id, locked=locked)
+    statement = _LOCKED_RING if locked else _RING
+    found = connection.execute(statement, {"buffer_id": store.info.id}).one_or_none()
     if found is None:
         raise store.dropped()
-    return found
+    return Ring(*found)
 
 
 def set_episode_metas(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Set the JSON of the episodes that slots show: `buffer_id`, `slot` and `meta` of each."""
     if rows:
         connection.execute(_SAY, rows)
-
-
-def _ring(connection: Connection, buffer_id: int, *, locked: bool = False) -> Ring | None:
-    statement = _LOCKED_RING if locked else _RING
-    row = connection.execute(statement, {"buffer_id": buffer_id}).one_or_none()
-    return None if row is None else Ring(row[0], row[1], row[2])
 
 
 def of_buffer(table: Any, buffer_id: int) -> Any:

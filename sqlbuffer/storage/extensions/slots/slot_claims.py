@@ -25,14 +25,15 @@ from sqlalchemy import (
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.extensions import participants
 from sqlbuffer.storage.extensions.slots.episode_slots import (
     Ring,
     of_buffer,
     ring_of,
     set_episode_metas,
 )
-from sqlbuffer.storage.extensions.slots.slot_writers import living, note_alive
-from sqlbuffer.storage.extensions.slots.tables import slot_writers, slots
+from sqlbuffer.storage.extensions.slots.slot_writers import living
+from sqlbuffer.storage.extensions.tables import WRITER, slots
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
@@ -73,7 +74,7 @@ _PLACE = text(
     "episode_id = excluded.episode_id, length = excluded.length, meta = excluded.meta, tail = NULL"
 )
 _MOVE_ON = text(
-    "UPDATE slot_rings SET next_turn = :next_turn, num_episodes = :num_episodes "
+    "UPDATE buffer_layouts SET next_number = :next_turn, n_held = :num_episodes "
     "WHERE buffer_id = :buffer_id"
 )
 # How often a writer says that it lives.
@@ -222,7 +223,7 @@ class SlotClaims:
     def _see(self, connection: Connection) -> None:
         """Say now and then that this writer lives."""
         if time.monotonic() - self._seen_at >= SEEN_S:
-            note_alive(connection, self._id, self.holder)
+            participants.note_seen(connection, self._id, WRITER, self.holder)
             self._seen_at = time.monotonic()
 
     def release(self, turns: Sequence[int]) -> None:
@@ -339,12 +340,9 @@ class SlotClaims:
 
     def leave(self) -> None:
         """Be no writer any more."""
-
-        def work(connection: Connection) -> None:
-            own = of_buffer(slot_writers, self._id) & (slot_writers.c.holder == self.holder)
-            connection.execute(delete(slot_writers).where(own))
-
-        self.store.write(work)
+        self.store.write(
+            lambda connection: participants.forget(connection, self._id, WRITER, self.holder)
+        )
 
     def _lock(self, connection: Connection) -> Ring:
         return ring_of(connection, self.store, locked=True)

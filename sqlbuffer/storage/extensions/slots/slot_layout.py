@@ -4,11 +4,11 @@ from sqlalchemy import Connection, Integer, bindparam, delete, select, text, upd
 
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.buffers.layouts import BufferLayout
-from sqlbuffer.storage.extensions.slots.tables import slot_rings, slots
+from sqlbuffer.storage.extensions.tables import buffer_layouts, slots
 
 _ID = bindparam("buffer_id", type_=Integer())
-_LOCK = select(slot_rings.c.buffer_id).where(slot_rings.c.buffer_id == _ID).with_for_update()
-_NOTE = text("UPDATE slot_rings SET changes = changes + 1 WHERE buffer_id = :buffer_id")
+_LOCK = select(buffer_layouts.c.changes).where(buffer_layouts.c.buffer_id == _ID).with_for_update()
+_NOTE = text("UPDATE buffer_layouts SET changes = changes + 1 WHERE buffer_id = :buffer_id")
 # The offset keeps PostgreSQL from joining with the whole buffer where it has no statistics.
 _EMPTY = text(
     "UPDATE slots SET length = 0, meta = NULL, tail = NULL, episode_id = NULL "
@@ -41,8 +41,8 @@ def empty_slots(connection: Connection, buffer_id: int) -> None:
 def clear_slots(connection: Connection, buffer_id: int) -> None:
     """Forget the slots of every writer, and begin with the first; the caller holds the ring."""
     connection.execute(delete(slots).where(slots.c.buffer_id == buffer_id))
-    zero = update(slot_rings).where(slot_rings.c.buffer_id == buffer_id)
-    connection.execute(zero.values(next_turn=0, num_episodes=0))
+    zero = update(buffer_layouts).where(buffer_layouts.c.buffer_id == buffer_id)
+    connection.execute(zero.values(next_number=0, n_held=0))
 
 
 class SlotLayout(BufferLayout):

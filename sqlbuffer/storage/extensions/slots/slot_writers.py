@@ -1,35 +1,29 @@
 """The processes that write to slots, as far as they live."""
 
-from sqlalchemy import (
-    Connection,
-    delete,
-    select,
-    text,
-)
+from sqlalchemy import Connection, select
 
 from sqlbuffer.storage.database.holders import is_alive, is_here
-from sqlbuffer.storage.extensions.slots.episode_slots import of_buffer
-from sqlbuffer.storage.extensions.slots.slot_layout import (
-    empty_slots,
-    lock_ring,
-)
-from sqlbuffer.storage.extensions.slots.tables import slot_writers
+from sqlbuffer.storage.extensions.participants import forget, note_seen
+from sqlbuffer.storage.extensions.slots.slot_layout import empty_slots, lock_ring
+from sqlbuffer.storage.extensions.tables import WRITER, participants
 from sqlbuffer.storage.schema.server_clock import age_s
 from sqlbuffer.storage.store import BufferStore
 
-_SEE = text(
-    "INSERT INTO slot_writers (buffer_id, holder) VALUES (:buffer_id, :holder) "
-    "ON CONFLICT (buffer_id, holder) DO UPDATE SET seen_at = excluded.seen_at"
+_WRITERS = select(participants.c.name, age_s(participants.c.seen_at)).where(
+    participants.c.role == WRITER
 )
+
+
+def _writers(connection: Connection, buffer_id: int, timeout_s: float) -> dict[str, bool]:
+    """Return the writers of a buffer, and whether each lives."""
+    found = connection.execute(_WRITERS.where(participants.c.buffer_id == buffer_id))
+    return {holder: is_alive(holder, age_s, timeout_s) for holder, age_s in found}
 
 
 def living(connection: Connection, buffer_id: int, timeout_s: float) -> set[str]:
     """Return the writers of a buffer that live, as far as that is known."""
-    age = age_s(slot_writers.c.seen_at)
-    found = connection.execute(
-        select(slot_writers.c.holder, age).where(of_buffer(slot_writers, buffer_id))
-    )
-    return {holder for holder, age_s in found if is_alive(holder, age_s, timeout_s)}
+    found = _writers(connection, buffer_id, timeout_s)
+    return {holder for holder, is_living in found.items() if is_living}
 
 
 def other_writers(store: BufferStore) -> list[str]:
@@ -47,16 +41,9 @@ def register(store: BufferStore, holder: str) -> None:
     def work(connection: Connection) -> None:
         lock_ring(connection, store.info.id)
         empty_slots(connection, store.info.id)
-        alive = living(connection, store.info.id, store.info.open_timeout_s)
-        of = of_buffer(slot_writers, store.info.id)
-        for gone in set(connection.execute(select(slot_writers.c.holder).where(of)).scalars()):
-            if gone not in alive:
-                connection.execute(delete(slot_writers).where(of, slot_writers.c.holder == gone))
-        note_alive(connection, store.info.id, holder)
+        found = _writers(connection, store.info.id, store.info.open_timeout_s)
+        for gone in (name for name, is_living in found.items() if not is_living):
+            forget(connection, store.info.id, WRITER, gone)
+        note_seen(connection, store.info.id, WRITER, holder)
 
     store.write(work)
-
-
-def note_alive(connection: Connection, buffer_id: int, holder: str) -> None:
-    """Note that a writer lives."""
-    connection.execute(_SEE, {"buffer_id": buffer_id, "holder": holder})

@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 from tests.support.sql import run
 
 SIGKILL = {-signal.SIGKILL}
-HELD = "SELECT worker_uuid, first_fid, use_count FROM chunks WHERE place IS NOT NULL"
+HELD = "SELECT task_id, first_step, use_count FROM item_groups WHERE place IS NOT NULL"
 
 
 @pytest.fixture

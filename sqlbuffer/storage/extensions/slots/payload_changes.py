@@ -1,11 +1,11 @@
-"""Changes what stored rows hold. Only `compat` does that."""
+"""Changes what stored rows hold."""
 
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.rows import postgresql, sqlite
+from sqlbuffer.storage.extensions.slots import postgresql, sqlite
 from sqlbuffer.storage.rows.pieces import Columns
 
 _replace = by_database(sqlite=sqlite.replace, postgresql=postgresql.replace)

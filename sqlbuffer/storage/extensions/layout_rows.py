@@ -1,0 +1,48 @@
+"""What the buffers with a layout were made with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Text, cast, select, text
+
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.extensions.tables import buffer_layouts
+from sqlbuffer.storage.store import BufferStore
+
+_MAKE = text(
+    "INSERT INTO buffer_layouts (buffer_id, config, state) VALUES (:buffer_id, :config, :state) "
+    "ON CONFLICT (buffer_id) DO NOTHING"
+)
+
+
+def make_layout(
+    connection: Connection,
+    store: BufferStore,
+    config: Mapping[str, Any],
+    state: Mapping[str, Any] | None = None,
+) -> None:
+    """Note what a buffer is made with, unless another process was faster."""
+    store.lock(connection)
+    texts = {
+        name: None if value is None else orjson.dumps(value).decode()
+        for name, value in (("config", config), ("state", state))
+    }
+    connection.execute(_MAKE, {"buffer_id": store.info.id, **texts})
+
+
+def stored_config(store: BufferStore, layout: str) -> dict[str, Any] | None:
+    """Return what a buffer was made with.
+
+    Returns:
+        None where it has another layout, or where its maker died before noting that.
+    """
+    if store.info.layout != layout:
+        return None
+    own = buffer_layouts.c.buffer_id == store.info.id
+    with translated(store.url), store.engine.connect() as connection:
+        found = connection.execute(
+            select(cast(buffer_layouts.c.config, Text)).where(own)
+        ).scalar_one_or_none()
+    config: dict[str, Any] | None = None if found is None else orjson.loads(found)
+    return config
