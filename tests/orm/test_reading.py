@@ -91,12 +91,12 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=range(len(CONDITIONS)))
-def test_finds_the_rows_that_match_in_one_of_several_buffers(schema_url, session, condition):
+def test_finds_the_rows_that_match_in_one_of_several_buffers(schema_url, session):
     for name in ("other", "default"):
         buffer = ReplayBuffer(schema_url, name=name)
         buffer.store_batch(make_rows(10))
-    assert 0 < assert_same(session, buffer, condition) <= 10
+    for condition in CONDITIONS:
+        assert 0 < assert_same(session, buffer, condition) <= 10
 
 
 def found_by_each(session, conditions):
@@ -109,7 +109,7 @@ def found_by_each(session, conditions):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(drawn=rows_and_conditions())
 def test_random_conditions_find_what_get_all_finds(buffers, urls, drawn):
     rows, conditions = drawn
@@ -244,9 +244,9 @@ def test_rows_lead_to_their_episode_their_task_and_their_buffer(schema_url, sess
     ],
     ids=["field", "operator", "value", "key", "operators", "text"],
 )
-def test_a_malformed_condition_is_refused_as_get_all_refuses_it(schema_url, condition):
+def test_a_malformed_condition_is_refused_as_get_all_refuses_it(condition):
     with pytest.raises(ConditionError) as expected:
-        list(ReplayBuffer(schema_url).get_all(condition))
+        list(ReplayBuffer("sqlite://").get_all(condition))
     with pytest.raises(ConditionError) as error:
         orm.to_sqlalchemy(condition)
     assert str(error.value) == str(expected.value)
