@@ -1,9 +1,5 @@
 import multiprocessing
-import os
 import re
-import signal
-import subprocess
-import sys
 from decimal import Decimal
 
 import pytest
@@ -17,17 +13,14 @@ from sqlbuffer.demo.run import _check
 from sqlbuffer.demo.writer import Writers
 from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
 from tests.support.array_rows import make_array_row
-from tests.support.processes import FRESH, wait_until
+from tests.support.processes import FRESH
 
 SHORT = ("--writers", "2", "--episodes", "6", "--capacity", "100", "--batch-size", "32")
 
 
 @pytest.fixture(autouse=True)
 def warm_writers(monkeypatch):
-    """Fork the writers from a process that has imported what they need: it takes each 0.7 s.
-
-    The demo that Ctrl-C ends is a process of its own, and spawns them.
-    """
+    """Fork the writers from a process that has imported what they need: it takes each 0.7 s."""
     context = multiprocessing.get_context(FRESH)
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
@@ -99,45 +92,6 @@ def test_the_demo_refuses_a_database_in_memory(run):
     result = run("demo", "--url", "sqlite://", *SHORT)
     assert result.exit_code == 2
     assert "name a file" in result.stderr
-
-
-def test_ctrl_c_ends_the_demo_and_its_writers(sqlite_url, tmp_path):
-    code = "from sqlbuffer.cli import app; app()"
-    command = [sys.executable, "-c", code, "demo", "--url", sqlite_url, "--episodes", "5000"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        wait_until(lambda: rows_of(sqlite_url), "the first rows")
-        os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 130
-        assert errors == "sqlbuffer: interrupted; what was stored stays in the buffer\n"
-        wait_until(lambda: not alive(process.pid), "the end of the writers")
-        assert rows_of(sqlite_url) > 0
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def alive(group):
-    """Return the processes of a group that run; a dead one may wait long for who reaps it."""
-    command = ["ps", "-e", "-o", "pgid=,stat=,args="]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    members = [line.split(None, 2) for line in lines]
-    return [line for line in members if line[0] == str(group) and not line[1].startswith("Z")]
-
-
-def rows_of(url):
-    try:
-        with ReplayBuffer(url, name="demo", create=False) as buffer:
-            return len(buffer)
-    except SQLBufferError:  # not there yet
-        return 0
 
 
 def test_an_error_in_a_writer_reaches_the_parent_by_its_cause(tmp_path):

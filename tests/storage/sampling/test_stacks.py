@@ -81,12 +81,11 @@ def test_every_stack_is_that_of_the_reference(buffer, buffer_url, made, n_step, 
     places = list(zip(batch.info["episode"], batch.info["t"].tolist(), strict=True))
     # 24 steps at most: one is missed by 400 draws with a chance of 4e-8.
     assert set(places) == set(expected)
-    for i, place in enumerate(places):
-        frames, after, total, m = expected[place]
-        np.testing.assert_array_equal(batch.obs[i], frames)
-        np.testing.assert_array_equal(batch.next_obs[i], after)
-        np.testing.assert_allclose(batch.reward[i], total, rtol=1e-6)
-        assert batch.info["n_steps"][i] == m
+    frames, after, totals, n_steps = zip(*(expected[place] for place in places), strict=True)
+    np.testing.assert_array_equal(batch.obs, frames)
+    np.testing.assert_array_equal(batch.next_obs, after)
+    np.testing.assert_allclose(batch.reward, totals, rtol=1e-6)
+    assert batch.info["n_steps"].tolist() == list(n_steps)
 
 
 def test_an_unstacked_field_keeps_its_shape_beside_a_stacked_one(buffer, buffer_url):

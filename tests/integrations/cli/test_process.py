@@ -8,7 +8,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import start
-from tests.cli.terminal import run_on_terminal
+from tests.integrations.cli.terminal import run_on_terminal
 from tests.support import sql
 from tests.support.processes import wait_until
 

@@ -1,0 +1,3 @@
+from tests.cli.conftest import filled, run
+
+__all__ = ["filled", "run"]
