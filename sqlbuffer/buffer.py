@@ -293,7 +293,7 @@ class ReplayBuffer(
 
         Raises:
             BufferConfigError: Fewer rows than the buffer's `min_size`; or a buffer of
-                `compat.memmap`, whose slots are its limit.
+                `compat.memmap`, which has a limit of its own.
         """
         changes = {
             name: checked_capacity(value, name)

@@ -1,25 +1,27 @@
 """Core calls do what the layout of a buffer needs, and nothing where it is plain."""
 
+import re
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from sqlalchemy import Table
 
+import sqlbuffer
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.storage.extensions import tables
+from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.views import VIEWS
 from tests.support.sql import run, scalar
 from tests.support.statements import tables_used
 from tests.support.stepped_rows import make_row, step_is
 
-COMPAT_TABLES = {
-    "buffer_layouts",
-    "participants",
-    "item_groups",
-    "slots",
-    "payload_changes",
-}
+ROOT = Path(sqlbuffer.__file__).parent
+COMPAT_TABLES = {"buffer_layouts", "participants", "item_groups", "slots", "payload_changes"}
 CALLS = {
     "delete": lambda buffer: buffer.delete(step_is(1)),
     "clear": lambda buffer: buffer.clear(),
@@ -71,6 +73,26 @@ def test_a_layout_that_the_process_does_not_know_is_refused(buffer_url, call):
         with pytest.raises(BufferConfigError, match="'spiral', which this process does not know"):
             CALLS[call](buffer)
         assert len(buffer) == 1
+
+
+def test_compat_alone_has_five_tables():
+    found = {name for name, table in vars(tables).items() if isinstance(table, Table)}
+    assert found == COMPAT_TABLES
+    assert [*(ROOT / "storage" / "extensions").rglob("tables.py")] == [Path(tables.__file__)]
+    assert len(COMPAT_TABLES) <= 5
+    assert not {"chunks", "v_chunks"} & {*metadata.tables, *VIEWS}
+
+
+def test_core_names_no_table_of_compat():
+    words = re.compile(rf"\b({'|'.join(COMPAT_TABLES)})\b")
+    # In the last one a slot is a place in an array.
+    others = [ROOT / "compat", ROOT / "storage" / "extensions", ROOT / "weighted_sampling"]
+    found = [
+        f"{path}: {words.search(path.read_text())}"
+        for path in [*ROOT.rglob("*.py"), *ROOT.rglob("*.sql")]
+        if words.search(path.read_text()) and not any(path.is_relative_to(p) for p in others)
+    ]
+    assert found == []
 
 
 def test_only_compat_names_a_layout(buffer_url):

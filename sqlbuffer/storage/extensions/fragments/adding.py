@@ -65,7 +65,7 @@ class Added:
 
 
 @dataclass(frozen=True)
-class WaitingFragments:
+class WaitingFragment:
     """A fragment that waits for its neighbours."""
 
     seq: int
@@ -90,12 +90,12 @@ class Worker:
     last_fid: int
     last_seq: int
     session: str
-    waiting: list[WaitingFragments]
+    waiting: list[WaitingFragment]
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Worker":
         """Return it as it is stored."""
-        waiting = [WaitingFragments(*each) for each in state["waiting"]]
+        waiting = [WaitingFragment(*each) for each in state["waiting"]]
         return cls(**{**state, "waiting": waiting})
 
     def state(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
         raise NotInOrderError(worker.last_fid)
     n_missing = 0 if worker is None else new.fid - worker.last_fid - 1
     before = [] if worker is None else worker.waiting
-    own = WaitingFragments(new.seq, new.version, new.n_bytes)
+    own = WaitingFragment(new.seq, new.version, new.n_bytes)
     kept = _kept([] if n_missing else before, own, new.session, pool)
     dropped = [each for each in (*before, own) if each not in kept]
     pool.counts.fragments += 1
@@ -166,8 +166,8 @@ def _report(counts: PoolCounts, rules: Rules) -> bool:
 
 
 def _kept(
-    before: list[WaitingFragments], own: WaitingFragments, session: str, pool: Pool
-) -> list[WaitingFragments]:
+    before: list[WaitingFragment], own: WaitingFragment, session: str, pool: Pool
+) -> list[WaitingFragment]:
     """Return the fragments behind the last one that may not be part of a group."""
     if session != pool.session:
         return []
@@ -184,7 +184,7 @@ def drop(
     buffer_id: int,
     pool: Pool,
     origin: Origin,
-    dropped: list[WaitingFragments],
+    dropped: list[WaitingFragment],
 ) -> None:
     """Take fragments that are part of no group for one that has left: it is deleted as those are,
     while nobody waits.
@@ -200,7 +200,7 @@ def _make_group(
     buffer_id: int,
     pool: Pool,
     last: Fragment,
-    fragments: list[WaitingFragments],
+    fragments: list[WaitingFragment],
 ) -> None:
     origin = Origin(last.worker, last.session, last.fid - len(fragments) + 1)
     _insert_group(connection, buffer_id, pool, pool.n_groups, origin, fragments)
@@ -215,7 +215,7 @@ def _insert_group(
     pool: Pool,
     place: int | None,
     origin: Origin,
-    fragments: list[WaitingFragments],
+    fragments: list[WaitingFragment],
 ) -> None:
     values = {
         "buffer_id": buffer_id,
