@@ -20,12 +20,12 @@ from sqlalchemy.orm import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import ImmutableRowError
-from sqlbuffer.orm.value_types import ExtraPayload, FiniteReal, Payload, RowNumber, UtcTime
+from sqlbuffer.orm.value_types import ExtraPayload, Payload, RealValue, RowNumber, UtcTime
 from sqlbuffer.steps.ids import uuid7
 
 
 class _View(DeclarativeBase):
-    type_annotation_map = {str: Text, int: BigInteger, float: FiniteReal, datetime: UtcTime}  # noqa: RUF012
+    type_annotation_map = {str: Text, int: BigInteger, float: RealValue, datetime: UtcTime}  # noqa: RUF012
 
 
 def _made(*arguments: Any, **options: Any) -> MappedColumn[Any]:

@@ -20,7 +20,7 @@ _BYTE_TAGS = frozenset({"$array", "$scalar", "$tensor", "$bytes"})
 
 
 class Payload(TypeDecorator[Any]):
-    """JSON with tags, as Python values; as it is where it has tags of arrays or bytes."""
+    """JSON with tags, as Python values. A value with arrays or bytes keeps its tags."""
 
     impl = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
     cache_ok = True
@@ -58,8 +58,8 @@ def _needs_bytes(tree: Any) -> bool:
     )
 
 
-class FiniteReal(TypeDecorator[float]):
-    """A float that is not NaN, of which the columns hold nothing."""
+class RealValue(TypeDecorator[float]):
+    """A float. NaN is refused: the columns hold null for it, and its tag is not sent along."""
 
     impl = Double
     cache_ok = True
