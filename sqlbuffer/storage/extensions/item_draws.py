@@ -60,6 +60,21 @@ class WantedItems:
     tracks: bool = False
     seed: int = 0
 
+    def refused_at(self, n_held: int) -> str | None:
+        """Return why a ring of that many items is too small for it; None: it is not."""
+        if n_held >= self.least_held:
+            return None
+        return f"it holds {n_held} items of {self.least_held:g} needed"
+
+
+# Why nothing is drawn.
+ALL_USED_UP = "no item can be drawn: all are used up"
+
+
+def no_items_of(n_held: int) -> str:
+    """Return why nothing is drawn from a range without items."""
+    return f"it has none of {n_held} items"
+
 
 class NewPriority(NamedTuple):
     """What an update says of an item.

@@ -28,11 +28,13 @@ from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
 from sqlbuffer.storage.extensions.item_choice import draw_by_weight, draw_of_all
 from sqlbuffer.storage.extensions.item_count import ItemCount
 from sqlbuffer.storage.extensions.item_draws import (
+    ALL_USED_UP,
     HeldItems,
     NewPriority,
     Pushed,
     Sampled,
     WantedItems,
+    no_items_of,
     use_of_each,
 )
 from sqlbuffer.storage.extensions.item_ids import number_of, numbered
@@ -180,8 +182,8 @@ class PriorityRing(ItemRing):
             window = self.store.sampled_window(connection)
         done = Sampled(counts=counts, n_removed=len(stale), left=left)
         n_held = self.item_count.at_least(connection, window, wanted.least_held)
-        if n_held < wanted.least_held:
-            return replace(done, refused=f"it holds {n_held} items of {wanted.least_held:g} needed")
+        if (refused := wanted.refused_at(n_held)) is not None:
+            return replace(done, refused=refused)
         if self._limit is not None:
             ledger = ledger.decayed(self._limit, time.time())
             if (refused := self._limit.refused_sample(ledger.flow, wanted.size)) is not None:
@@ -189,10 +191,10 @@ class PriorityRing(ItemRing):
         candidates = self.candidates(connection, window)
         seqs = self._chosen(connection, candidates, window, wanted)
         if seqs is None:
-            reason = f"it has none of {self.item_count.of(connection, window)} items"
+            reason = no_items_of(self.item_count.of(connection, window))
             return replace(done, refused=reason, is_empty_range=True)
         if len(seqs) < wanted.size:
-            return replace(done, refused="no item can be drawn: all are used up")
+            return replace(done, refused=ALL_USED_UP)
         return self._drawn(connection, candidates, seqs, wanted, ledger, done)
 
     def _drawn(

@@ -7,6 +7,7 @@ from sqlbuffer.compat.ding import create_buffer
 from tests.conftest import KINDS
 
 Make = Callable[..., Any]
+PLACES = ["private", *KINDS]
 
 
 def placed(kind: str, make_database_url: Any) -> dict[str, Any]:
@@ -14,7 +15,7 @@ def placed(kind: str, make_database_url: Any) -> dict[str, Any]:
     return {} if kind == "private" else {"url": make_database_url(kind, schema=True)}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, make_database_url: Any) -> dict[str, Any]:
     return placed(request.param, make_database_url)
 

@@ -146,24 +146,23 @@ def test_whole_numbers_may_be_floats_as_configs_have_them():
 
 
 @pytest.mark.parametrize("size", [-1, True, 1.0, None, "3", float("nan")])
-def test_a_size_that_is_no_number_of_items_is_refused(size):
-    buffer = create_buffer({"type": "naive"})
+def test_a_size_that_is_no_number_of_items_is_refused(make, size):
+    buffer = make()
     with pytest.raises(ValueError if size == -1 else TypeError, match="size is a number of items"):
         buffer.sample(size, 0)
     with pytest.raises(TypeError, match="sample_range is a slice"):
         buffer.sample(1, 0, sample_range=(0, 1))
-    buffer.close()
 
 
-def test_a_seed_repeats_what_is_drawn():
+@pytest.mark.parametrize("kind", ["naive", "advanced"])
+def test_a_seed_repeats_what_is_drawn(make, kind):
     drawn = []
-    for _ in range(2):
-        buffer = create_buffer({"type": "naive", "seed": 7})
-        buffer.push(list(range(50)), 0)
-        drawn.append(
-            [buffer.sample(5, 0) for _ in range(3)] + [buffer.sample(5, 0, slice(-20, None))]
-        )
-        buffer.close()
+    for name in ("first", "second"):
+        buffer = make(kind, size=500, seed=7, name=name)
+        buffer.push([{"obs": i} for i in range(500)], 0)
+        batches = [buffer.sample(5, 0) for _ in range(3)]
+        batches.append(buffer.sample(5, 0, slice(-20, None)))
+        drawn.append([[item["obs"] for item in batch] for batch in batches])
     assert drawn[0] == drawn[1]
     assert drawn[0][0] != drawn[0][1]
 
@@ -201,9 +200,9 @@ def test_a_path_names_a_sqlite_file(tmp_path):
     assert repr(buffer).startswith("NaiveReplayBuffer('sqlite:///")
 
 
-def test_without_torch_all_works_but_reading_tensors(monkeypatch):
+def test_without_torch_all_works_but_reading_tensors(buffer_url, monkeypatch):
     torch = pytest.importorskip("torch")
-    buffer = create_buffer({"type": "naive"})
+    buffer = create_buffer({"type": "naive", "url": buffer_url})
     # Under a key that no other test has read.
     buffer.push({"without_torch": torch.ones(2)}, 0)
     monkeypatch.setitem(sys.modules, "torch", None)

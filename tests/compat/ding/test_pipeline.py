@@ -114,9 +114,10 @@ def test_two_learners_and_a_collector_share_every_count(buffer_url):
         each.close()
 
 
-def test_threads_that_push_sample_and_update_at_once_lose_no_count(buffer_url):
-    config = {"replay_buffer_size": 500, "anneal_step": 100, "url": buffer_url, "name": "threads"}
-    buffers = [AdvancedReplayBuffer(config, instance_name=f"b{i}") for i in range(2)]
+def test_threads_that_push_sample_and_update_at_once_lose_no_count(make, place):
+    config = {"size": 500, "anneal_step": 100}
+    first = make("advanced", **config)
+    buffers = [first, make("advanced", **config) if place else first]
     buffers[0].push([{"obs": -1}] * 16, 0)
     ids, n_sampled, errors = [], [], []
 
@@ -155,5 +156,3 @@ def test_threads_that_push_sample_and_update_at_once_lose_no_count(buffer_url):
     assert (state["push_count"], state["valid_count"]) == (116, 116)
     assert sum(state["use_count"].values()) == sum(n_sampled) == 160
     assert state["beta"] == pytest.approx(0.4 + 20 * 0.6 / 100)
-    for buffer in buffers:
-        buffer.close()

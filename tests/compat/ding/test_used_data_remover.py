@@ -3,13 +3,6 @@
 import pytest
 
 from sqlbuffer.compat.ding import NaiveReplayBuffer
-from tests.compat.ding.conftest import placed
-from tests.conftest import KINDS
-
-
-@pytest.fixture(params=["private", *KINDS])
-def place(request, make_database_url):
-    return placed(request.param, make_database_url)
 
 
 class Remover:

@@ -23,6 +23,11 @@ def buffer(buffer_url):
     buffer.close()
 
 
+def rows_of(buffer):
+    """Return the ring of rows behind a buffer at a URL."""
+    return buffer._ring._ring
+
+
 def test_uses_add_up_by_row(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         store = buffer._store
@@ -63,7 +68,7 @@ def test_blocks_stay_counted_as_samples_use_items_up(buffer, buffer_url):
     for iteration in range(4):
         for _ in range(8):
             buffer.sample(64, 999 + iteration)  # those of one iteration leave each time
-        ring = buffer._ring
+        ring = rows_of(buffer)
         assert len(ring.item_count._live._blocks) == (3 if buffer.count() else 0)
         assert sum(ring.item_count._live._blocks.values()) == run(buffer_url, blocks)[0][0]
         assert buffer.count() == run(buffer_url, "SELECT count(*) FROM experiences")[0][0]
@@ -101,7 +106,7 @@ def test_rows_that_were_pushed_out_are_forgotten_though_they_are_not_old(buffer_
     for _ in range(30):
         buffer.push([{"obs": i, "collect_iter": 10**6} for i in range(100)], 0)
         buffer.sample(1, 0)
-    assert len(buffer._ring._stale._oldest_first) < 1_500
+    assert len(rows_of(buffer)._stale._oldest_first) < 1_500
     assert buffer.sample(1, 10**6 + 5) is None
     assert buffer.count() == 0
     buffer.close()
@@ -109,7 +114,7 @@ def test_rows_that_were_pushed_out_are_forgotten_though_they_are_not_old(buffer_
 
 @pytest.mark.slow
 def test_sums_of_blocks_are_kept_as_items_leave(buffer, buffer_url):
-    ring = buffer._ring
+    ring = rows_of(buffer)
     for iteration in range(3):
         for _ in range(6):
             batch = buffer.sample(64, 999 + iteration)
@@ -135,7 +140,7 @@ def test_uses_of_items_that_were_pushed_out_are_deleted(buffer_url):
         buffer.push([{"obs": i} for i in range(100)], 0)
         buffer.sample(50, 0)
     assert run(buffer_url, "SELECT count(*) FROM uses")[0][0] > 50
-    buffer._ring._cleaned_to = -10_000
+    rows_of(buffer)._cleaned_to = -10_000
     buffer.sample(1, 0)
     ((n_left, first),) = run(buffer_url, "SELECT count(*), min(seq) FROM uses")
     assert 0 < n_left <= 51

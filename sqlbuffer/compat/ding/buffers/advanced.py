@@ -4,7 +4,8 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 from sqlbuffer.compat.ding.buffers.advanced_arguments import (
     INDEX,
@@ -22,30 +23,29 @@ from sqlbuffer.compat.ding.buffers.advanced_arguments import (
 )
 from sqlbuffer.compat.ding.buffers.naive import checked_range
 from sqlbuffer.compat.ding.buffers.opening import opened_ring
-from sqlbuffer.compat.ding.buffers.ring import RingBuffer, checked_size, items_of
+from sqlbuffer.compat.ding.buffers.ring import RingBuffer, checked_size
 from sqlbuffer.compat.ding.config import checked_count
 from sqlbuffer.compat.ding.contents.advanced_state import (
     AdvancedState,
+    file_head,
     from_file,
     from_state_dict,
-    to_file,
     to_state_dict,
 )
-from sqlbuffer.compat.ding.contents.item_codec import Encoded, item_of, records_of
+from sqlbuffer.compat.ding.contents.item_codec import Encoded
 from sqlbuffer.compat.ding.errors import ItemError, ReplayConfigError, ReplayError
 from sqlbuffer.compat.ding.monitors.batch_figures import BatchFigures
 from sqlbuffer.compat.ding.monitors.throughput_controller import limit_of
 from sqlbuffer.compat.ding.monitors.throughput_monitor import is_first_rank
 from sqlbuffer.compat.ding.registry import register_buffer
+from sqlbuffer.compat.ding.rings.private_prioritized_ring import PrivatePrioritizedRing
+from sqlbuffer.compat.ding.rings.ring import NewItems, PrioritizedRing, SampledItems
+from sqlbuffer.compat.ding.rings.shared_prioritized_ring import SharedPrioritizedRing
 from sqlbuffer.compat.ding.utils import generate_id
-from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import OpenerOptions
-from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
-from sqlbuffer.storage.extensions.item_draws import Sampled, WantedItems
-from sqlbuffer.storage.extensions.item_ids import number_of
-from sqlbuffer.storage.extensions.prioritized_ring import ID, VERSION, PriorityRing
-from sqlbuffer.storage.extensions.ring_filling import hold_items
+from sqlbuffer.storage.extensions.item_draws import WantedItems
+from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -108,8 +108,6 @@ class AdvancedReplayBuffer(RingBuffer):
         },
     }
 
-    _ring: PriorityRing
-
     def __init__(
         self,
         cfg: Any = None,
@@ -135,7 +133,13 @@ class AdvancedReplayBuffer(RingBuffer):
         self._least_ratio = checked_ratio(control.sample_min_limit_ratio)
         self._figures = BatchFigures(cfg.monitor.sampled_data_attr)
 
-    def _opened(self, url: str, name: str) -> PriorityRing:
+    @property
+    def _ring(self) -> PrioritizedRing:
+        return cast("PrioritizedRing", super()._ring)
+
+    def _opened(self, url: str | None, name: str) -> PrioritizedRing:
+        if url is None:
+            return PrivatePrioritizedRing(self._size, self.alpha, self._rate_limit)
         limits, options = Limits(priorities=True), OpenerOptions(alpha=self.alpha)
         store = opened_ring(url, name, "advanced", self._size, limits, options).store
         if store.info.alpha != self.alpha:
@@ -143,7 +147,8 @@ class AdvancedReplayBuffer(RingBuffer):
                 f"buffer {name!r} at {store.shown_url} was made with alpha={store.info.alpha:g}, "
                 f"not {self.alpha:g}; give that one, or another name: {{'name': ...}}"
             )
-        return PriorityRing(store, "advanced", self._size, self._rate_limit)
+        ring = PriorityRing(store, "advanced", self._size, self._rate_limit)
+        return SharedPrioritizedRing(ring, self._source)
 
     def _periodic_seconds(self) -> Any:
         return self._cfg.monitor.periodic_thruput.seconds
@@ -153,7 +158,7 @@ class AdvancedReplayBuffer(RingBuffer):
         """The exponent of the next batch's importance weights; set it to change it for every
         process of the buffer.
         """
-        kept = CreditLedger.of(self._ring.counts()).beta
+        kept = self._ring.beta()
         return self._first_beta if kept is None else kept
 
     @beta.setter
@@ -185,10 +190,10 @@ class AdvancedReplayBuffer(RingBuffer):
         if not items:
             return
         kept = items[-self._size :]
-        records = self._records(kept, cur_collector_envstep)
-        self._check_sizes(records)
-        name, ring = self._instance_name, self._ring
-        pushed = ring.push_items(records, len(items), name, track=self._tracks)
+        name, new = self._instance_name, _new_items(kept)
+        pushed = self._ring.push_items(
+            new, len(items), cur_collector_envstep, name, track=self._tracks
+        )
         if pushed.refused is not None:
             logger.warning("%s: %d items are refused: %s", name, len(items), pushed.refused)
             return
@@ -200,7 +205,7 @@ class AdvancedReplayBuffer(RingBuffer):
         self._envstep = envstep_of(cur_collector_envstep)
         skipped = items[: len(items) - len(kept)]
         self._noted(pushed=len(items), removed=pushed.left.n + len(skipped))
-        self._used([*map(item_of, pushed.left.rows), *skipped])
+        self._used([*pushed.left.items, *skipped])
 
     def _checked_items(self, data: Any) -> list[Any]:
         items = data if isinstance(data, list) else [data]
@@ -214,24 +219,6 @@ class AdvancedReplayBuffer(RingBuffer):
         for i, item in enumerate(found):
             if not isinstance(item, dict):
                 raise ItemError(f"item {i} is a dict, got {item!r:.200}")
-        return found
-
-    def _records(self, items: Sequence[Any], envstep: Any) -> list[Record]:
-        stripped = [
-            item
-            if OWN_KEYS.isdisjoint(item)
-            else {key: value for key, value in item.items() if key not in OWN_KEYS}
-            for item in items
-        ]
-        found = records_of(stripped, self._source, envstep)
-        for i, item in enumerate(items):
-            priority, version = item.get(PRIORITY), item.get("collect_iter")
-            # A plain integer is the row's version already.
-            if priority is not None or (version is not None and type(version) is not int):
-                found[i] = found[i]._replace(
-                    initial_priority=initial_priority(priority, i),
-                    model_version=model_version(version, i),
-                )
         return found
 
     def sample(
@@ -260,7 +247,7 @@ class AdvancedReplayBuffer(RingBuffer):
             return []
         which = None if sample_range is None else checked_range(sample_range)
         found = self._ring.sample(self._wanted(size, iteration, which))
-        self._used(items_of(found.left))
+        self._used(found.left)
         if found.refused is not None:
             self._noted(removed=found.n_removed)
             if found.is_empty_range:
@@ -293,14 +280,20 @@ class AdvancedReplayBuffer(RingBuffer):
             seed=seed,
         )
 
-    def _batch(self, found: Sampled, iteration: int) -> list[Any]:
+    @staticmethod
+    def _batch(found: SampledItems, iteration: int) -> list[Any]:
         batch = []
-        for row, priority, weight, use in zip(
-            found.rows, found.priorities, found.weights, found.uses, strict=True
+        for item, id_, place, version, priority, weight, use in zip(
+            found.items,
+            found.ids,
+            found.places,
+            found.versions,
+            found.priorities,
+            found.weights,
+            found.uses,
+            strict=True,
         ):
-            item, version = item_of(row), row[VERSION]
-            item[UNIQUE_ID] = row[ID]
-            item[INDEX] = self._ring.place_of(number_of(row[ID]), found.counts)
+            item[UNIQUE_ID], item[INDEX] = id_, place
             item[PRIORITY], item["use"], item["IS"] = priority, use, weight
             item["staleness"] = -1 if version is None else iteration - version
             batch.append(item)
@@ -341,9 +334,9 @@ class AdvancedReplayBuffer(RingBuffer):
 
     def clear(self) -> None:
         """Remove all items, for every process that shares it; `push_count`, ids and `beta` stay."""
-        left = self._ring.clear_items(track=self._tracks)
+        left = self._ring.clear(track=self._tracks)
         self._noted(removed=left.n)
-        self._used(items_of(left.rows))
+        self._used(left.items)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that it holds, as copies: `data`, the items in their places and None in the
@@ -372,20 +365,14 @@ class AdvancedReplayBuffer(RingBuffer):
             self._hold(found)
 
     def _hold(self, state: AdvancedState) -> None:
-        records = [
-            record._replace(id=id_, initial_priority=priority)
-            for record, id_, priority in zip(
-                self._records(state.items, 0), state.ids, state.priorities, strict=True
-            )
-        ]
-        self._check_sizes(records)
-        hold_items(self._ring, records, state.uses, state.counts, state.ledger)
+        new = _new_items(state.items)
+        self._ring.hold(replace(state, items=new.items), new.versions)
         if state.anneal_step is not None:
             self._anneal_step = state.anneal_step
 
-    def _to_file(self) -> tuple[list[Encoded], dict[str, Any]]:
-        held = self._ring.held()
-        return to_file(held, self._size, self._first_beta, self._anneal_step)
+    def _to_file(self) -> tuple[Sequence[Encoded], dict[str, Any]]:
+        held = self._ring.held(encoded=True)
+        return held.items, file_head(held, self._size, self._first_beta, self._anneal_step)
 
     def _hold_file(self, items: Sequence[Encoded], head: Mapping[str, Any]) -> None:
         found = from_file(items, head, self._size)
@@ -393,3 +380,19 @@ class AdvancedReplayBuffer(RingBuffer):
             self.push(found, -1)
         else:
             self._hold(found)
+
+
+def _new_items(items: Sequence[Any]) -> NewItems:
+    """Return items without the keys that a sample adds, and what these keys say.
+
+    Raises:
+        ItemError: A priority or a `collect_iter` cannot be; names the item.
+    """
+    priorities, versions, stripped = [], [], []
+    for i, item in enumerate(items):
+        priorities.append(initial_priority(item.get(PRIORITY), i))
+        versions.append(model_version(item.get("collect_iter"), i))
+        if not OWN_KEYS.isdisjoint(item):
+            item = {key: value for key, value in item.items() if key not in OWN_KEYS}
+        stripped.append(item)
+    return NewItems(stripped, priorities, versions)

@@ -96,8 +96,8 @@ def _listed(values: Any) -> Any:
 
 def model_version(value: Any, i: int) -> int | None:
     """Return the iteration that an item was collected at: the least one of several."""
-    if value is None:
-        return None
+    if value is None or (type(value) is int and abs(value) < 2**62):
+        return value
     given = _listed(value)
     several = given if isinstance(given, (list, tuple)) else [given]
     found = [integer_of(_listed(each)) for each in several]

@@ -5,11 +5,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer, keys_by_age
-from sqlbuffer.compat.ding.buffers.ring import checked_size, items_of
+from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer
+from sqlbuffer.compat.ding.buffers.ring import checked_size
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.compat.ding.registry import register_buffer
-from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 @register_buffer("elastic")
@@ -87,17 +86,11 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         size = checked_size(size)
         if size == 0:
             return []
-        n = self.count()
 
-        def choose(candidates: Candidates) -> list[int]:
-            keys = keys_by_age(candidates, n)[-self._current_size :]
-            if not len(keys) or (len(keys) < size and not replace):
+        def choose(n: int, _: int) -> list[int]:
+            newest = range(n)[-self._current_size :]
+            if not newest or (len(newest) < size and not replace):
                 return []
-            return self._drawn(keys, range(len(keys)), size, replace)
+            return self._drawn(newest, size, replace)
 
-        rows = self._ring.draw(choose)
-        if len(rows) < size:
-            self._warn_of_few(size)
-            return None
-        self._noted(sampled=size)
-        return items_of(rows)
+        return self._sampled(self._ring.draw(choose), size)

@@ -1,14 +1,11 @@
 """`EpisodeReplayBuffer`: its items are whole episodes."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
-
-import orjson
 
 from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer
 from sqlbuffer.compat.ding.registry import register_buffer
-from sqlbuffer.encoding.records import Record
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -29,6 +26,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
     """
 
     config: ClassVar[Mapping[str, Any]] = {**NaiveReplayBuffer.config, "type": "episode"}
+    _keeps_lengths = True
     _is_warned = False
 
     @property
@@ -39,13 +37,13 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
             TypeError: An item has no length.
         """
         found: list[int] = []
-        for text in self._ring.notes():
-            if text is None:
+        for length in self._ring.lengths():
+            if length is None:
                 raise TypeError(
                     f"{self._instance_name}: item {len(found)} is no episode; push episodes as "
                     "lists of steps: push([episode], ...)"
                 )
-            found.append(orjson.loads(text)["length"])
+            found.append(length)
         return found
 
     def push(self, data: list[Any] | Any, cur_collector_envstep: int) -> None:
@@ -60,16 +58,6 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
                 self._instance_name,
             )
         super().push(data, cur_collector_envstep)
-
-    def _records(self, items: Sequence[Any], envstep: Any) -> list[Record]:
-        records = super()._records(items, envstep)
-        # So that lengths are read without the episodes.
-        return [
-            record._replace(extra=f'{{"length":{len(item)}}}')
-            if hasattr(item, "__len__")
-            else record
-            for record, item in zip(records, items, strict=True)
-        ]
 
 
 def _is_step(item: Any) -> bool:

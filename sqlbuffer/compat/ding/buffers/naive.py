@@ -3,14 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sqlbuffer.compat.ding.buffers.ring import NAIVE_CONFIG, RingBuffer, checked_size, items_of
+from sqlbuffer.compat.ding.buffers.ring import NAIVE_CONFIG, RingBuffer, checked_size
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.registry import register_buffer
-from sqlbuffer.samplers.random import RandomSampler
-from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.compat.ding.rings.ring import Choice
 
 
 @register_buffer("naive")
@@ -59,55 +55,45 @@ class NaiveReplayBuffer(RingBuffer):
         if size == 0:
             return []
         if sample_range is None:
-            rows = self._ring.draw(self._uniform(size, replace))
+            items = self._uniform(size, replace)
         else:
-            rows = self._ring.draw(self._of_range(size, checked_range(sample_range), replace))
-        if len(rows) < size:
+            items = self._ring.draw(self._of_range(size, checked_range(sample_range), replace))
+        return self._sampled(items, size)
+
+    def _uniform(self, size: int, replace: bool) -> list[Any]:
+        with self._mutex:
+            seed = int(self._rng.integers(2**62))
+        return self._ring.uniform(size, replace=replace, seed=seed)
+
+    def _sampled(self, items: list[Any], size: int) -> list[Any] | None:
+        """Count items that were drawn; return None if there are fewer than wanted."""
+        if len(items) < size:
             self._warn_of_few(size)
             return None
         self._noted(sampled=size)
-        return items_of(rows)
+        return items
 
-    def _uniform(self, size: int, replace: bool) -> Any:
-        with self._mutex:
-            sampler = RandomSampler(replace=replace, seed=int(self._rng.integers(2**62)))
-        return lambda candidates: sampler.choose(candidates, size)
+    def _of_range(self, size: int, which: slice, replace: bool) -> Choice:
+        """Return what chooses among the items of a range; none if there are too few in all."""
 
-    def _of_range(self, size: int, which: slice, replace: bool) -> Any:
-        """Return what chooses among the items of a range; none where there are too few in all."""
-        n = self.count()
-
-        def choose(candidates: Candidates) -> Sequence[int]:
-            keys = keys_by_age(candidates, n)
-            if not len(keys) or (len(keys) < size and not replace):
-                return []
-            wanted = range(len(keys))[which]
+        def choose(n: int, _: int) -> Sequence[int]:
+            if not n or (n < size and not replace):
+                return ()
+            wanted = range(n)[which]
             if not wanted or (len(wanted) < size and not replace):
                 raise ReplayError(
-                    f"sample_range={which} has {len(wanted)} of {len(keys)} items, and {size} are "
-                    f"to be drawn"
+                    f"sample_range={which} has {len(wanted)} of {n} items, and {size} are to be "
+                    f"drawn"
                 )
-            return self._drawn(keys, wanted, size, replace)
+            return self._drawn(wanted, size, replace)
 
         return choose
 
-    def _drawn(self, keys: Any, wanted: Sequence[int], size: int, replace: bool) -> list[int]:
+    def _drawn(self, ages: range, size: int, replace: bool) -> list[int]:
+        """Return ages drawn uniformly."""
         with self._mutex:
-            places = self._rng.choice(len(wanted), size, replace=replace).tolist()
-        return [int(keys[wanted[place]]) for place in places]
-
-
-def keys_by_age(candidates: Candidates, n: int) -> "range | NDArray[np.int64]":
-    """Return the numbers of all items, the oldest first.
-
-    Args:
-        candidates: The items.
-        n: How many they were just now: where that is as many as there are numbers, no number is
-            missing, and none need be read.
-    """
-    if candidates.span == n:
-        return range(candidates.low + 1, candidates.high + 1)
-    return candidates.keys()
+            places = self._rng.choice(len(ages), size, replace=replace).tolist()
+        return [ages[place] for place in places]
 
 
 def checked_range(sample_range: Any) -> slice:

@@ -13,8 +13,6 @@ from sqlbuffer.storage.extensions.ring_buffer import ItemRing, make_ring
 from sqlbuffer.storage.extensions.tables import RING
 from sqlbuffer.storage.store import BufferStore
 
-PRIVATE = "sqlite://"  # in the memory of this process
-
 
 def opened_ring(
     url: str,
@@ -62,18 +60,18 @@ def opened_ring(
     return ItemRing(store, kind, size)
 
 
-def url_of(url: Any) -> str:
-    """Return the URL that a config means.
+def url_of(url: Any) -> str | None:
+    """Return the URL that a config means; None: the memory of this process.
 
     Raises:
         ReplayConfigError: It is neither a URL nor a path.
         URLError: A URL of another database.
     """
     if url is None:
-        return PRIVATE
+        return None
     if not isinstance(url, (str, Path)) or not str(url):
         raise ReplayConfigError(f"url is a database URL or the path of a SQLite file, got {url!r}")
     text = str(url)
     if "://" not in text:
         return f"sqlite:///{Path(text).expanduser().absolute()}"
-    return PRIVATE if is_memory(resolve_url(text)) else text
+    return None if is_memory(resolve_url(text)) else text

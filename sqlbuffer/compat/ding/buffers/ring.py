@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
-from sqlbuffer.compat.ding.buffers.opening import PRIVATE, opened_ring, url_of
+from sqlbuffer.compat.ding.buffers.opening import opened_ring, url_of
 from sqlbuffer.compat.ding.config import (
     AttributeDict,
     checked_count,
@@ -18,29 +18,22 @@ from sqlbuffer.compat.ding.config import (
     filled,
 )
 from sqlbuffer.compat.ding.contents.data_file import read_file, write_file
-from sqlbuffer.compat.ding.contents.item_codec import (
-    Encoded,
-    decoded_item,
-    encoded_of,
-    item_of,
-    records_of,
-)
+from sqlbuffer.compat.ding.contents.item_codec import Encoded, decoded_item
 from sqlbuffer.compat.ding.contents.state_dict import in_places, ring_state
-from sqlbuffer.compat.ding.errors import ItemError, ReplayConfigError, ReplayError
+from sqlbuffer.compat.ding.errors import ReplayConfigError, ReplayError
 from sqlbuffer.compat.ding.interface import IBuffer
 from sqlbuffer.compat.ding.monitors.throughput_monitor import (
     PeriodicThruputMonitor,
     is_first_rank,
     period_of,
 )
+from sqlbuffer.compat.ding.rings.private_ring import PrivateRing
+from sqlbuffer.compat.ding.rings.ring import Ring
+from sqlbuffer.compat.ding.rings.shared_ring import SharedRing
 from sqlbuffer.compat.ding.used_data_remover import UsedDataRemover
-from sqlbuffer.encoding.records import Record
-from sqlbuffer.errors import FieldError, SQLBufferError
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.storage.database.fork_lock import ForkLock
-from sqlbuffer.storage.extensions.ring_buffer import ItemRing, RingCounts
-from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
-from sqlbuffer.storage.rows.stored_rows import Row
+from sqlbuffer.storage.extensions.ring_buffer import RingCounts
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -70,6 +63,8 @@ class RingBuffer(IBuffer):
     """
 
     config: ClassVar[Mapping[str, Any]] = {}
+    # A shared ring stores the length of each item next to it.
+    _keeps_lengths: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -78,7 +73,7 @@ class RingBuffer(IBuffer):
         exp_name: str | None = "default_experiment",
         instance_name: str | None = "buffer",
     ) -> None:
-        self._ring_: ItemRing | None = None
+        self._ring_: Ring | None = None
         self._mutex = ForkLock()
         defaults = {**self.config, **OWN_CONFIG}
         self._cfg = filled({} if cfg is None else cfg, defaults)
@@ -119,7 +114,7 @@ class RingBuffer(IBuffer):
         if ring is None:
             return None
         with contextlib.suppress(SQLBufferError):
-            return ring.store.count(EVERYTHING)
+            return ring.count()
         return None
 
     def _periodic_seconds(self) -> Any:
@@ -129,7 +124,7 @@ class RingBuffer(IBuffer):
     @property
     def is_shared(self) -> bool:
         """Whether it is in a database that others may open: then `close` leaves it as it is."""
-        return self._url != PRIVATE
+        return self._url is not None
 
     @property
     def replay_buffer_size(self) -> int:
@@ -142,19 +137,23 @@ class RingBuffer(IBuffer):
         return self._ring.counts().push_count
 
     @property
-    def _ring(self) -> ItemRing:
+    def _ring(self) -> Ring:
         ring = self._ring_
         return self._open() if ring is None else ring
 
-    def _open(self) -> ItemRing:
+    def _open(self) -> Ring:
         with self._mutex:
             if self._ring_ is None:
                 self._ring_ = self._opened(self._url, self._buffer_name)
             return self._ring_
 
-    def _opened(self, url: str, name: str) -> ItemRing:
-        """Return the ring at a URL; for subclasses with limits of their own."""
-        return opened_ring(url, name, type(self).config["type"], self._size)
+    def _opened(self, url: str | None, name: str) -> Ring:
+        """Return the ring at a URL, or a private one; for subclasses with limits of their own."""
+        if url is None:
+            return PrivateRing(self._size)
+        kind = type(self).config["type"]
+        ring = opened_ring(url, name, kind, self._size)
+        return SharedRing(ring, self._source, keeps_lengths=self._keeps_lengths)
 
     def _made_remover(self) -> Any:
         return UsedDataRemover()
@@ -182,8 +181,8 @@ class RingBuffer(IBuffer):
             self._throughput.close()  # its thread may be counting the items
         if ring is not None:
             if self._tracks and not self.is_shared:
-                self._used(items_of(ring.clear(track=True).rows))
-            ring.store.close()
+                self._used(ring.clear(track=True).items)
+            ring.close()
         self._stop()
         # Whatever has add_scalar() will do.
         flush = getattr(self._tb_logger, "flush", None)
@@ -230,23 +229,11 @@ class RingBuffer(IBuffer):
         if not items:
             return
         kept = items[-self._size :]
-        records = self._records(kept, cur_collector_envstep)
-        self._check_sizes(records)
-        left = self._ring.push(records, len(items), track=self._tracks)
+        left = self._ring.push(kept, len(items), cur_collector_envstep, track=self._tracks)
         skipped = items[: len(items) - len(kept)]
         self._noted(pushed=len(items), removed=left.n + len(skipped))
         # What the buffer never held is used as well.
-        self._used([*map(item_of, left.rows), *skipped])
-
-    def _check_sizes(self, records: Sequence[Record]) -> None:
-        try:
-            check_row_sizes(records, row_limit(self._ring.store.info), "item {}: ")
-        except FieldError as error:
-            raise ItemError(str(error)) from None
-
-    def _records(self, items: Sequence[Any], envstep: Any) -> list[Record]:
-        """Return the rows of items."""
-        return records_of(items, self._source, envstep)
+        self._used([*left.items, *skipped])
 
     @property
     def _source(self) -> tuple[str, str]:
@@ -268,11 +255,11 @@ class RingBuffer(IBuffer):
         """Remove all items, and count what is pushed anew; for every process that shares it."""
         left = self._ring.clear(track=self._tracks)
         self._noted(removed=left.n)
-        self._used(items_of(left.rows))
+        self._used(left.items)
 
     def count(self) -> int:
         """Return how many items there are."""
-        return self._ring.store.count(EVERYTHING)
+        return self._ring.count()
 
     def _warn_of_few(self, size: int) -> None:
         logger.warning(
@@ -285,8 +272,7 @@ class RingBuffer(IBuffer):
         """Return all that it holds, as copies: `data`, the items in their places and None in the
         empty ones, `tail`, `valid_count` and `push_count`.
         """
-        contents = self._ring.contents()
-        items, counts = items_of(contents.rows), contents.counts
+        items, counts = self._ring.contents()
         return {
             "data": in_places(items, counts.tail, self._size),
             "tail": counts.tail,
@@ -309,8 +295,7 @@ class RingBuffer(IBuffer):
         if found.push_count is None or found.tail is None:
             self.push(found.items, -1)
             return
-        records = self._records(found.items, 0)
-        self._ring.replace(records, RingCounts(found.push_count, found.tail))
+        self._ring.replace(found.items, RingCounts(found.push_count, found.tail))
 
     def save_data(self, file_name: Any) -> None:
         """Write all that it holds to a file, in place of what there is.
@@ -321,12 +306,11 @@ class RingBuffer(IBuffer):
         """
         write_file(file_name, *self._to_file())
 
-    def _to_file(self) -> tuple[list[Encoded], dict[str, Any]]:
+    def _to_file(self) -> tuple[Sequence[Encoded], dict[str, Any]]:
         """Return the encoded items, and the head of their file."""
-        contents = self._ring.contents()
-        counts = contents.counts
+        items, counts = self._ring.contents(encoded=True)
         head = {"tail": counts.tail, "push_count": counts.push_count, "size": self._size}
-        return [encoded_of(row) for row in contents.rows], head
+        return items, head
 
     def load_data(self, file_name: Any) -> None:
         """Hold what `save_data` wrote, instead of what there is; for every process that shares it.
@@ -343,11 +327,11 @@ class RingBuffer(IBuffer):
         """Hold the items of a file."""
         kept = items[-self._size :]
         tail = head["tail"] if head["size"] == self._size else len(kept) % self._size
-        records = self._records([decoded_item(text, arrays) for text, arrays in kept], 0)
-        self._ring.replace(records, RingCounts(head["push_count"], tail))
+        decoded = [decoded_item(text, arrays) for text, arrays in kept]
+        self._ring.replace(decoded, RingCounts(head["push_count"], tail))
 
     def __repr__(self) -> str:
-        where = repr(self._ring.store.shown_url) if self.is_shared else "private"
+        where = repr(self._ring.shown_url) if self.is_shared else "private"
         return f"{type(self).__name__}({where}, {self._instance_name!r}, size={self._size})"
 
 
@@ -371,8 +355,3 @@ def checked_size(size: Any) -> int:
     if size < 0:
         raise ReplayError(f"size is a number of items from 0 on, got {size}")
     return int(size)
-
-
-def items_of(rows: Sequence[Row]) -> list[Any]:
-    """Return the items of rows."""
-    return [item_of(row) for row in rows]

@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer, keys_by_age
-from sqlbuffer.compat.ding.buffers.ring import checked_size, items_of
+from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer
+from sqlbuffer.compat.ding.buffers.ring import checked_size
 from sqlbuffer.compat.ding.config import checked_count
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.compat.ding.registry import register_buffer
-from sqlbuffer.storage.sampling.candidates import Candidates
 
 
 @register_buffer("sequence")
@@ -74,30 +73,19 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
             )
         if batch == 0:
             return []
-        n = self.count()
-        rows = self._ring.draw(
-            lambda candidates: self._chosen(candidates, n, batch, sequence, replace)
-        )
-        if len(rows) < batch * sequence:
-            self._warn_of_few(batch * sequence)
-            return None
-        self._noted(sampled=batch * sequence)
-        items = items_of(rows)
-        return [items[start : start + sequence] for start in range(0, len(items), sequence)]
 
-    def _chosen(
-        self, candidates: Candidates, n: int, batch: int, sequence: int, replace: bool
-    ) -> list[int]:
-        keys = keys_by_age(candidates, n)
-        counts = self._ring.counts_of(candidates.connection)
-        starts = window_starts(len(keys), counts.push_count, sequence, self._length)
-        if not len(starts) or (
-            not replace and (batch > len(starts) or batch * sequence > len(keys))
-        ):
-            return []
-        with self._mutex:
-            drawn = self._rng.choice(starts, batch, replace=replace).tolist()
-        return [int(keys[start + i]) for start in drawn for i in range(sequence)]
+        def choose(n: int, push_count: int) -> list[int]:
+            starts = window_starts(n, push_count, sequence, self._length)
+            if not len(starts) or (not replace and (batch > len(starts) or batch * sequence > n)):
+                return []
+            with self._mutex:
+                drawn = self._rng.choice(starts, batch, replace=replace).tolist()
+            return [start + i for start in drawn for i in range(sequence)]
+
+        items = self._sampled(self._ring.draw(choose), batch * sequence)
+        if items is None:
+            return None
+        return [items[start : start + sequence] for start in range(0, len(items), sequence)]
 
 
 def window_starts(n: int, push_count: int, sequence: int, length: int) -> NDArray[np.int64]:

@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlbuffer.compat.ding.contents.item_codec import Encoded, decoded_item, encoded_of, item_of
+from sqlbuffer.compat.ding.contents.item_codec import Encoded, decoded_item
 from sqlbuffer.compat.ding.contents.state_dict import data_of
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.encoding.priority_values import MOST_PRIORITY
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
-from sqlbuffer.storage.extensions.item_draws import HeldItems
 from sqlbuffer.storage.extensions.item_ids import number_of
-from sqlbuffer.storage.extensions.prioritized_ring import ID
 from sqlbuffer.storage.extensions.ring_buffer import RingCounts
 
 KEYS = ("use_count", "tail", "max_priority", "beta", "push_count")
@@ -41,23 +39,25 @@ class AdvancedState:
     anneal_step: int | None
 
 
-def to_state_dict(held: HeldItems, size: int, beta: float, anneal_step: int) -> dict[str, Any]:
+def to_state_dict(held: AdvancedState, size: int, beta: float, anneal_step: int) -> dict[str, Any]:
     """Return what a buffer holds as a dict.
 
     Args:
-        held: It.
-        size: How many places it has.
-        beta: Its exponent where none is kept.
+        held: The contents.
+        size: How many places the buffer has.
+        beta: Its exponent if none is kept.
         anneal_step: In how many samples that is raised to 1.
     """
-    counts, ledger = held.contents.counts, CreditLedger.of(held.contents.counts)
+    counts, ledger = held.counts, held.ledger
     data: list[Any] = [None] * size
     use_count = dict.fromkeys(range(size), 0)
     places = []
-    for row, priority, use in zip(held.contents.rows, held.priorities, held.uses, strict=True):
-        place = (number_of(row[ID]) - counts.push_count + counts.tail) % size
-        own = {"replay_unique_id": row[ID], "replay_buffer_idx": place, "priority": priority}
-        data[place] = {**item_of(row), **own}
+    for item, id_, priority, use in zip(
+        held.items, held.ids, held.priorities, held.uses, strict=True
+    ):
+        place = (number_of(id_) - counts.push_count + counts.tail) % size
+        own = {"replay_unique_id": id_, "replay_buffer_idx": place, "priority": priority}
+        data[place] = {**item, **own}
         use_count[place] = use
         places.append(place)
     return {
@@ -99,25 +99,27 @@ def from_state_dict(state: Any, size: int) -> AdvancedState | None:
     return _fitted(found, counts, ledger, steps, len(data), size)
 
 
-def to_file(
-    held: HeldItems, size: int, beta: float, anneal_step: int
-) -> tuple[list[Encoded], dict[str, Any]]:
-    """Return what a buffer holds as encoded items, and what else belongs to them."""
-    counts, ledger = held.contents.counts, CreditLedger.of(held.contents.counts)
-    rows = held.contents.rows
-    head = {
+def file_head(held: AdvancedState, size: int, beta: float, anneal_step: int) -> dict[str, Any]:
+    """Return the head of the file of a buffer: what belongs to its items.
+
+    Args:
+        held: The contents.
+        size: How many places the buffer has.
+        beta: Its exponent if none is kept.
+        anneal_step: In how many samples that is raised to 1.
+    """
+    return {
         "kind": "advanced",
         "size": size,
-        "tail": counts.tail,
-        "push_count": counts.push_count,
-        "max_priority": ledger.max_priority,
-        "beta": beta if ledger.beta is None else ledger.beta,
+        "tail": held.counts.tail,
+        "push_count": held.counts.push_count,
+        "max_priority": held.ledger.max_priority,
+        "beta": beta if held.ledger.beta is None else held.ledger.beta,
         "anneal_step": anneal_step,
-        "ids": [row[ID] for row in rows],
+        "ids": list(held.ids),
         "priorities": list(held.priorities),
         "uses": list(held.uses),
     }
-    return [encoded_of(row) for row in rows], head
 
 
 def from_file(
@@ -146,7 +148,7 @@ def _fitted(
     """Return what a buffer of one size held as one of another can."""
     numbers = [number_of(id_) for _, id_, _, _ in found]
     end = counts.push_count
-    if len(set(numbers)) < len(numbers) or not all(end - had <= n < end for n in numbers):
+    if len(set(numbers)) < len(numbers) or not all(max(end - had, 0) <= n < end for n in numbers):
         raise ReplayError(
             f"a state with push_count={end} and {had} places has items of other numbers, or two "
             f"of one: {sorted(numbers)[:5]}.."

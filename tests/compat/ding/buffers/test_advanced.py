@@ -18,9 +18,8 @@ def priorities_of(buffer):
 
 
 @pytest.mark.slow
-def test_items_are_drawn_by_priority_over_many_blocks(buffer_url):
-    config = {"replay_buffer_size": 3_000, "url": buffer_url, "seed": 1, "anneal_step": 0}
-    buffer = AdvancedReplayBuffer(config)
+def test_items_are_drawn_by_priority_over_many_blocks(make):
+    buffer = make("advanced", size=3_000, seed=1, anneal_step=0)
     rng = np.random.default_rng(0)
     buffer.push([{"obs": i, "priority": float(p)} for i, p in enumerate(rng.gamma(1, 1, 4_000))], 0)
     for _ in range(6):
@@ -47,13 +46,11 @@ def test_items_are_drawn_by_priority_over_many_blocks(buffer_url):
         drawn += [item["obs"] for item in batch]
     assert_shares(drawn, of_range)
     assert batch[0]["IS"] == pytest.approx((least / weights[batch[0]["obs"]]) ** 0.4, rel=1e-9)
-    buffer.close()
 
 
 @pytest.mark.parametrize(("n_items", "size"), [(64, 64), (1_000, 64), (3_000, 32)])
-def test_a_batch_of_equal_items_repeats_none(buffer_url, n_items, size):
-    config = {"replay_buffer_size": n_items, "url": buffer_url, "seed": 1}
-    buffer = AdvancedReplayBuffer(config)
+def test_a_batch_of_equal_items_repeats_none(make, n_items, size):
+    buffer = make("advanced", size=n_items, seed=1)
     buffer.push([{"obs": i} for i in range(n_items)], 0)
     counts = np.zeros(n_items)
     for _ in range(10):
@@ -62,7 +59,6 @@ def test_a_batch_of_equal_items_repeats_none(buffer_url, n_items, size):
         counts[drawn] += 1
     if n_items == size:
         assert (counts == 10).all()
-    buffer.close()
 
 
 def test_an_item_is_repeated_only_where_its_weight_is_more_than_a_part(make):
@@ -205,8 +201,8 @@ def test_a_config_that_cannot_be_is_refused(config, said, tmp_path):
     ],
     ids=str,
 )
-def test_an_update_is_a_dict_of_lists(info, said):
-    buffer = AdvancedReplayBuffer({"replay_buffer_size": 4})
+def test_an_update_is_a_dict_of_lists(make, info, said):
+    buffer = make("advanced", size=4)
     buffer.push({"obs": 0}, 0)
     with pytest.raises(TypeError, match=said):
         buffer.update(info)
@@ -215,7 +211,6 @@ def test_an_update_is_a_dict_of_lists(info, said):
     assert priorities_of(buffer) == [1.0]
     buffer.update({"priority": (2,), KEYS[0]: np.array(["buffer_0"]), KEYS[1]: np.array([0])})
     assert priorities_of(buffer) == [2.00001]
-    buffer.close()
 
 
 def test_a_shared_buffer_has_one_alpha(buffer_url):
@@ -278,8 +273,8 @@ def test_a_state_fits_a_buffer_of_another_size(make):
     ],
     ids=str,
 )
-def test_a_state_that_does_not_fit_together_is_refused(change):
-    buffer = AdvancedReplayBuffer({"replay_buffer_size": 3})
+def test_a_state_that_does_not_fit_together_is_refused(make, change):
+    buffer = make("advanced", size=3)
     buffer.push([{"obs": i} for i in range(5)], 0)
     before = buffer.state_dict()
     with pytest.raises(ValueError, match="state"):
@@ -287,4 +282,3 @@ def test_a_state_that_does_not_fit_together_is_refused(change):
     with pytest.raises(AssertionError, match="data"):
         buffer.load_state_dict({})
     assert buffer.state_dict() == before
-    buffer.close()

@@ -1,15 +1,7 @@
 import logging
 
-import pytest
-
 from sqlbuffer.compat.ding import NaiveReplayBuffer
-from tests.compat.ding.conftest import held, placed
-from tests.conftest import KINDS
-
-
-@pytest.fixture(params=["private", *KINDS])
-def place(request, make_database_url):
-    return placed(request.param, make_database_url)
+from tests.compat.ding.conftest import held
 
 
 def test_the_oldest_items_leave_when_one_is_pushed_at_a_time(make):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sqlbuffer.compat.ding import ReplayError, create_buffer
+from sqlbuffer.compat.ding import ReplayError
 from tests.compat.ding.conftest import held
 
 
@@ -123,26 +123,22 @@ BAD_STATES = [
 
 
 @pytest.mark.parametrize(("state", "message"), BAD_STATES)
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, message):
-    buffer = create_buffer({"type": "naive", "replay_buffer_size": 5})
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make, state, message):
+    buffer = make()
     buffer.push([1], 0)
     with pytest.raises(ValueError, match=message):
         buffer.load_state_dict(state)
     assert held(buffer) == [1]
-    buffer.close()
 
 
-def test_a_state_without_data_is_an_assertion_as_in_di_engine():
-    buffer = create_buffer({"type": "naive", "replay_buffer_size": 5})
+def test_a_state_without_data_is_an_assertion_as_in_di_engine(make):
     with pytest.raises(AssertionError):
-        buffer.load_state_dict({"tail": 0})
-    buffer.close()
+        make().load_state_dict({"tail": 0})
 
 
 @pytest.mark.parametrize("name", [None, "", 3])
-def test_a_file_name_is_a_path(name):
-    buffer = create_buffer({"type": "naive", "replay_buffer_size": 5})
+def test_a_file_name_is_a_path(make, name):
+    buffer = make()
     for call in (buffer.save_data, buffer.load_data):
         with pytest.raises(TypeError, match="file_name is the path"):
             call(name)
-    buffer.close()

@@ -278,14 +278,14 @@ def test_a_push_is_done_though_the_items_cannot_be_counted_for_the_figures(make,
     for kind in ("naive", "advanced"):
         buffer = make(kind, name=kind)
         with monkeypatch.context() as patched:
-            patched.setattr(type(buffer._ring.store), "count", unreachable)
+            patched.setattr(type(buffer._ring), "count", unreachable)
             buffer.push([{"obs": 1}] * 3, 0)
             assert len(buffer.sample(2, 0)) == 2
             buffer._throughput.write()
         assert (buffer.count(), buffer.push_count) == (3, 3)
 
 
-def unreachable(store, node):
+def unreachable(ring):
     raise StorageUnreachableError("the server went away")
 
 

@@ -1,0 +1,167 @@
+"""Copies of items, to be held in memory: column by column where they are alike."""
+
+import sys
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, Protocol
+
+import numpy as np
+
+from sqlbuffer.compat.ding.contents.item_codec import Encoded, decoded_item, encoded_item
+
+# No change of these is possible, so a reference is a copy.
+CONSTANTS = frozenset(
+    {bool, bytes, complex, float, int, str, type(None), np.bool_, np.float16, np.float32}
+    | {np.float64, np.int8, np.int16, np.int32, np.int64}
+    | {np.uint8, np.uint16, np.uint32, np.uint64}
+)
+# Booleans, integers, floats and complex numbers, but for long doubles.
+_DTYPES = frozenset("?bBhHiIlLqQefdFD")
+_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
+
+
+class CopiedItems(Protocol):
+    """Copies of the items of one push. They never change, and are copied again to be returned."""
+
+    def item(self, i: int) -> Any:
+        """Return a copy of an item."""
+
+    def encoded(self, i: int) -> Encoded:
+        """Return an item as JSON and the bytes of its arrays."""
+
+    def length(self, i: int) -> int | None:
+        """Return the length of an item; None: it has none."""
+
+
+def copied_items(items: Sequence[Any]) -> CopiedItems:
+    """Return copies of items.
+
+    Raises:
+        ItemError: One has what cannot be stored; names the item and the place in it.
+    """
+    columns = alike_items(items)
+    return EncodedItems(items) if columns is None else columns
+
+
+class EncodedItems:
+    """Items of any kind, encoded as a database would hold them.
+
+    Args:
+        items: The items.
+    """
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._encoded: list[Encoded] = []
+        for i, item in enumerate(items):
+            text, arrays = encoded_item(item, f"item {i}" if len(items) > 1 else "item")
+            self._encoded.append((text, None if arrays is None else bytes(arrays)))
+        self._lengths = [len(item) if hasattr(item, "__len__") else None for item in items]
+
+    def item(self, i: int) -> Any:
+        """Return an item, decoded."""
+        return decoded_item(*self._encoded[i])
+
+    def encoded(self, i: int) -> Encoded:
+        """Return an item as JSON and the bytes of its arrays."""
+        return self._encoded[i]
+
+    def length(self, i: int) -> int | None:
+        """Return the length of an item; None: it has none."""
+        return self._lengths[i]
+
+
+# The values of one key, by item, and what returns a copy of one; None: they need no copy.
+Column = tuple[Any, Callable[[Any], Any] | None]
+
+
+class ItemColumns:
+    """Dicts with the same keys, whose values are constants, arrays, tensors or such dicts.
+
+    A push of 100 small dicts of arrays takes a fiftieth of the time that encoding them takes.
+
+    Args:
+        columns: The keys and their columns.
+    """
+
+    def __init__(self, columns: Sequence[tuple[str, Any, Callable[[Any], Any] | None]]) -> None:
+        self._columns = columns
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {
+            key: values[i] if copied is None else copied(values[i])
+            for key, values, copied in self._columns
+        }
+
+    def item(self, i: int) -> dict[str, Any]:
+        """Return a copy of an item."""
+        return self[i]
+
+    def encoded(self, i: int) -> Encoded:
+        """Return an item as JSON and the bytes of its arrays."""
+        return encoded_item(self[i], "item")
+
+    def length(self, i: int) -> int:
+        """Return the number of keys."""
+        return len(self._columns)
+
+
+def alike_items(items: Sequence[Any]) -> ItemColumns | None:
+    """Return copies of items that have the same keys, with values of the same kind, dtype and shape
+    under each; None: they differ, or hold anything else.
+    """
+    n = len(items)
+    if list(map(type, items)).count(dict) < n or len(set(map(len, items))) > 1:
+        return None
+    columns = []
+    for key in items[0] if n else ():
+        try:
+            column = _column(list(map(itemgetter(key), items)))
+        except KeyError:
+            return None
+        if column is None or type(key) is not str:
+            return None
+        columns.append((key, *column))
+    return ItemColumns(columns)
+
+
+def _column(values: list[Any]) -> Column | None:
+    """Return copies of the values of one key; None: they differ, or are of another kind."""
+    kinds, n = list(map(type, values)), len(values)
+    kind = kinds[0]
+    if kind in CONSTANTS:
+        return (values, None) if CONSTANTS.issuperset(kinds) else None
+    if kinds.count(kind) < n:
+        return None
+    if kind is dict:
+        found = alike_items(values)
+        return None if found is None else (found, None)
+    torch = sys.modules.get("torch")
+    if torch is not None and kind is torch.Tensor:
+        return _tensors(torch, values)
+    if kind is not np.ndarray:
+        return None
+    dtype, shape = values[0].dtype, values[0].shape
+    if dtype.char not in _DTYPES or not dtype.isnative or not shape:
+        return None
+    dtypes, shapes = list(map(_dtype_of, values)), list(map(_shape_of, values))
+    if dtypes.count(dtype) < n or shapes.count(shape) < n:
+        return None
+    try:
+        raw = b"".join(values)  # a quarter of the time of `np.concatenate`
+    except TypeError:  # not contiguous
+        raw = b"".join(map(np.ndarray.tobytes, values))
+    return np.ndarray((n, *shape), dtype, raw), np.ndarray.copy
+
+
+def _tensors(torch: Any, values: list[Any]) -> Column | None:
+    dtype = values[0].dtype
+    if dtype.is_complex or list(map(_dtype_of, values)) != [dtype] * len(values):
+        return None  # complex tensors may be lazily conjugated
+    try:
+        with torch.no_grad():
+            copies = torch.stack(values)
+    except (RuntimeError, TypeError):  # other shapes, or a kind that cannot be stacked
+        return None
+    if copies.layout is not torch.strided or copies.device.type != "cpu" or copies.is_quantized:
+        return None
+    return copies, torch.Tensor.clone
