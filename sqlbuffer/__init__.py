@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from sqlbuffer.fields.env_fields import fields_from_env
     from sqlbuffer.fields.specs import FieldSpec
     from sqlbuffer.front.leasing import LeasedBatch
-    from sqlbuffer.front.prioritising import PriorityUpdate
-    from sqlbuffer.front.write_calls import StoreResult
+    from sqlbuffer.front.row_changes import PriorityUpdate
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query.builder import QueryBuilder
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from sqlbuffer.steps.batches import Batch
     from sqlbuffer.steps.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+    from sqlbuffer.steps.store_result import StoreResult
     from sqlbuffer.storage.sampling.candidates import Candidates
 
 _HOME = {
@@ -41,7 +41,7 @@ _HOME = {
     **dict.fromkeys(("RateLimiter", "RatioWindow"), "rate_limits"),
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "fields.env_fields",
-    "PriorityUpdate": "front.prioritising",
+    "PriorityUpdate": "front.row_changes",
     "Removed": "stats",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "steps.converters"),

@@ -22,6 +22,7 @@ from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.database.transactions import DURABILITIES
+from sqlbuffer.storage.flow.limiters import HISTORY_S
 
 Condition = Tree | QueryBuilder | None
 # Rows by a condition, or by their numbers: a list, an array or a tensor.
@@ -305,6 +306,19 @@ def checked_seconds(name: str, value: Any) -> float:
     if seconds is None or not 0 < seconds <= MAX_SECONDS:
         raise BufferConfigError(f"{name} is a number of seconds above 0, got {value!r}")
     return seconds
+
+
+def check_rate_window(window_s: Any) -> None:
+    """Raise unless rates over that many seconds are known.
+
+    Raises:
+        BufferConfigError: They are not.
+    """
+    if checked_seconds("window_s", window_s) > HISTORY_S:
+        raise BufferConfigError(
+            f"window_s is at most {HISTORY_S}: what was sampled is known for an hour, got "
+            f"{window_s!r}"
+        )
 
 
 def checked_wait(name: str, value: Any) -> float:

@@ -1,68 +1,71 @@
 """`ReplayBuffer`: the front door."""
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from sqlbuffer.arguments import (
     SAME,
     Condition,
+    Rows,
     Same,
     check_fits,
+    check_n_step,
     check_name,
     check_options,
+    check_rate_window,
+    check_reached,
     checked_alpha,
     checked_capacity,
+    checked_clock,
     checked_limits,
     checked_seconds,
+    checked_session,
     checked_wait,
 )
+from sqlbuffer.encoding.columns import decode_row
 from sqlbuffer.encoding.compression import check_compression
-from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.encoding.records import Decoder, Record
+from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.front.annotating import Annotating
-from sqlbuffer.front.clock import Clocked
-from sqlbuffer.front.draw_calls import Sampling
-from sqlbuffer.front.leasing import Leasing
-from sqlbuffer.front.lookups import Lookups
-from sqlbuffer.front.metrics import Monitoring
-from sqlbuffer.front.prioritising import Prioritising
-from sqlbuffer.front.quarantining import Quarantining
-from sqlbuffer.front.session_calls import Sessions
-from sqlbuffer.front.write_calls import MADE_TIME, StoreResult, Writing
+from sqlbuffer.front.batch_sampler import AnyConverter, BatchSampler, converted
+from sqlbuffer.front.condition_checks import Conditions
+from sqlbuffer.front.decoding import RowDecoding
+from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
+from sqlbuffer.front.row_changes import EPS, PriorityUpdate, RowChanges
+from sqlbuffer.front.row_reader import RowReader
+from sqlbuffer.front.step_writer import StepWriter
+from sqlbuffer.loading.factory import open_loader
+from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.modes import LoaderOptions
+from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.ranks import warn_of_ranks
+from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.query.selected_fields import SelectedFields
-from sqlbuffer.rate_limits import Policy, check_policy
+from sqlbuffer.rate_limits import FlowState, Policy, check_policy
+from sqlbuffer.samplers import Sampler, TaskSampler
+from sqlbuffer.stats import Removed, Stats
+from sqlbuffer.steps.batches import Batch, RowList
+from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S, OpenerOptions
 from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.episodes.keys import EpisodeKey
+from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.retention.dropping import drop_buffer
+from sqlbuffer.storage.sampling.readers.single_steps import StepReader
+from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.insertion import Written
-from sqlbuffer.storage.writing.write_queue import FLUSH_S, WriteQueue
+from sqlbuffer.storage.writing.write_queue import FLUSH_S
 
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 
-class ReplayBuffer(
-    Writing,
-    Annotating,
-    Prioritising,
-    Sampling,
-    Leasing,
-    Clocked,
-    Sessions,
-    Quarantining,
-    Lookups,
-    Monitoring,
-):
+class ReplayBuffer:
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.
@@ -199,8 +202,7 @@ class ReplayBuffer(
         check_compression(compression)
         if fields is None and observation_fields is not None:
             raise FieldError("observation_fields go with fields=...; leave both out to reopen")
-        self._types = (state_type, action_type)
-        self._store = BufferStore.open(
+        store = BufferStore.open(
             url,
             name,
             limits=limits,
@@ -211,9 +213,75 @@ class ReplayBuffer(
             compression=compression,
             options=OpenerOptions(durability, float(retry_s), alpha, wait_s),
         )
-        self._decoder = self._make_decoder()
-        self._flush_s = flush_s
-        self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)
+        self._compose(store, (state_type, action_type), flush_s)
+
+    def _compose(self, store: BufferStore, types: tuple[Any, Any], flush_s: float) -> None:
+        self._store, self._types = store, types
+        # The session that this object started, here or in the process that it was pickled in.
+        self._own_session: str | None = None
+        self._conditions = Conditions(store.info)
+        decoding = RowDecoding(store.source, *types)
+        self._writer = StepWriter(store, flush_s)
+        self._sampler = BatchSampler(store, decoding)
+        self._reader = RowReader(store.rows, decoding)
+        self._changes = RowChanges(store, self._conditions)
+        self._leases = Leasing(store, decoding.whole)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {"store": self._store, "types": self._types, "flush_s": self._writer.flush_s}
+        return {**state, "session": self._own_session}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._compose(state["store"], state["types"], state["flush_s"])
+        self._own_session = state["session"]
+
+    def __repr__(self) -> str:
+        return f"ReplayBuffer({self.url!r}, name={self.name!r})"
+
+    def __enter__(self) -> "ReplayBuffer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Store the steps that wait, and close this process's idle connections to the database; a
+        later call opens new ones.
+        """
+        try:
+            self._writer.flush()
+        finally:
+            self._store.close()
+
+    @property
+    def name(self) -> str:
+        """Name of the buffer."""
+        return self._store.info.name
+
+    @property
+    def url(self) -> str:
+        """The database's URL without its password."""
+        return self._store.shown_url
+
+    @property
+    def fields(self) -> dict[str, FieldSpec]:
+        """The typed fields, as stored."""
+        return dict(self._store.info.fields.specs)
+
+    @property
+    def observation_fields(self) -> tuple[str, ...]:
+        """Which of them an observation is made of."""
+        return self._store.info.fields.observations
+
+    @property
+    def meta_fields(self) -> dict[str, FieldSpec]:
+        """The typed fields of an episode, as stored."""
+        return dict(self._store.info.fields.meta)
+
+    @property
+    def compression(self) -> str | None:
+        """How the bytes of arrays are compressed, as stored; None: not at all."""
+        return self._store.info.compression
 
     @property
     def max_capacity(self) -> int | None:
@@ -226,14 +294,9 @@ class ReplayBuffer(
         return self._store.window().max_episodes
 
     @property
-    def compression(self) -> str | None:
-        """How the bytes of arrays are compressed, as stored; None: not at all."""
-        return self._store.info.compression
-
-    @property
-    def meta_fields(self) -> dict[str, FieldSpec]:
-        """The typed fields of an episode, as stored."""
-        return dict(self._store.info.fields.meta)
+    def evict_by(self) -> str:
+        """What leaves at once: `row`, `task` or `episode`."""
+        return self._store.info.evict_by
 
     @property
     def alpha(self) -> float | None:
@@ -261,10 +324,784 @@ class ReplayBuffer(
         """Whether batches are noted."""
         return self._store.info.track_samples
 
-    @property
-    def evict_by(self) -> str:
-        """What leaves at once: `row`, `task` or `episode`."""
-        return self._store.info.evict_by
+    def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
+        """Store one row, unless the buffer holds its id.
+
+        Args:
+            data: The row.
+            priority: See `store_batch`.
+
+        Raises:
+            ValueError: No row.
+            FieldError: A value cannot be stored; nothing is written.
+        """
+        if not data:
+            raise ValueError("Data is required")
+        return self._writer.store_rows([data], priority=priority)
+
+    def store_batch(
+        self,
+        data_batch: Iterable[DataRow],
+        model_version: int | None = None,
+        *,
+        session_id: str | None = None,
+        priority: Any = None,
+    ) -> StoreResult:
+        """Store rows in one transaction: all those whose ids the buffer does not hold, or none.
+
+        Args:
+            data_batch: The rows.
+            model_version: Version for rows that name none.
+            session_id: Session for rows that name none; without one a row belongs to all.
+            priority: Of a buffer with priorities, one number for all rows or an array of shape
+                (n,), from 0 to 1e100; the largest ever set when left out, 1.0 before any.
+
+        Raises:
+            FieldError: A value cannot be stored; nothing is written.
+        """
+        rows = list(data_batch or ())
+        return self._writer.store_rows(rows, model_version, session_id, priority)
+
+    def add(self, /, **fields: Any) -> StoreResult:
+        """Store one experience given by its fields; none is required.
+
+        Args:
+            **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
+                `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
+                `execute_time`, `pre_agent`, `episode_id`, `model_version`, `session_id` and `id`;
+                `priority` as for `store_batch`.
+
+        Raises:
+            FieldError: An unknown field, or a value that cannot be stored; nothing is written.
+        """
+        return self._writer.add(fields)
+
+    def extend(
+        self, /, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
+    ) -> StoreResult:
+        """Store n steps given as columns, in one transaction.
+
+        Args:
+            arrays: For each declared field an array of shape (n, *shape), or n arrays where its
+                length varies; `reward`, `terminated`, `truncated` of shape (n,) if there are any;
+                `state`, `actions`, `messages`, `extra` as lists of n values, as `add` takes them.
+            casting: `same_kind` refuses casts that lose what a value means: floats to integers,
+                integers out of range, finite floats to infinite ones. `unsafe` is numpy's.
+            **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`: n values or one
+                for all rows; `id`: n values; `priority` as for `store_batch`.
+
+        Raises:
+            FieldError: An unknown or missing field, another shape, a value that the field cannot
+                hold; nothing is written.
+        """
+        return self._writer.extend(arrays, casting, keys)
+
+    def store_episode(
+        self,
+        /,
+        arrays: Mapping[str, Any],
+        *,
+        episode_id: str | None = None,
+        task_id: str | None = None,
+        agent_id: str | None = None,
+        model_version: int | None = None,
+        session_id: str | None = None,
+        final: Mapping[str, Any] | None = None,
+        episode_reward: float | None = None,
+        priority: Any = None,
+        casting: str = "same_kind",
+        **meta: Any,
+    ) -> StoreResult:
+        """Store a whole episode given as columns, in one transaction; `v_episodes` shows it, also
+        after its steps were evicted.
+
+        Args:
+            arrays: As `extend` takes them, from the first step to the last.
+            episode_id: Its id; made when left out. Given, the episode is stored once however often
+                it is sent, as long as the buffer holds a step of it: another one of that id is not
+                stored, and its steps count as conflicts.
+            task_id: Its task; the episode's own id when left out.
+            agent_id: Who acted; `default` when left out. A column of `arrays`, where it changes.
+            model_version: Version of the model that acted; likewise.
+            session_id: The training session; likewise.
+            final: The observation after the last step, a value for each observation field.
+            episode_reward: The episode's own reward, a finite number: a verdict on the whole of it,
+                kept beside the sum of its steps' rewards (`reward` in `v_episodes`).
+            priority: Of its steps; see `store_batch`. Or a column of `arrays`.
+            casting: See `extend`.
+            **meta: Kept with the episode: values of `meta_fields`, and of other names JSON values.
+
+        Raises:
+            EpisodeExistsError: An episode of that id is open, or was aborted.
+            FieldError: As `extend`; a final observation with other fields; meta that is no JSON;
+                no step; a reward that is no finite number. Nothing is written.
+        """
+        keys = {
+            "agent_id": agent_id,
+            "model_version": model_version,
+            "session_id": session_id,
+            "priority": priority,
+        }
+        return self._writer.store_episode(
+            arrays, episode_id=episode_id, task_id=task_id, keys=keys, final=final,
+            episode_reward=episode_reward, casting=casting, meta=meta,
+        )  # fmt: skip
+
+    def episode(
+        self,
+        /,
+        task_id: str | None = None,
+        agent_id: str | None = None,
+        *,
+        episode_id: str | None = None,
+        model_version: int | None = None,
+        session_id: str | None = None,
+        casting: str = "same_kind",
+        **meta: Any,
+    ) -> EpisodeWriter:
+        """Begin an episode that is written step by step.
+
+        Steps are stored in batches: when there are enough of all open episodes, and never later
+        than `flush_s` after the first. The end of an episode is stored before `end` returns; a
+        process that dies loses the steps of its last `flush_s`, and leaves the episode open.
+
+        Args:
+            task_id: Its task; the episode's own id when left out.
+            agent_id: Who acts; `default` when left out.
+            episode_id: Its id, which no episode of the task may have; made when left out.
+            model_version: Version of the model that acts.
+            session_id: The training session.
+            casting: See `extend`.
+            **meta: See `store_episode`.
+
+        Raises:
+            EpisodeExistsError: The buffer knows an episode of that id.
+            FieldError: A key that is no text, or meta that does not fit.
+        """
+        return self._writer.episode(
+            task_id, agent_id, episode_id, model_version, session_id, casting, meta
+        )
+
+    def record(
+        self,
+        /,
+        env: Any,
+        *,
+        task_id: str | None = None,
+        agent_id: str | None = None,
+        model_version: int | None = None,
+        session_id: str | None = None,
+        casting: str = "same_kind",
+        **meta: Any,
+    ) -> Any:
+        """Return a gymnasium environment that behaves as `env`, and stores every step it takes.
+
+        Each episode of each environment is one of `episode`, begun with its first step, ended when
+        the environment says so, with its final observation. `reset` in the middle and `close` end
+        it as truncated; an exception in `step` marks it aborted. Nothing is stored of the steps
+        that only reset (gymnasium's autoreset). Close the environment before the buffer.
+
+        The newest step of an open episode waits for the next call, which tells whether the episode
+        was cut after it: `flush` leaves it, and its `flush_s` counts from then.
+
+        Args:
+            env: A gymnasium environment, single or vectorized. The buffer has the fields that
+                `fields_from_env` reads from it, with `next_obs` or without, and maybe others that
+                have a default.
+            task_id: The task of all its episodes; each one's own id when left out.
+            agent_id: Who acts; `default` when left out.
+            model_version: Version of the model that acts: the attribute `model_version` of what is
+                returned, which may be set at any time and holds for the episodes begun since.
+            session_id: The training session: the attribute `session_id`, likewise.
+            casting: See `extend`.
+            **meta: See `episode`.
+
+        Raises:
+            FieldError: The buffer has other fields than the environment, or a key or meta cannot be
+                stored. From `step`: a value that its field cannot hold; the episodes are aborted.
+            MissingExtraError: No gymnasium, or one before 1.1.
+            StorageError: From `step`, earlier steps could not be stored; they wait to be, and the
+                episodes are aborted. From `close`, likewise; the environment is closed.
+        """
+        from sqlbuffer.recording import recorded
+
+        if "episode_id" in meta:
+            raise FieldError("record() makes an id for each episode; leave episode_id out")
+        self._writer.beginning(task_id, agent_id, None, model_version, session_id, casting, meta)
+        begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
+        return recorded(env, self, begin, model_version, session_id)
+
+    def flush(self) -> None:
+        """Store the steps of open episodes that wait.
+
+        Raises:
+            StorageError: They could not be stored; they wait to be.
+            EpisodeExistsError: The buffer holds other steps under the ids of some, which are lost.
+        """
+        self._writer.flush()
+
+    def sample_arrays(
+        self,
+        batch_size: int = 256,
+        *,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+        condition: Condition = None,
+    ) -> Batch:
+        """Draw rows as arrays.
+
+        Args:
+            batch_size: How many rows.
+            fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
+                default.
+            sampler: Which rows; `RandomSampler(replace=True)` by default.
+            condition: Which rows may be drawn.
+
+        Returns:
+            A batch of arrays of shape (batch_size, *shape); `reward` is float32.
+
+        Raises:
+            InsufficientDataError: Fewer rows were drawn: with the default sampler none matches.
+            FieldError: An unknown field.
+        """
+        info = self._store.info
+        reader = StepReader(info.fields, fields, info.compression)
+        return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
+
+    def sample_transitions(
+        self,
+        batch_size: int = 256,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+        condition: Condition = None,
+    ) -> Batch:
+        """Draw transitions: steps with their n-step returns and the observations after them.
+
+        For step t of an episode, m is n_step, or the steps to the episode's end where they are
+        fewer: `reward` is the sum of gamma^k r_(t+k) for k < m, `discount` is gamma^m, or 0 where
+        the episode terminated within, and `next_obs` the observation at t + m, or the final one of
+        the episode (Sutton and Barto 2018, section 7.1). A declared field `next_obs` is used as it
+        is. Steps whose successors are not stored are not drawn: those before a truncated end
+        without a final observation, say. A terminated end without one has zeros.
+
+        Args:
+            batch_size: How many.
+            n_step: How many steps a transition spans at most.
+            gamma: Discount of one step.
+            stack: `{"obs": 4}`: each observation as its last 4 frames, of shape (batch_size, 4,
+                *shape), the oldest first; at an episode's start the first frame is repeated.
+            terminal_field: The declared field, such as `done`, that tells where an episode
+                terminated, for buffers that do not store `terminated`.
+            fields: Which of the declared fields; all by default.
+            sampler: Which first steps; `RandomSampler(replace=True)` by default.
+            condition: Which first steps may be drawn.
+
+        Returns:
+            A batch of arrays of shape (batch_size, *shape): the fields, `reward` and `discount`
+            (float32), `terminated`, and `next_<name>` for each observation field; in `info` also
+            `episode`, `t` and `n_steps`, which is m.
+
+        Raises:
+            InsufficientDataError: Too few steps have their successors stored.
+            FieldError: An unknown field, no observation field, or a field `done` where neither
+                `terminated` nor `truncated` is stored and no `terminal_field` is given.
+        """
+        check_n_step(n_step, gamma)
+        info = self._store.info
+        reader = TransitionReader(
+            info.fields, int(n_step), float(gamma), names=fields, stack=stack,
+            terminal_field=terminal_field, compression=info.compression,
+        )  # fmt: skip
+        return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
+
+    def sample(
+        self,
+        batch_size: int = 256,
+        *,
+        sampler: Sampler | TaskSampler | None = None,
+        condition: Condition = None,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: How many rows, or tasks with a task sampler. When fewer match, all that
+                match come back.
+            sampler: Which rows; `RandomSampler()` by default.
+            condition: Which rows may be drawn, or with a task sampler which tasks.
+            converter: Called once, on the whole batch.
+            strict: Raise when fewer match.
+            fields: Which fields of each row are read and come back, by dotted names such as
+                `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
+                is left out. See `docs/fragments.md`.
+            query_condition: Other name of `condition`.
+
+        Returns:
+            A `RowList` of rows, or with a task sampler of tasks, each a list of rows in the order
+            of (episode, step, execute_time); `batch_id` is the number that it is noted under
+            (`track_samples`). Or what the converter makes of it.
+
+        Raises:
+            ConditionError: A malformed condition.
+            FieldError: An unknown field.
+            InsufficientDataError: Fewer match and `strict` is set.
+            ValueError: A negative batch size.
+        """
+        node = self._conditions.node(condition, query_condition)
+        return converted(converter, self._sampler.rows(sampler, batch_size, node, strict, fields))
+
+    def sample_tasks(
+        self,
+        n: int,
+        *,
+        sampler: TaskSampler | None = None,
+        condition: Condition = None,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> list[Any]:
+        """Draw whole tasks: `RandomTaskSample()` by default. The converter is called once a task.
+
+        Args:
+            n: How many tasks. When fewer match, all that match come back.
+            sampler: Which tasks.
+            condition: A task can be drawn if one of its rows matches; all its rows come back.
+            converter: Called once for each task.
+            strict: Raise when fewer match.
+            fields: Which fields of each row; see `sample`.
+            query_condition: Other name of `condition`.
+
+        Returns:
+            A `RowList` of tasks, each a list of rows in the order of (episode, step,
+            execute_time), or what the converter makes of them; `batch_id` is the number that
+            they are noted under.
+
+        Raises:
+            ConditionError: A malformed condition.
+            FieldError: An unknown field.
+            InsufficientDataError: Fewer match and `strict` is set.
+            ValueError: A negative n.
+        """
+        node = self._conditions.node(condition, query_condition)
+        tasks = self._sampler.tasks(sampler, n, node, strict, fields)
+        return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
+
+    def sample_task(
+        self,
+        sampler: TaskSampler | None = None,
+        query_condition: Condition = None,
+        converter: AnyConverter | None = None,
+        batch_size: int = 1000,
+    ) -> list[Any]:
+        """Draw whole tasks: `sample_tasks` by AWorld's name and arguments."""
+        return self.sample_tasks(
+            batch_size, sampler=sampler, condition=query_condition, converter=converter
+        )
+
+    def peek(
+        self,
+        n: int = 10,
+        *,
+        sampler: Sampler | TaskSampler | None = None,
+        condition: Condition = None,
+    ) -> builtins.list[Any]:
+        """Draw rows, or tasks, for a look. No limit applies, nothing waits, nothing is counted.
+
+        Args:
+            n: How many; fewer come back if fewer match.
+            sampler: Which of them; `RandomSampler()` by default.
+            condition: Which rows may be drawn.
+
+        Returns:
+            A list of rows; with a task sampler a list of tasks, each a list of rows.
+
+        Raises:
+            ConditionError: A malformed condition.
+            ValueError: A negative n.
+        """
+        return self._sampler.peek(sampler, n, self._conditions.node(condition))
+
+    def loader(
+        self,
+        mode: str = "transition",
+        batch_size: int = 256,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        length: int | None = None,
+        burn_in: int = 0,
+        stride: int = 1,
+        sequence_fields: Sequence[str] = (),
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
+        include_partial: bool = False,
+        shuffle: bool = True,
+        seed: int | None = None,
+        drop_last: bool = False,
+        replace: bool = False,
+        sampler: Sampler | None = None,
+        condition: Condition = None,
+        fields: Sequence[str] | None = None,
+        to_named_tuple: Sequence[str] | None = None,
+        fieldname_map: Mapping[str, str] | None = None,
+        device: Any = None,
+        prefetch: int = 0,
+        epochs: int | None = None,
+    ) -> Loader:
+        """Return an iterable of batches for a training loop: drawn without end, or in passes.
+
+        A pass (`epochs`, or `shuffle=False`) fixes the range of seq at its start, so that rows
+        stored later do not enter it, visits what is there once and skips what is evicted meanwhile.
+        An empty buffer has a pass without batches.
+
+        Args:
+            mode: What a batch holds: `step`, rows as `sample_arrays`; `transition`, as
+                `sample_transitions`; `n_step`, transitions with the sequences of chosen fields;
+                `window`, stretches of one length; `trajectory`, whole episodes.
+            batch_size: How many of them.
+            n_step: Modes `transition` and `n_step`: how many steps a transition spans at most.
+            gamma: The same modes: discount of one step.
+            length: Mode `window`: how many steps.
+            burn_in: Mode `window`: how many steps before it.
+            stride: Mode `window`: how far one begins behind the other.
+            sequence_fields: Mode `n_step`: fields whose values of each step are wanted.
+            stack: Modes `transition`, `n_step` and `window`: `{field: how many frames}`.
+            terminal_field: Modes `transition` and `n_step`: the field that says an episode ended.
+            include_partial: Mode `trajectory`: episodes that are open or clipped as well.
+            shuffle: False: passes in the order of seq, one after the other.
+            seed: Repeat the same batches over the same live rows.
+            drop_last: Leave out the last batch of a pass where it is smaller.
+            replace: Draw with replacement.
+            sampler: Draws the batches; uniform by default.
+            condition: Which rows; see the mode's own call for what of it must match.
+            fields: Which of the declared fields; all by default.
+            to_named_tuple: Batches are named tuples of these arrays, in this order, without
+                leading underscores; `info` is the batch's info.
+            fieldname_map: `{name: other name}` of arrays.
+            device: `cpu`, `cuda` or another of torch: arrays become tensors there, but for texts
+                and objects, which torch has no tensors for, and `info`.
+            prefetch: How many batches a thread fetches ahead.
+            epochs: How many passes; without, batches are drawn without end.
+
+        Raises:
+            InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
+                without end finds no batch.
+            BufferConfigError: Passes over a buffer with `max_use`, whose rows are counted as they
+                are drawn.
+            FieldError: An unknown field, or names that collide.
+            ValueError: An option that the mode does not take, or options that exclude each other.
+            MissingExtraError: A device, and torch is not installed.
+        """
+        options = LoaderOptions(
+            mode=mode, batch_size=batch_size, n_step=n_step, gamma=gamma, length=length,
+            burn_in=burn_in, stride=stride, sequence_fields=sequence_fields, stack=stack,
+            terminal_field=terminal_field, include_partial=include_partial, shuffle=shuffle,
+            seed=seed, drop_last=drop_last, replace=replace, sampler=sampler, condition=condition,
+            fields=fields, epochs=epochs,
+        )  # fmt: skip
+        output = Output(fieldname_map, to_named_tuple, device)
+        warn_of_ranks(passes=not options.is_drawn, seeded=seed is not None)
+        return open_loader(self._store, options, output, prefetch)
+
+    def batch_source(self, options: LoaderOptions) -> BatchSource:
+        """Return what a loader with these options reads its batches from, for own loaders.
+
+        Raises:
+            BufferConfigError: Passes over a buffer with `max_use`.
+            FieldError: An unknown field.
+        """
+        return options.source(self._store)
+
+    def lease(
+        self,
+        n: int,
+        *,
+        group_by: str | None = None,
+        min_group_size: int | None = None,
+        group_timeout_s: float | None = None,
+        on_partial: str = "use",
+        order: str = "random",
+        timeout_s: float = TIMEOUT_S,
+        lease_s: float = LEASE_S,
+        condition: Condition = None,
+    ) -> Lease:
+        """Claim rows, or whole groups of them, for the time of a `with` block.
+
+        Nobody else gets them meanwhile. Leaving the block acknowledges: a use of each row is
+        counted, and those that were used `max_use` times leave the buffer. An exception gives them
+        back at once, and a process that is lost when the lease runs out; such a use is not counted.
+
+        Args:
+            n: How many rows, or groups: all of them or none.
+            group_by: `task_id`: whole tasks, such as the rollouts of one GRPO prompt. `episode_id`:
+                whole episodes that have ended.
+            min_group_size: How many rollouts a task is whole with, 1 by default: its ended
+                episodes, and its rows without one. None of its episodes is open.
+            group_timeout_s: How many seconds after its newest row a group that is not whole is
+                waited for; for ever by default.
+            on_partial: What becomes of it then: `use` hands it out as it is, `drop` deletes it.
+            order: `random` (uniform over rows, or over groups), `fifo`, `freshest` or `stalest` (by
+                `model_version`, then by age; rows without one are the oldest).
+            timeout_s: How long to wait for so many at most; 0 raises at once.
+            lease_s: After how many seconds the lease runs out; `batch.renew()` begins anew.
+            condition: Which rows; of groups, those with a row that matches.
+
+        Returns:
+            A context manager that yields a `LeasedBatch`.
+
+        Raises:
+            BufferConfigError: The buffer was made without `leases=True`, or a malformed argument.
+            InsufficientDataError: At the beginning of the block: there were too few in time.
+            FlowControlError: Likewise: the rate limiter did not let them out in time.
+            LeaseLostError: At its end: the lease has run out, and nothing was counted.
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+        return self._leases.lease(
+            n, self._conditions.node(condition), group_by=group_by, min_group_size=min_group_size,
+            group_timeout_s=group_timeout_s, on_partial=on_partial, order=order,
+            timeout_s=timeout_s, lease_s=lease_s,
+        )  # fmt: skip
+
+    def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
+        """Return how many rows match."""
+        return self._store.rows.count(self._conditions.node(condition, query_condition))
+
+    def __len__(self) -> int:
+        """Return how many rows the buffer holds; nothing is scanned."""
+        return self._store.rows.count(EVERYTHING)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty buffer: `if buffer` asks whether there is one."""
+        return True
+
+    def __iter__(self) -> Iterator[DataRow]:
+        """Iterate over all rows as `get_all` does."""
+        return self.get_all()
+
+    def get_all(
+        self,
+        condition: Condition = None,
+        *,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> Iterator[DataRow]:
+        """Stream the rows that match and are there now, in insert order.
+
+        Rows come in pages and no transaction stays open between them, so any number may be read in
+        little memory. Rows evicted before their page is read are left out.
+
+        Args:
+            condition: Which rows.
+            fields: Which fields of each row are read and come back, by dotted names such as
+                `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
+                is left out. See `docs/fragments.md`.
+            query_condition: Other name of `condition`.
+
+        Raises:
+            FieldError: An unknown field.
+        """
+        return self._reader.all(self._conditions.node(condition, query_condition), fields)
+
+    def get_paginated(
+        self,
+        page: int,
+        page_size: int,
+        condition: Condition = None,
+        *,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> list[DataRow]:
+        """Return one page of the rows that match, in insert order.
+
+        Args:
+            page: From 1; a page past the end is empty.
+            page_size: Rows a page.
+            condition: Which rows.
+            fields: Which fields; see `get_all`.
+            query_condition: Other name of `condition`.
+
+        Raises:
+            FieldError: An unknown field.
+            ValueError: A page or page size below 1.
+        """
+        node = self._conditions.node(condition, query_condition)
+        return self._reader.page(node, page, page_size, fields)
+
+    def get_by_task_id(self, task_id: str, *, fields: Sequence[str] | None = None) -> list[DataRow]:
+        """Return all rows of a task in the order of (episode, step, execute_time); none for an
+        unknown task. Of each those `fields`, all by default; see `get_all`.
+        """
+        return self._reader.tasks([task_id], fields)[task_id]
+
+    def get_batch_by_task_ids(
+        self, task_ids: Iterable[str], *, fields: Sequence[str] | None = None
+    ) -> dict[str, list[DataRow]]:
+        """Return `{task_id: rows}` in the order of the ids, each task's rows in the order of
+        (episode, step, execute_time). Of each row those `fields`, all by default; see `get_all`.
+        """
+        return self._reader.tasks(task_ids, fields)
+
+    def decode(self, arrays: bytes) -> dict[str, Any]:
+        """Return the typed fields of one row, `{name: array of its shape}`, from its column
+        `arrays`, as plain SQL returns it.
+
+        Raises:
+            FieldError: The row was not written with the buffer's fields.
+        """
+        return decode_row(self._store.layout, bytes(arrays))
+
+    def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
+        """Return the select that a condition becomes, its values written out for reading."""
+        return self._store.rows.sql(self._conditions.node(condition, query_condition))
+
+    def explain(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
+        """Return the database's plan for that select."""
+        return self._store.rows.explain(self._conditions.node(condition, query_condition))
+
+    def annotate(
+        self,
+        condition_or_seqs: Any,
+        *,
+        reward_t: Any = None,
+        adv_t: Any = None,
+        v_t: Any = None,
+        extra: Any = None,
+        version: int | None = None,
+        reward: Any = None,
+    ) -> int:
+        """Give rows values that arrive after they were stored: rewards, judges' scores, advantages.
+
+        The rows stay as they are; what is given is kept beside them, every version of it, and from
+        then on conditions, samplers, n-step sums and views see it in the place of the row's own
+        value. Of each value, and of each key of extra, the one of the highest version holds,
+        whichever came last. A version that is given again adds to what it said before: a call that
+        is repeated changes nothing. Priorities do not change.
+
+        Args:
+            condition_or_seqs: A condition; or the rows' numbers, shape (b,): `info["seq"]` of a
+                batch, or `row.seq`. The last of equal ones counts. A set of them has no order, and
+                takes one value for all.
+            reward_t: Rewards: one finite number for all rows; or, with numbers of rows, an array of
+                shape (b,).
+            adv_t: Advantages, likewise.
+            v_t: Value estimates, likewise.
+            extra: A dict of JSON values for all rows; or, with numbers of rows, b of them. Its keys
+                are added to the row's extra, or replace those there.
+            version: Its version, an integer of 64 bits. Omitted: one more than the highest of the
+                rows, from 1 on.
+            reward: Other name of `reward_t`.
+
+        Returns:
+            How many rows were annotated; those that the buffer does not hold are skipped.
+
+        Raises:
+            ConditionError: A malformed condition, or an empty one.
+            FieldError: Nothing is given, a number that is not finite, no JSON, or another shape;
+                nothing is written.
+
+        Example:
+            >>> from sqlbuffer import QueryBuilder, ReplayBuffer
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state="a long answer", task_id="t1").inserted
+            1
+            >>> of_t1 = QueryBuilder().eq("exp_meta.task_id", "t1").build()
+            >>> buffer.annotate(of_t1, reward=0.5, extra={"judge": "strict"})
+            1
+            >>> [(row.exp_data.reward_t, row.exp_data.extra) for row in buffer]
+            [(0.5, {'judge': 'strict'})]
+        """
+        if reward is not None and reward_t is not None:
+            raise FieldError("give reward=... or reward_t=..., not both")
+        values = {"reward_t": reward if reward_t is None else reward_t, "adv_t": adv_t, "v_t": v_t}
+        return self._changes.annotate(condition_or_seqs, values, extra, version)
+
+    def update_priorities(self, seqs: Any, priorities: Any, eps: float = EPS) -> PriorityUpdate:
+        """Set the priorities of rows, to |TD error| + eps as a rule (Schaul et al. 2016, section
+        3.3): one statement, whatever their number. Rows that were evicted meanwhile are skipped.
+
+        Args:
+            seqs: The rows, shape (b,): `info["seq"]` of a batch. The last of equal ones counts.
+            priorities: Their priorities, shape (b,), or one for all; from 0 to 1e100.
+            eps: Added to each, so that none is 0: such a row is never drawn.
+
+        Returns:
+            How many rows were updated, and how many the buffer does not hold.
+
+        Raises:
+            FieldError: NaN, a number out of range, another shape or type, or a buffer without
+                priorities; nothing is written.
+
+        Example:
+            >>> from sqlbuffer import ReplayBuffer
+            >>> buffer = ReplayBuffer("sqlite://", priorities=True)
+            >>> buffer.add(state=1).inserted
+            1
+            >>> buffer.update_priorities([1, 99], [0.5, 0.7])
+            PriorityUpdate(updated=1, missing=1)
+        """
+        return self._changes.update_priorities(seqs, priorities, eps)
+
+    def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
+        """Take the rows that match now out of sampling; `v_quarantine` lists them.
+
+        They are not drawn, and neither is what they are part of: tasks, transitions, windows and
+        episodes with one of them. Everything else sees them as before, and they are evicted in
+        their turn. Rows that match later are not in quarantine.
+
+        Args:
+            condition_or_seqs: A condition, or the numbers of rows: `info["seq"]` of a batch. Those
+                that the buffer does not hold are passed over.
+            reason: Kept with each row; one that is in quarantine already keeps its own.
+
+        Returns:
+            How many rows were not in quarantine before.
+
+        Raises:
+            ConditionError: An empty condition, or a malformed one.
+            FieldError: Numbers that are none, or a reason that is no text.
+            StorageReadOnlyError: The role may not: it is a right of learners.
+
+        Example:
+            >>> from sqlbuffer import QueryBuilder, ReplayBuffer
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state=1, task_id="good").inserted
+            1
+            >>> buffer.add(state=2, task_id="bad").inserted
+            1
+            >>> bad = QueryBuilder().eq("exp_meta.task_id", "bad")
+            >>> buffer.quarantine(bad, reason="the judge crashed")
+            1
+            >>> [row.exp_meta.task_id for row in buffer.sample(9)], len(buffer)
+            (['good'], 2)
+            >>> buffer.release(bad), len(buffer.sample(9))
+            (1, 2)
+        """
+        return self._changes.quarantine(condition_or_seqs, reason)
+
+    def release(self, condition_or_seqs: Rows) -> int:
+        """Put rows in quarantine that match now back into sampling.
+
+        Args:
+            condition_or_seqs: See `quarantine`.
+
+        Returns:
+            How many rows were in quarantine.
+
+        Raises:
+            ConditionError: An empty condition, or a malformed one.
+            FieldError: Numbers that are none.
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+        return self._changes.release(condition_or_seqs)
 
     def delete(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
         """Delete the rows that match and return how many.
@@ -272,14 +1109,14 @@ class ReplayBuffer(
         Raises:
             ConditionError: An empty condition; `clear()` deletes everything.
         """
-        node = self._node(condition, query_condition)
+        node = self._conditions.node(condition, query_condition)
         if node == EVERYTHING:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
-        return self._store.delete(node)
+        return self._store.retention.delete(node)
 
     def clear(self) -> int:
         """Delete every row and return how many there were."""
-        return self._store.clear()
+        return self._store.retention.clear()
 
     def resize(
         self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
@@ -308,22 +1145,154 @@ class ReplayBuffer(
                 f"buffer {self.name!r} evicts by {self.evict_by}; a limit of episodes takes a "
                 f"buffer that was made with max_episodes"
             )
-        self._store.resize(changes)
+        self._store.retention.resize(changes)
 
-    def close(self) -> None:
-        """Store the steps that wait, and close this process's idle connections to the database; a
-        later call opens new ones.
+    @property
+    def clock(self) -> int | None:
+        """What `set_clock` set last, in any process; None before."""
+        return self._store.sessions.clock()
+
+    def set_clock(self, clock: int) -> None:
+        """Set the buffer's clock, which all its processes share.
+
+        In a buffer with `max_staleness`, rows whose `model_version` is further behind it are not
+        sampled. Batches are noted with it where `track_samples` is set. It is the version of the
+        current session too, where one was started; `set_model_version` minds which session it is.
+
+        Args:
+            clock: The learner's iteration, or the version of its model; an integer of 64 bits. It
+                may go back, as when a learner restarts from a checkpoint.
+
+        Raises:
+            TypeError: No integer.
+            ValueError: More than 64 bits.
         """
-        try:
-            self._queue.flush()
-        finally:
-            self._store.close()
+        self._set_version(checked_clock(clock), None)
 
-    def __enter__(self) -> "ReplayBuffer":
-        return self
+    def expire(self) -> Removed:
+        """Delete all rows that can never be sampled again: too old by the clock, used up, or of
+        another session.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        A process that samples or sets the clock does so by itself, a little every ten seconds,
+        unless the buffer was made with `keep_expired`. Steps of an episode leave when none of them
+        may be sampled, for others need them; of buffers that evict by task or episode whole ones.
+        Rows in quarantine stay.
+
+        Returns:
+            How many rows left, by cause.
+
+        Raises:
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+        return self._store.expiry.run()
+
+    def start_session(self, session_id: str | None = None) -> str:
+        """Begin a session, or resume it, as the current one of the buffer and all its processes.
+
+        The buffer's clock becomes the version that the session has: none for a new one.
+
+        Args:
+            session_id: Its key; made when left out.
+
+        Returns:
+            The key.
+
+        Raises:
+            FieldError: A key that is no text.
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+        key = uuid7() if session_id is None else checked_session(session_id)
+        self._store.sessions.start(key)
+        self._own_session = key
+        self._store.expiry.run_if_due()
+        return key
+
+    @property
+    def session_id(self) -> str | None:
+        """The key of the buffer's current session, whoever started it; None before any was."""
+        return self._store.sessions.current()
+
+    def set_model_version(self, version: int, session_id: str | None = None) -> bool:
+        """Note which version a session's model has.
+
+        The buffer's clock moves along if the session is the current one, or none was ever started:
+        a learner that is left over from an earlier session moves nothing.
+
+        Args:
+            version: The version; an integer of 64 bits.
+            session_id: The session; by default the one that this object started, else the current
+                one.
+
+        Returns:
+            Whether the clock has moved; False: another session has begun since.
+
+        Raises:
+            SessionNotFoundError: The buffer has no session of that key.
+            StorageReadOnlyError: The role may not: it is a right of learners.
+            TypeError: No integer.
+            ValueError: More than 64 bits.
+        """
+        number = checked_clock(version, "a model version")
+        key = self._own_session if session_id is None else checked_session(session_id)
+        return self._set_version(number, key)
+
+    def _set_version(self, version: int, session: str | None) -> bool:
+        is_current = self._store.sessions.set_version(version, session)
+        self._store.expiry.run_if_due()
+        return is_current
+
+    def model_version(self) -> int | None:
+        """Return the version of the current session's model, or what `set_clock` set; None before.
+
+        One read by key, from any process: for collectors that ask before each episode.
+        """
+        return self._store.sessions.clock()
+
+    def flow(self) -> FlowState:
+        """Return how collectors and learners keep pace: the policy, the counts, and who waits.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        return self._store.pacer.state()
+
+    def set_rate_limiter(self, policy: Policy | None) -> None:
+        """Have every process of the buffer obey another policy, counting from now; None: no policy.
+
+        A process notices within five seconds; those that wait notice at once.
+
+        Args:
+            policy: A `RateLimiter`, a `RatioWindow`, or None.
+
+        Raises:
+            BufferConfigError: Something else, or a limiter that stops inserts before the buffer's
+                `min_size` is reached.
+            BufferNotFoundError: The buffer was dropped.
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+        check_policy(policy)
+        min_size = self._store.info.min_size
+        if min_size:
+            check_reached(policy, min_size, self._store.rows.count(EVERYTHING))
+        self._store.pacer.set_policy(policy)
+
+    def stats(self, window_s: float = 60.0) -> Stats:
+        """Return figures of the buffer now, for all its processes together.
+
+        The cost does not grow with the buffer: uses, priorities and staleness are those of up to
+        2,000 rows drawn uniformly, rates are found by bisection, and rows are counted as `len`
+        does, which reads an index once in a process.
+
+        Args:
+            window_s: Seconds that the rates are over, up to an hour.
+
+        Raises:
+            BufferConfigError: No such number of seconds.
+            BufferNotFoundError: The buffer was dropped.
+        """
+        check_rate_window(window_s)
+        self._store.pacer.publish_now()
+        return self._store.with_retries(lambda: stats(self._store.rows, float(window_s)))
 
     @staticmethod
     def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
@@ -350,42 +1319,3 @@ class ReplayBuffer(
         """
         check_options(None, retry_s)
         drop_buffer(url, name, float(retry_s))
-
-    def __repr__(self) -> str:
-        return f"ReplayBuffer({self._store.shown_url!r}, name={self.name!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {"store": self._store, "types": self._types, "flush_s": self._flush_s}
-        return {**state, "session": self._own_session}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._store, self._types = state["store"], state["types"]
-        self._own_session = state["session"]
-        self._decoder = self._make_decoder()
-        self._flush_s = state["flush_s"]
-        self._queue = WriteQueue(self._write, self._flush_s, self._store.pacer.admit)
-
-    def _make_decoder(self, wanted: SelectedFields | None = None) -> Decoder:
-        state, action = map(_rebuild, self._types)
-        if wanted is not None:  # a type takes a whole value
-            state = state if wanted.is_whole("state") else None
-            action = action if wanted.is_whole("actions") else None
-        return Decoder(state, action, self._store.layout)
-
-    def _write(
-        self,
-        records: Sequence[Record],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> Written:
-        return self._store.insert(
-            records, ignore=MADE_TIME, endings=endings, metas=metas, admitted=True
-        )
-
-
-def _rebuild(type_: Any) -> Callable[[Any], Any] | None:
-    if type_ is None:
-        return None
-    adapter = TypeAdapter(type_)
-    # Models are stored under the names of their fields.
-    return lambda value: adapter.validate_python(value, by_alias=True, by_name=True)

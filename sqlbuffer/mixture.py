@@ -179,13 +179,13 @@ class Mixture:
         return options_of(options)
 
     def _draw(self, options: LoaderOptions) -> "_MixedSource":
-        sources = [options.source(buffer._store) for buffer in self._buffers]
+        sources = [buffer.batch_source(options) for buffer in self._buffers]
         return _MixedSource(sources, self.weights, redistributes=self._on_empty == "redistribute")
 
     def _check_fields(self) -> None:
         (first, label), *others = zip(self._buffers, self.weights, strict=True)
         names = self._fields
-        LoaderOptions(mode="step", fields=names).source(first._store)  # or it says what is wrong
+        first.batch_source(LoaderOptions(mode="step", fields=names))  # or it says what is wrong
         for other, other_label in others:
             every = {**first.fields, **other.fields} if names is None else names
             for name in every:
@@ -366,7 +366,7 @@ def _normalised(weights: Sequence[float]) -> list[float]:
 def _labels(buffers: Sequence[ReplayBuffer]) -> list[str]:
     names = [buffer.name for buffer in buffers]
     labels = [
-        f"{buffer.name}@{buffer._store.shown_url}" if names.count(buffer.name) > 1 else buffer.name
+        f"{buffer.name}@{buffer.url}" if names.count(buffer.name) > 1 else buffer.name
         for buffer in buffers
     ]
     # Databases in memory have one name.

@@ -5,15 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sqlbuffer.arguments import check_rate_window
+from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, MissingExtraError, SQLBufferError
-from sqlbuffer.front.metrics import Monitoring, check_window
 from sqlbuffer.scalars import real_of
 from sqlbuffer.stats import Distribution, Stats
-
-if TYPE_CHECKING:
-    from sqlbuffer.buffer import ReplayBuffer
 
 __all__ = ["PrometheusCollector", "TensorBoardMonitor", "prometheus_text"]
 
@@ -78,14 +76,14 @@ class TensorBoardMonitor:
 
     def __init__(
         self,
-        buffer: "ReplayBuffer",
+        buffer: ReplayBuffer,
         writer: Any,
         *,
         every_s: float = 10.0,
         window_s: float = 60.0,
     ) -> None:
         _check_buffers([buffer])
-        check_window(window_s)
+        check_rate_window(window_s)
         pause_s = real_of(every_s)
         if pause_s is None or not pause_s >= 0:
             raise BufferConfigError(f"every_s is a number of seconds, 0 or more, got {every_s!r}")
@@ -236,7 +234,7 @@ class PrometheusCollector:
         ...
     """
 
-    def __init__(self, *buffers: "ReplayBuffer") -> None:
+    def __init__(self, *buffers: ReplayBuffer) -> None:
         _check_buffers(buffers)
         self._buffers = buffers
         self._families = _families()
@@ -278,7 +276,7 @@ class PrometheusCollector:
             yield family
 
 
-def prometheus_text(*buffers: "ReplayBuffer") -> str:
+def prometheus_text(*buffers: ReplayBuffer) -> str:
     """Return the figures of buffers in the text format of Prometheus, for an endpoint of yours.
 
     Raises:
@@ -295,7 +293,7 @@ def prometheus_text(*buffers: "ReplayBuffer") -> str:
 
 def _check_buffers(buffers: Sequence[Any]) -> None:
     for buffer in buffers:
-        if not isinstance(buffer, Monitoring):
+        if not isinstance(buffer, ReplayBuffer):
             raise TypeError(f"a ReplayBuffer is monitored, got {type(buffer).__name__}")
     names = [buffer.name for buffer in buffers]
     double = next((name for name in names if names.count(name) > 1), None)

@@ -120,8 +120,8 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         if isinstance(info, str):
             raise FieldError(f"info is a list of names such as ['seq'], got {info!r}")
         self._output, self._info = Output(fieldname_map), tuple(info)
-        check_drawn(buffer._store, "a dataset of numbers")
-        self._source = options_of({"mode": mode, **options}).source(buffer._store)
+        check_drawn(buffer.name, buffer.max_use, "a dataset of numbers")
+        self._source = buffer.batch_source(options_of({"mode": mode, **options}))
         self._numbers = self._source.numbers()
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ import sqlbuffer
 
 ROOT = Path(sqlbuffer.__file__).parent
 TESTS = Path(__file__).parent
-MOST_MODULES, MOST_LINES = 16, 400
+MOST_MODULES, MOST_LINES, MOST_STATEMENTS = 16, 400, 5
 # Every capability has its own of these.
 EVERYWHERE = {"base", "errors", "tables", "sqlite", "postgresql"}
 
@@ -68,9 +68,24 @@ def test_files_are_short() -> None:
     lines = {
         name: len(path.read_text().splitlines())
         for name, path in MODULES.items()
-        if path.name != "tables.py"
+        # All public methods of the buffer stand in one body, with their docstrings.
+        if path.name != "tables.py" and name != "sqlbuffer.buffer"
     }
     assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
+
+
+def test_methods_of_the_buffer_delegate() -> None:
+    (buffer,) = (
+        node
+        for node in ast.walk(TREES["sqlbuffer.buffer"])
+        if isinstance(node, ast.ClassDef) and node.name == "ReplayBuffer"
+    )
+    assert buffer.bases == []
+    methods = [node for node in buffer.body if isinstance(node, ast.FunctionDef)]
+    public = [method for method in methods if not method.name.startswith("_")]
+    assert len(public) > 50
+    assert [method.name for method in public if ast.get_docstring(method) is None] == []
+    assert {m.name: n for m in public if (n := len(m.body) - 1) > MOST_STATEMENTS} == {}
 
 
 def repeated(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

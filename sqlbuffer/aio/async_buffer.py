@@ -3,27 +3,48 @@
 import asyncio
 import builtins
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import wraps
 from itertools import islice
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlbuffer import buffer as sync
 from sqlbuffer import call_threads
 from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
 from sqlbuffer.aio.async_lease import AsyncLease
 from sqlbuffer.aio.thread_calls import in_thread
-from sqlbuffer.arguments import SAME, Condition, Rows, Same
-from sqlbuffer.front.draw_calls import AnyConverter
-from sqlbuffer.front.prioritising import EPS, PriorityUpdate
-from sqlbuffer.front.write_calls import StoreResult
-from sqlbuffer.rate_limits import FlowState, Policy
-from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.stats import Removed, Stats
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.steps.data_rows import DataRow
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.waits import begin_wait
+
+# Rows that one call of a thread takes from a stream.
+ROWS_AT_ONCE = 200
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Call = Callable[Concatenate["AsyncReplayBuffer", P], Coroutine[Any, Any, T]]
+
+
+def as_coroutine(method: Callable[Concatenate[ReplayBuffer, P], T]) -> Call[P, T]:
+    """Return a method of `ReplayBuffer` as a coroutine with the same arguments."""
+
+    @wraps(method)
+    async def call(self: "AsyncReplayBuffer", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        own: Callable[P, T] = getattr(self.sync, method.__name__)
+        return await in_thread(own, *args, **kwargs)
+
+    return call
+
+
+def arguments_of(
+    method: Callable[Concatenate[ReplayBuffer, P], Any],
+) -> Callable[[Callable[..., T]], Callable[Concatenate["AsyncReplayBuffer", P], T]]:
+    """Give a method the signature and the docstring of one of `ReplayBuffer`."""
+
+    def give(own: Callable[..., T]) -> Callable[Concatenate["AsyncReplayBuffer", P], T]:
+        return wraps(method)(own)
+
+    return give
 
 
 class AsyncReplayBuffer:
@@ -46,89 +67,78 @@ class AsyncReplayBuffer:
         1
     """
 
-    def __init__(self, buffer: sync.ReplayBuffer) -> None:
+    def __init__(self, buffer: ReplayBuffer) -> None:
         self.sync = buffer
 
     @classmethod
-    async def open(cls, url: Database = None, **options: Any) -> "AsyncReplayBuffer":
+    async def open(cls, url: Database = None, **settings: Any) -> "AsyncReplayBuffer":
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
-        return cls(await in_thread(sync.ReplayBuffer, url, **options))
+        return cls(await in_thread(ReplayBuffer, url, **settings))
 
-    async def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
-        """Store one row; see `sqlbuffer.ReplayBuffer.store`."""
-        return await in_thread(self.sync.store, data, priority=priority)
+    store = as_coroutine(ReplayBuffer.store)
+    store_batch = as_coroutine(ReplayBuffer.store_batch)
+    add = as_coroutine(ReplayBuffer.add)
+    extend = as_coroutine(ReplayBuffer.extend)
+    store_episode = as_coroutine(ReplayBuffer.store_episode)
+    flush = as_coroutine(ReplayBuffer.flush)
 
-    async def store_batch(
-        self,
-        data_batch: Iterable[DataRow],
-        model_version: int | None = None,
-        *,
-        session_id: str | None = None,
-        priority: Any = None,
-    ) -> StoreResult:
-        """Store rows in one transaction; see `sqlbuffer.ReplayBuffer.store_batch`."""
-        return await in_thread(
-            self.sync.store_batch,
-            data_batch,
-            model_version,
-            session_id=session_id,
-            priority=priority,
-        )
+    sample = as_coroutine(ReplayBuffer.sample)
+    sample_tasks = as_coroutine(ReplayBuffer.sample_tasks)
+    sample_task = as_coroutine(ReplayBuffer.sample_task)
+    sample_arrays = as_coroutine(ReplayBuffer.sample_arrays)
+    sample_transitions = as_coroutine(ReplayBuffer.sample_transitions)
+    peek = as_coroutine(ReplayBuffer.peek)
 
-    async def add(self, **fields: Any) -> StoreResult:
-        """Store one experience given by its fields; see `sqlbuffer.ReplayBuffer.add`."""
-        return await in_thread(lambda: self.sync.add(**fields))
+    size = as_coroutine(ReplayBuffer.size)
+    get_paginated = as_coroutine(ReplayBuffer.get_paginated)
+    get_by_task_id = as_coroutine(ReplayBuffer.get_by_task_id)
+    get_batch_by_task_ids = as_coroutine(ReplayBuffer.get_batch_by_task_ids)
+    sql = as_coroutine(ReplayBuffer.sql)
+    explain = as_coroutine(ReplayBuffer.explain)
 
-    async def extend(
-        self, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
-    ) -> StoreResult:
-        """Store n steps given as columns; see `sqlbuffer.ReplayBuffer.extend`."""
-        return await in_thread(lambda: self.sync.extend(arrays, casting=casting, **keys))
+    annotate = as_coroutine(ReplayBuffer.annotate)
+    update_priorities = as_coroutine(ReplayBuffer.update_priorities)
+    quarantine = as_coroutine(ReplayBuffer.quarantine)
+    release = as_coroutine(ReplayBuffer.release)
+    delete = as_coroutine(ReplayBuffer.delete)
+    clear = as_coroutine(ReplayBuffer.clear)
+    resize = as_coroutine(ReplayBuffer.resize)
+    expire = as_coroutine(ReplayBuffer.expire)
 
-    async def store_episode(self, arrays: Mapping[str, Any], **options: Any) -> StoreResult:
-        """Store a whole episode; arguments are those of `sqlbuffer.ReplayBuffer.store_episode`."""
-        return await in_thread(lambda: self.sync.store_episode(arrays, **options))
+    set_clock = as_coroutine(ReplayBuffer.set_clock)
+    start_session = as_coroutine(ReplayBuffer.start_session)
+    set_model_version = as_coroutine(ReplayBuffer.set_model_version)
+    model_version = as_coroutine(ReplayBuffer.model_version)
 
-    async def episode(
-        self, task_id: str | None = None, agent_id: str | None = None, **options: Any
-    ) -> "AsyncEpisodeWriter":
-        """Begin an episode; arguments are those of `sqlbuffer.ReplayBuffer.episode`."""
-        return AsyncEpisodeWriter(
-            await in_thread(lambda: self.sync.episode(task_id, agent_id, **options))
-        )
+    flow = as_coroutine(ReplayBuffer.flow)
+    set_rate_limiter = as_coroutine(ReplayBuffer.set_rate_limiter)
+    stats = as_coroutine(ReplayBuffer.stats)
+    close = as_coroutine(ReplayBuffer.close)
 
-    async def flush(self) -> None:
-        """Store the steps of open episodes that wait."""
-        await in_thread(self.sync.flush)
+    async def clock(self) -> int | None:
+        """Return what `set_clock` set last; None before."""
+        return await in_thread(lambda: self.sync.clock)
 
-    async def update_priorities(
-        self, seqs: Any, priorities: Any, eps: float = EPS
-    ) -> PriorityUpdate:
-        """Set the priorities of rows; see `sqlbuffer.ReplayBuffer.update_priorities`."""
-        return await in_thread(self.sync.update_priorities, seqs, priorities, eps)
+    async def session_id(self) -> str | None:
+        """Return the key of the buffer's current session; None before any was started."""
+        return await in_thread(lambda: self.sync.session_id)
 
-    async def annotate(self, condition_or_seqs: Any, **values: Any) -> int:
-        """Give rows values that arrive late; the arguments are those of
-        `sqlbuffer.ReplayBuffer.annotate`.
-        """
-        return await in_thread(lambda: self.sync.annotate(condition_or_seqs, **values))
+    def decode(self, arrays: bytes) -> dict[str, Any]:
+        """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""
+        return self.sync.decode(arrays)
 
-    async def sample_arrays(self, batch_size: int = 256, **options: Any) -> Batch:
-        """Draw rows as arrays; arguments are those of `sqlbuffer.ReplayBuffer.sample_arrays`."""
-        return await in_thread(lambda: self.sync.sample_arrays(batch_size, **options))
+    @arguments_of(ReplayBuffer.episode)
+    async def episode(self, *args: Any, **options: Any) -> AsyncEpisodeWriter:
+        return AsyncEpisodeWriter(await in_thread(self.sync.episode, *args, **options))
 
-    async def sample_transitions(self, batch_size: int = 256, **options: Any) -> Batch:
-        """Draw transitions; arguments are those of `sqlbuffer.ReplayBuffer.sample_transitions`."""
-        return await in_thread(lambda: self.sync.sample_transitions(batch_size, **options))
+    @arguments_of(ReplayBuffer.lease)
+    def lease(self, *args: Any, **options: Any) -> AsyncLease:
+        return AsyncLease(self.sync.lease(*args, **options))
 
-    async def loader(
-        self, mode: str = "transition", batch_size: int = 256, **options: Any
-    ) -> AsyncIterator[Any]:
-        """Iterate over batches; arguments are those of `sqlbuffer.ReplayBuffer.loader`.
-
-        A loader that can be resumed is `buffer.sync.loader(...)`.
-        """
-        loader = await in_thread(lambda: self.sync.loader(mode, batch_size, **options))
+    @arguments_of(ReplayBuffer.loader)
+    async def loader(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        # A loader that can be resumed is `buffer.sync.loader(...)`.
+        loader = await in_thread(self.sync.loader, *args, **options)
         batches = iter(loader)
         turn, cancelled = threading.Lock(), threading.Event()
 
@@ -148,197 +158,16 @@ class AsyncReplayBuffer:
             cancelled.set()
             await asyncio.shield(in_thread(close))
 
-    async def set_clock(self, clock: int) -> None:
-        """Set the buffer's clock; see `sqlbuffer.ReplayBuffer.set_clock`."""
-        await in_thread(self.sync.set_clock, clock)
-
-    async def clock(self) -> int | None:
-        """Return what `set_clock` set last; None before."""
-        return await in_thread(lambda: self.sync.clock)
-
-    async def expire(self) -> Removed:
-        """Delete rows that can never be sampled again; see `sqlbuffer.ReplayBuffer.expire`."""
-        return await in_thread(self.sync.expire)
-
-    async def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
-        """Take rows out of sampling; see `sqlbuffer.ReplayBuffer.quarantine`."""
-        return await in_thread(self.sync.quarantine, condition_or_seqs, reason=reason)
-
-    async def release(self, condition_or_seqs: Rows) -> int:
-        """Put rows back into sampling; see `sqlbuffer.ReplayBuffer.release`."""
-        return await in_thread(self.sync.release, condition_or_seqs)
-
-    async def start_session(self, session_id: str | None = None) -> str:
-        """Begin a session, or resume it; see `sqlbuffer.ReplayBuffer.start_session`."""
-        return await in_thread(self.sync.start_session, session_id)
-
-    async def session_id(self) -> str | None:
-        """Return the key of the buffer's current session; None before any was started."""
-        return await in_thread(lambda: self.sync.session_id)
-
-    async def set_model_version(self, version: int, session_id: str | None = None) -> bool:
-        """Note a model's version; see `sqlbuffer.ReplayBuffer.set_model_version`."""
-        return await in_thread(self.sync.set_model_version, version, session_id)
-
-    async def model_version(self) -> int | None:
-        """Return the version of the current session's model; None before it was set."""
-        return await in_thread(self.sync.model_version)
-
-    def decode(self, arrays: bytes) -> dict[str, Any]:
-        """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""
-        return self.sync.decode(arrays)
-
-    async def sample(
-        self,
-        batch_size: int = 256,
-        *,
-        sampler: Sampler | TaskSampler | None = None,
-        condition: Condition = None,
-        converter: AnyConverter | None = None,
-        strict: bool = False,
-        fields: Sequence[str] | None = None,
-        query_condition: Condition = None,
-    ) -> Any:
-        """Draw a batch; see `sqlbuffer.ReplayBuffer.sample`."""
-        return await in_thread(
-            self.sync.sample,
-            batch_size,
-            sampler=sampler,
-            condition=condition,
-            converter=converter,
-            strict=strict,
-            fields=fields,
-            query_condition=query_condition,
-        )
-
-    async def sample_tasks(
-        self,
-        n: int,
-        *,
-        sampler: TaskSampler | None = None,
-        condition: Condition = None,
-        converter: AnyConverter | None = None,
-        strict: bool = False,
-        fields: Sequence[str] | None = None,
-        query_condition: Condition = None,
-    ) -> builtins.list[Any]:
-        """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_tasks`."""
-        return await in_thread(
-            self.sync.sample_tasks,
-            n,
-            sampler=sampler,
-            condition=condition,
-            converter=converter,
-            strict=strict,
-            fields=fields,
-            query_condition=query_condition,
-        )
-
-    async def sample_task(
-        self,
-        sampler: TaskSampler | None = None,
-        query_condition: Condition = None,
-        converter: AnyConverter | None = None,
-        batch_size: int = 1000,
-    ) -> builtins.list[Any]:
-        """Draw whole tasks; see `sqlbuffer.ReplayBuffer.sample_task`."""
-        return await in_thread(
-            self.sync.sample_task, sampler, query_condition, converter, batch_size
-        )
-
-    async def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
-        """Return how many rows match; without a condition nothing is scanned, as with `len`."""
-        return await in_thread(self.sync.size, condition, query_condition=query_condition)
-
-    async def get_all(
-        self,
-        condition: Condition = None,
-        *,
-        fields: Sequence[str] | None = None,
-        query_condition: Condition = None,
-    ) -> AsyncIterator[DataRow]:
-        """Stream the rows that match; see `sqlbuffer.ReplayBuffer.get_all`."""
-        pages = await in_thread(self.sync._pages, condition, query_condition, fields)
-        while page := await in_thread(lambda: builtins.list(next(pages, ()))):
-            for row in page:
+    @arguments_of(ReplayBuffer.get_all)
+    async def get_all(self, *args: Any, **options: Any) -> AsyncIterator[DataRow]:
+        rows = await in_thread(self.sync.get_all, *args, **options)
+        while some := await in_thread(lambda: builtins.list(islice(rows, ROWS_AT_ONCE))):
+            for row in some:
                 yield row
 
-    async def get_paginated(
-        self,
-        page: int,
-        page_size: int,
-        condition: Condition = None,
-        *,
-        fields: Sequence[str] | None = None,
-        query_condition: Condition = None,
-    ) -> builtins.list[DataRow]:
-        """Return one page of the rows that match; see `sqlbuffer.ReplayBuffer.get_paginated`."""
-        return await in_thread(
-            self.sync.get_paginated,
-            page,
-            page_size,
-            condition,
-            fields=fields,
-            query_condition=query_condition,
-        )
-
-    async def get_by_task_id(
-        self, task_id: str, *, fields: Sequence[str] | None = None
-    ) -> builtins.list[DataRow]:
-        """Return all rows of a task; see `sqlbuffer.ReplayBuffer.get_by_task_id`."""
-        return await in_thread(self.sync.get_by_task_id, task_id, fields=fields)
-
-    async def get_batch_by_task_ids(
-        self, task_ids: Iterable[str], *, fields: Sequence[str] | None = None
-    ) -> dict[str, builtins.list[DataRow]]:
-        """Return the rows of tasks; see `sqlbuffer.ReplayBuffer.get_batch_by_task_ids`."""
-        return await in_thread(self.sync.get_batch_by_task_ids, task_ids, fields=fields)
-
-    async def delete(
-        self, condition: Condition = None, *, query_condition: Condition = None
-    ) -> int:
-        """Delete the rows that match and return how many."""
-        return await in_thread(self.sync.delete, condition, query_condition=query_condition)
-
-    async def clear(self) -> int:
-        """Delete every row and return how many there were."""
-        return await in_thread(self.sync.clear)
-
-    async def resize(
-        self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
-    ) -> None:
-        """Change the stored limits; see `sqlbuffer.ReplayBuffer.resize`."""
-        await in_thread(self.sync.resize, max_capacity, max_episodes=max_episodes)
-
-    def lease(self, n: int, **options: Any) -> AsyncLease:
-        """Claim rows for the time of an `async with` block; see `sqlbuffer.ReplayBuffer.lease`."""
-        return AsyncLease(self.sync.lease(n, **options))
-
-    async def flow(self) -> FlowState:
-        """Return how collectors and learners keep pace; see `sqlbuffer.ReplayBuffer.flow`."""
-        return await in_thread(self.sync.flow)
-
-    async def stats(self, window_s: float = 60.0) -> Stats:
-        """Return figures of the buffer now; see `sqlbuffer.ReplayBuffer.stats`."""
-        return await in_thread(self.sync.stats, window_s)
-
-    async def set_rate_limiter(self, policy: Policy | None) -> None:
-        """Change the rate limiter; see `sqlbuffer.ReplayBuffer.set_rate_limiter`."""
-        await in_thread(self.sync.set_rate_limiter, policy)
-
-    async def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
-        """Return the select that a condition becomes."""
-        return await in_thread(self.sync.sql, condition, query_condition=query_condition)
-
-    async def explain(
-        self, condition: Condition = None, *, query_condition: Condition = None
-    ) -> str:
-        """Return the database's plan for that select."""
-        return await in_thread(self.sync.explain, condition, query_condition=query_condition)
-
-    async def close(self) -> None:
-        """Close this process's idle connections to the database."""
-        await in_thread(self.sync.close)
+    def __aiter__(self) -> AsyncIterator[DataRow]:
+        """Iterate over all rows as `get_all` does."""
+        return self.get_all()
 
     async def __aenter__(self) -> "AsyncReplayBuffer":
         return self
@@ -347,11 +176,11 @@ class AsyncReplayBuffer:
         await self.close()
 
     @staticmethod
-    async def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
-        """Return the names of the buffers of a database, in order."""
-        return await in_thread(sync.ReplayBuffer.list, url, retry_s=retry_s)
+    @wraps(ReplayBuffer.list)
+    async def list(*args: Any, **options: Any) -> builtins.list[str]:
+        return await in_thread(ReplayBuffer.list, *args, **options)
 
     @staticmethod
-    async def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
-        """Delete a buffer and all that belongs to it."""
-        await in_thread(sync.ReplayBuffer.drop, url, name, retry_s=retry_s)
+    @wraps(ReplayBuffer.drop)
+    async def drop(*args: Any, **options: Any) -> None:
+        await in_thread(ReplayBuffer.drop, *args, **options)

@@ -1,4 +1,4 @@
-"""The call that hands rows out for a while."""
+"""Hand rows out for a while."""
 
 import logging
 import os
@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
-from sqlbuffer.arguments import MAX_LIMIT, Condition, checked_seconds, checked_wait
+from sqlbuffer.arguments import MAX_LIMIT, checked_seconds, checked_wait
 from sqlbuffer.encoding.columns import decode_columns
+from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
-from sqlbuffer.front.shared import Parts
+from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.scalars import integer_of
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
@@ -23,10 +24,7 @@ from sqlbuffer.storage.leases.claim_request import GROUPS, ORDERS, ClaimRequest
 from sqlbuffer.storage.leases.held import HeldRows
 from sqlbuffer.storage.leases.waiting import claimed
 from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
-
-if TYPE_CHECKING:
-    from sqlbuffer.encoding.records import Decoder
-    from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -63,8 +61,8 @@ class LeasedBatch(Sequence[DataRow]):
 
     def __init__(
         self,
-        store: "BufferStore",
-        decoder: "Decoder",
+        store: BufferStore,
+        decoder: Decoder,
         held: HeldRows,
         lease_s: float,
         grouped: bool,
@@ -96,7 +94,7 @@ class LeasedBatch(Sequence[DataRow]):
                 f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
                 f"block; renew it inside, and call lease() for another batch"
             )
-        endings.renew(self._store, self._held, lease_s)
+        endings.renew(self._store.leases, self._held, lease_s)
 
     def arrays(self, fields: Sequence[str] | None = None) -> Batch:
         """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
@@ -153,7 +151,7 @@ class Lease:
     """
 
     def __init__(
-        self, store: "BufferStore", decoder: "Decoder", wanted: ClaimRequest, timeout_s: float
+        self, store: BufferStore, decoder: Decoder, wanted: ClaimRequest, timeout_s: float
     ) -> None:
         self._store, self._decoder, self._wanted = store, decoder, wanted
         self._timeout_s = timeout_s
@@ -164,10 +162,10 @@ class Lease:
     def __enter__(self) -> LeasedBatch:
         if self._held is not None:
             raise RuntimeError("the lease is taken already; call lease() for each with block")
-        held = claimed(self._store, self._wanted, self._timeout_s, self._cancelled)
+        held = claimed(self._store.leases, self._wanted, self._timeout_s, self._cancelled)
         self._held, self._pid = held, os.getpid()
         try:
-            endings.complete(self._store, held)
+            endings.complete(self._store.leases, held)
             return LeasedBatch(
                 self._store, self._decoder, held, self._wanted.lease_s,
                 self._wanted.group_by is not None,
@@ -187,7 +185,7 @@ class Lease:
         if kind is None:
             held, self._held = self._held, None
             held.deadline = ENDED
-            endings.acknowledge(self._store, held)
+            endings.acknowledge(self._store.leases, held)
         else:
             self._give_back()
 
@@ -207,61 +205,39 @@ class Lease:
             return
         held.deadline = ENDED
         try:
-            endings.give_back(self._store, held)
+            endings.give_back(self._store.leases, held)
         except SQLBufferError as error:
             logger.warning("%s; its rows are free again when the lease runs out", error)
 
 
-class Leasing(Parts):
-    """The call of `ReplayBuffer` that hands rows out for a while."""
+class Leasing:
+    """Opens leases.
+
+    Args:
+        store: The buffer.
+        decoder: Makes rows.
+    """
+
+    def __init__(self, store: BufferStore, decoder: Decoder) -> None:
+        self._store, self._decoder = store, decoder
 
     def lease(
         self,
         n: int,
+        node: Node,
         *,
-        group_by: str | None = None,
-        min_group_size: int | None = None,
-        group_timeout_s: float | None = None,
-        on_partial: str = "use",
-        order: str = "random",
-        timeout_s: float = TIMEOUT_S,
-        lease_s: float = LEASE_S,
-        condition: Condition = None,
+        group_by: str | None,
+        min_group_size: int | None,
+        group_timeout_s: float | None,
+        on_partial: str,
+        order: str,
+        timeout_s: float,
+        lease_s: float,
     ) -> Lease:
-        """Claim rows, or whole groups of them, for the time of a `with` block.
-
-        Nobody else gets them meanwhile. Leaving the block acknowledges: a use of each row is
-        counted, and those that were used `max_use` times leave the buffer. An exception gives them
-        back at once, and a process that is lost when the lease runs out; such a use is not counted.
-
-        Args:
-            n: How many rows, or groups: all of them or none.
-            group_by: `task_id`: whole tasks, such as the rollouts of one GRPO prompt. `episode_id`:
-                whole episodes that have ended.
-            min_group_size: How many rollouts a task is whole with, 1 by default: its ended
-                episodes, and its rows without one. None of its episodes is open.
-            group_timeout_s: How many seconds after its newest row a group that is not whole is
-                waited for; for ever by default.
-            on_partial: What becomes of it then: `use` hands it out as it is, `drop` deletes it.
-            order: `random` (uniform over rows, or over groups), `fifo`, `freshest` or `stalest` (by
-                `model_version`, then by age; rows without one are the oldest).
-            timeout_s: How long to wait for so many at most; 0 raises at once.
-            lease_s: After how many seconds the lease runs out; `batch.renew()` begins anew.
-            condition: Which rows; of groups, those with a row that matches.
-
-        Returns:
-            A context manager that yields a `LeasedBatch`.
-
-        Raises:
-            BufferConfigError: The buffer was made without `leases=True`, or a malformed argument.
-            InsufficientDataError: At the beginning of the block: there were too few in time.
-            FlowControlError: Likewise: the rate limiter did not let them out in time.
-            LeaseLostError: At its end: the lease has run out, and nothing was counted.
-            StorageReadOnlyError: The role may not: it is a right of learners.
-        """
+        """Return a lease that is taken by a `with` block; see `ReplayBuffer.lease`."""
         if not self._store.info.leases:
             raise BufferConfigError(
-                f"buffer {self.name!r} was made without leases; make one with "
+                f"buffer {self._store.info.name!r} was made without leases; make one with "
                 f"ReplayBuffer(..., leases=True)"
             )
         _check_one_of("order", order, ("random", *ORDERS))
@@ -271,9 +247,7 @@ class Leasing(Parts):
             _checked_count("n", n),
             checked_seconds("lease_s", lease_s),
             order,  # type: ignore[arg-type]
-            resolve_labels(
-                self._node(condition), True
-            ),  # a claim has its statement before it knows
+            resolve_labels(node, True),  # a claim has its statement before it knows
             group_by,  # type: ignore[arg-type]
             1 if min_group_size is None else _checked_count("min_group_size", min_group_size),
             None

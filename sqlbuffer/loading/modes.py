@@ -81,7 +81,7 @@ class LoaderOptions:
     def source(self, store: BufferStore) -> BatchSource:
         """Return what is read of a buffer."""
         if not self.is_drawn:
-            check_drawn(store, "a pass")
+            check_drawn(store.info.name, store.info.max_use, "a pass")
         node = check(self.condition, store.info.fields.comparable)
         return BatchSource(store, node, self._reader(store))
 
@@ -134,15 +134,15 @@ class LoaderOptions:
         }
 
 
-def check_drawn(store: BufferStore, what: str) -> None:
+def check_drawn(name: str, max_use: int | None, what: str) -> None:
     """Raise where rows may be used so often only: they are counted as they are drawn.
 
     Raises:
         BufferConfigError: The buffer has `max_use`.
     """
-    if store.info.max_use is not None:
+    if max_use is not None:
         raise BufferConfigError(
-            f"buffer {store.info.name!r} has max_use={store.info.max_use}: it is drawn from, and "
+            f"buffer {name!r} has max_use={max_use}: it is drawn from, and "
             f"{what} would show its rows beside the count; use loader() without epochs and "
             f"shuffle=False"
         )

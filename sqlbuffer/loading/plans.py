@@ -67,7 +67,7 @@ class Draws:
             ineligible = ineligible_rows(
                 store.info,
                 by_priority=sampler.reads_priorities,
-                quarantine=store.restrictions.has_quarantine,
+                quarantine=store.source.restrictions.has_quarantine,
             )
             check_sufficient(batch.n_rows, self.batch_size, True, ineligible)
             sampler.handed_out()

@@ -13,7 +13,6 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.draws import logged_batch, return_batch, sample_batch
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
@@ -76,7 +75,7 @@ class BatchSource:
             path: What its random numbers belong to beside its seed; None: it goes on where it is.
         """
         begin = None if path is None else partial(restart, sampler, path)
-        return sample_batch(self.store, self.node, self.reader, sampler, n, begin)
+        return self.store.draws.sample_batch(self.node, self.reader, sampler, n, begin)
 
     def read(self, keys: Sequence[int] | Numbers) -> Batch:
         """Return the things of the given keys that are there and can be made, in their order."""
@@ -84,16 +83,16 @@ class BatchSource:
         def read(candidates: Candidates) -> tuple[Batch, int | None]:
             return self.reader.read(candidates, keys), candidates.clock
 
-        batch, clock = self.store.draw(self.node, read, self.reader.columns)
-        return logged_batch(self.store, batch, clock, "Dataset")
+        batch, clock = self.store.draws.draw(self.node, read, self.reader.columns)
+        return self.store.draws.logged_batch(batch, clock, "Dataset")
 
     def give_back(self, batch: Batch) -> None:
         """Undo the uses of a batch that was drawn and is not handed out."""
-        return_batch(self.store, batch)
+        self.store.draws.return_batch(batch)
 
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""
-        return self.store.draw(self.node, self._window, self.reader.columns)
+        return self.store.draws.draw(self.node, self._window, self.reader.columns)
 
     def _window(self, candidates: Candidates) -> SourceWindow:
         keys = self.reader.keys(candidates)
@@ -103,7 +102,7 @@ class BatchSource:
 
     def numbers(self) -> Intervals:
         """Return the keys of all things there are now; reads none where there is no hole."""
-        n_rows = self.store.count(self.node)
+        n_rows = self.store.rows.count(self.node)
 
         def numbers(candidates: Candidates) -> Intervals:
             found = self._window(candidates).keys
@@ -111,7 +110,7 @@ class BatchSource:
                 found = candidates.keys()
             return Intervals((candidates.low + 1, candidates.high) if found is None else found)
 
-        return self.store.draw(self.node, numbers, self.reader.columns)
+        return self.store.draws.draw(self.node, numbers, self.reader.columns)
 
     def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
@@ -121,9 +120,9 @@ class BatchSource:
         def read(candidates: Candidates) -> tuple[Batch | None, Place, int | None]:
             return *self._next(candidates, order, at, n), candidates.clock
 
-        batch, behind, clock = self.store.draw(self.node, read, self.reader.columns)
+        batch, behind, clock = self.store.draws.draw(self.node, read, self.reader.columns)
         if batch is not None:
-            batch = logged_batch(self.store, batch, clock, "pass")
+            batch = self.store.draws.logged_batch(batch, clock, "pass")
         return batch, behind
 
     def _next(

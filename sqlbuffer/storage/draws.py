@@ -1,91 +1,280 @@
 """Draw from a buffer with a sampler: batches, rows or whole tasks."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.errors import FieldError
+from sqlbuffer.errors import BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow
+from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
+from sqlbuffer.storage.buffers.settling import settled_seq
+from sqlbuffer.storage.database.engine import server_epoch
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
+from sqlbuffer.storage.reading.row_queries import RowQueries
+from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.rows.batch_parts import one_of, part_of, stacked
 from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.stored_rows import Row
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.strategy import RowStrategy, TaskStrategy
-from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.use_counts.counted_buffer import needs_writes
-from sqlbuffer.storage.use_counts.counting import (
-    ClaimKind,
-    Found,
-    claimed,
-    give_back,
-)
+from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, claimed, give_back
 from sqlbuffer.storage.use_counts.sample_log import LogEntry, forget, log_read_batch
+from sqlbuffer.storage.use_counts.use_counting import UseCounting
 
 BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"
 
+T = TypeVar("T")
+Columns = RowSelection | Sequence[Any] | None
+
 
 class SampledRows(NamedTuple):
-    """Rows as they are stored, the arrays that the sampler gives along with them, and the number
-    that they are noted under.
-    """
+    """Rows as they are stored, and the arrays that the sampler gives with them."""
 
     rows: list[Row]
     columns: Mapping[str, NDArray[Any] | None]
-    batch_id: int | None = None
 
 
-def sample_batch(
-    store: BufferStore,
-    node: Node,
-    reader: BatchReader,
-    sampler: RowStrategy,
-    n: int,
-    begin: Callable[[], None] | None = None,
-) -> Batch:
-    """Return n things that a reader makes of what a sampler draws; fewer, whose uses are not
-    counted, where too few can be drawn.
+class SamplingSession:
+    """One batch on its way out of a buffer.
 
-    Args:
-        store: The buffer.
-        node: Which rows.
-        reader: What the batch is made of.
-        sampler: Draws their keys.
-        n: How many.
-        begin: Called before each attempt: a lost connection has it drawn again.
+    Attributes:
+        n_rows: How many rows are handed out; set it before the session ends.
+        batch_id: The number of the batch in the sample log, if it is logged.
     """
 
-    def draw(candidates: Candidates, n: int, is_first: bool = True) -> Batch:
-        if n == 0:
-            return _with_columns(reader.read(candidates, []), sampler, candidates)
-        if begin is not None and is_first:
-            begin()
-        return _with_columns(reader.draw(candidates, sampler, n), sampler, candidates)
+    def __init__(self, draws: "BatchDraws", sampler: RowStrategy | TaskStrategy, n: int) -> None:
+        self._draws, self._sampler, self._n = draws, sampler, n
+        self.n_rows = 0
+        self.batch_id: int | None = None
 
-    def found(n: int, is_first: bool) -> Found[Batch]:
-        return store.draw(
-            node, lambda found: _found(found, draw(found, n, is_first)), reader.columns
+    def draw(
+        self,
+        node: Node,
+        columns: Columns,
+        choose: Callable[[Candidates, int, bool], T],
+        kind: ClaimKind[T],
+        least: int,
+    ) -> T:
+        """Return what is chosen; its uses are counted, and it is logged.
+
+        Args:
+            node: Which rows.
+            columns: What is read of them.
+            choose: Called with how many are wanted, and whether it is the first time.
+            kind: How several draws are joined.
+            least: Fewer are not counted or logged.
+        """
+        draw, uses = self._draws.draw, self._draws.uses
+        if self._n == 0 or not uses.is_on:
+            return draw(node, lambda candidates: choose(candidates, self._n, True), columns)
+
+        def found(n: int, is_first: bool) -> Found[T]:
+            def chosen(candidates: Candidates) -> Found[T]:
+                content = choose(candidates, n, is_first)
+                units, probabilities = kind.units(content), kind.probabilities(content)
+                return Found(content, units, candidates.clock, candidates.window_low, probabilities)
+
+            return draw(node, chosen, columns)
+
+        content, self.batch_id = claimed(
+            uses,
+            found,
+            self._n,
+            kind,
+            _log_entry_of(self._sampler),
+            least=least,
+            adds_up=bool(getattr(self._sampler, "replace", False)),
         )
+        return content
 
-    store.check_sampled()
-    if sampler.reads_priorities:
-        store.summarize_due()
-    with store.pacer.sampling(n) as drawn:
-        if n == 0 or not needs_writes(store):
-            batch = store.draw(node, lambda candidates: draw(candidates, n), reader.columns)
-        else:
-            batch, number = claimed(
-                store, found, n, BATCHES, _log_entry_of(sampler), least=n, adds_up=_adds_up(sampler)
+
+class BatchDraws:
+    """BatchDraws batches from a buffer.
+
+    Args:
+        source: Opens the rows of the buffer to samplers.
+        queries: Reads the rows of tasks.
+        priorities: Keeps the priorities.
+        uses: Counts and logs what is drawn.
+        pacer: The buffer's rate limiter.
+        expiry: Removes rows that may never be sampled again.
+    """
+
+    def __init__(
+        self,
+        source: CandidateSource,
+        queries: RowQueries,
+        priorities: PriorityKeeping,
+        uses: UseCounting,
+        pacer: Pacer,
+        expiry: Expiry,
+    ) -> None:
+        self.buffer, self.uses = source.buffer, uses
+        self._source, self._queries, self._priorities = source, queries, priorities
+        self._pacer, self._expiry = pacer, expiry
+
+    @retry_on_disconnect
+    def draw(self, node: Node, choose: Callable[[Candidates], T], columns: Columns = None) -> T:
+        """Return what is chosen of the rows that match and may be sampled; nothing is counted.
+
+        Raises:
+            InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
+        """
+        with self._source.candidates(node, columns, sampled=True) as candidates:
+            found = choose(candidates)
+        self._find_eligible_low(candidates)
+        self._expiry.run_if_due()
+        return found
+
+    def _find_eligible_low(self, candidates: Candidates) -> None:
+        """Where a draw found few rows that may be sampled, find out where they begin."""
+        restrictions, buffer = self._source.restrictions, self.buffer
+        if not restrictions.eligible_low.is_due(candidates):
+            return
+        # The draw is done, whatever becomes of this.
+        with suppress(StorageError), translated(buffer.url):
+            epoch = server_epoch(buffer.engine)
+            settled = settled_seq(buffer.engine, buffer.watermark)
+            with snapshot(buffer.engine, self._source.window_query) as connection:
+                for now in answer(connection):
+                    restrictions.look(connection, SampledWindow(*now), settled, epoch)
+
+    @contextmanager
+    def session(self, sampler: RowStrategy | TaskStrategy, n: int) -> Iterator[SamplingSession]:
+        """Sample n things: wait for the rate limiter, and count what is handed out.
+
+        Raises:
+            BufferConfigError: The rows are handed out by leases alone.
+            FlowControlError: The rate limiter did not let the batch out in time.
+        """
+        info = self.buffer.info
+        if info.leases and info.max_use is not None:
+            raise BufferConfigError(
+                f"buffer {info.name!r} hands out its rows by lease(), which counts their uses "
+                f"(leases=True with max_use={info.max_use}); use buffer.lease(n), or a buffer "
+                f"without max_use"
             )
-            batch = _numbered(batch, number)
-        batch = _finished(batch, sampler, store)
-        # A batch that is too small is not handed out.
-        drawn(batch.n_rows if batch.n_rows >= n else 0)
-    return batch
+        if getattr(sampler, "reads_priorities", False):
+            self._priorities.summarize_due(self._source)
+        with self._pacer.sampling(n) as drawn:
+            session = SamplingSession(self, sampler, n)
+            yield session
+            drawn(session.n_rows)
+
+    def sample_batch(
+        self,
+        node: Node,
+        reader: BatchReader,
+        sampler: RowStrategy,
+        n: int,
+        begin: Callable[[], None] | None = None,
+    ) -> Batch:
+        """Return n things that a reader makes of what a sampler draws. If too few can be drawn,
+        fewer come back, and their uses are not counted.
+
+        Args:
+            node: Which rows.
+            reader: Makes the batch.
+            sampler: BatchDraws the keys.
+            n: How many.
+            begin: Called before each attempt: after a lost connection the batch is drawn again.
+        """
+
+        def choose(candidates: Candidates, n: int, is_first: bool) -> Batch:
+            if n == 0:
+                return _with_columns(reader.read(candidates, []), sampler, candidates)
+            if begin is not None and is_first:
+                begin()
+            return _with_columns(reader.draw(candidates, sampler, n), sampler, candidates)
+
+        with self.session(sampler, n) as session:
+            batch = session.draw(node, reader.columns, choose, BATCHES, n)
+            batch = _numbered(batch, session.batch_id)
+            columns = sampler.finished(batch, self._priorities.alpha)
+            if columns:
+                batch = Batch({**batch, **columns}, batch.info)
+            # A batch that is too small is not handed out.
+            session.n_rows = batch.n_rows if batch.n_rows >= n else 0
+        return batch
+
+    def sample_rows(
+        self,
+        node: Node,
+        sampler: RowStrategy,
+        n: int,
+        least: int = 0,
+        payloads: Payloads | None = None,
+    ) -> tuple[SampledRows, int | None]:
+        """Return up to n rows that a sampler draws, and their number in the sample log. Fewer than
+        `least` are not counted as used.
+        """
+
+        def choose(candidates: Candidates, n: int, _is_first: bool) -> SampledRows:
+            rows = candidates.rows(sampler.choose(candidates, n)) if n else []
+            return SampledRows(rows, sampler.columns(candidates, [row[0] for row in rows]))
+
+        reading = (payloads or self._source.whole_rows).reading
+        with self.session(sampler, n) as session:
+            rows = session.draw(node, reading, choose, ROWS, least)
+            finished = sampler.finished(rows.columns, self._priorities.alpha)
+            rows = rows._replace(columns={**rows.columns, **finished})
+            session.n_rows = len(rows.rows)
+        return rows, session.batch_id
+
+    def sample_tasks(
+        self,
+        node: Node,
+        sampler: TaskStrategy,
+        n: int,
+        least: int = 0,
+        payloads: Payloads | None = None,
+    ) -> tuple[list[list[Row]], int | None]:
+        """Return up to n tasks that a sampler draws, each with all its rows, and their number in
+        the sample log. Fewer than `least` are not counted as used.
+        """
+
+        def choose(candidates: Candidates, _n: int, _is_first: bool) -> list[list[Row]]:
+            # All n each time: of a task, the sampler cannot leave out those that it drew before.
+            chosen, limits = sampler.choose_tasks(candidates, n), candidates.limits.of_steps
+            found = self._queries.tasks_in(candidates.connection, chosen, payloads, limits)
+            return [rows for rows in found.values() if rows]
+
+        with self.session(sampler, n) as session:
+            tasks = session.draw(node, None, choose, TASKS, least)
+            session.n_rows = sum(map(len, tasks))
+        return tasks, session.batch_id
+
+    def logged_batch(self, batch: Batch, clock: int | None, what: str) -> Batch:
+        """Return a batch that no sampler drew, with its number in the sample log if it is logged.
+
+        Args:
+            batch: The batch.
+            clock: The buffer's clock when it was read.
+            what: What the log names instead of a sampler.
+        """
+        seqs = batch.info["seq"].tolist()
+        return _numbered(batch, log_read_batch(self.uses, seqs, clock, LogEntry(what)))
+
+    def return_batch(self, batch: Batch) -> None:
+        """Undo what was counted and logged of a batch that is not handed out."""
+        if not batch.n_rows:
+            return
+        give_back(self.uses, BATCHES.units(batch))
+        self._pacer.give_back(batch.n_rows)
+        if BATCH_ID in batch.info:
+            forget(self.uses, int(batch.info[BATCH_ID][0]))
 
 
 def _with_columns(batch: Batch, sampler: RowStrategy, candidates: Candidates) -> Batch:
@@ -99,136 +288,10 @@ def _with_columns(batch: Batch, sampler: RowStrategy, candidates: Candidates) ->
     return Batch({**batch, **columns}, batch.info) if columns else batch
 
 
-def _finished(batch: Batch, sampler: RowStrategy, store: BufferStore) -> Batch:
-    columns = sampler.finished(batch, store.alpha)
-    return Batch({**batch, **columns}, batch.info) if columns else batch
-
-
-def sample_rows(
-    store: BufferStore,
-    node: Node,
-    sampler: RowStrategy,
-    n: int,
-    least: int = 0,
-    payloads: Payloads | None = None,
-) -> SampledRows:
-    """Return up to n rows that a sampler draws; fewer than `least` are not counted as used."""
-
-    reading = (payloads or store.whole_rows).reading
-
-    def draw(candidates: Candidates, n: int) -> SampledRows:
-        rows = candidates.rows(sampler.choose(candidates, n)) if n else []
-        return SampledRows(rows, sampler.columns(candidates, [row[0] for row in rows]))
-
-    def found(n: int, _is_first: bool) -> Found[SampledRows]:
-        return store.draw(
-            node, lambda candidates: _found_rows(candidates, draw(candidates, n)), reading
-        )
-
-    store.check_sampled()
-    if sampler.reads_priorities:
-        store.summarize_due()
-    with store.pacer.sampling(n) as drawn:
-        if n == 0 or not needs_writes(store):
-            rows = store.draw(node, lambda candidates: draw(candidates, n), reading)
-        else:
-            note, adds_up = _log_entry_of(sampler), _adds_up(sampler)
-            rows, number = claimed(store, found, n, ROWS, note, least=least, adds_up=adds_up)
-            rows = rows._replace(batch_id=number)
-        finished = sampler.finished(rows.columns, store.alpha)
-        rows = rows._replace(columns={**rows.columns, **finished})
-        drawn(len(rows.rows))
-    return rows
-
-
-def sample_tasks(
-    store: BufferStore,
-    node: Node,
-    sampler: TaskStrategy,
-    n: int,
-    least: int = 0,
-    payloads: Payloads | None = None,
-) -> tuple[list[list[Row]], int | None]:
-    """Return up to n tasks that a sampler draws, each with all its rows, and the number that they
-    are noted under; fewer than `least` are not counted as used.
-    """
-
-    def choose(candidates: Candidates) -> Sequence[str]:
-        return sampler.choose_tasks(candidates, n)
-
-    def found(_n: int, _is_first: bool) -> Found[list[list[Row]]]:
-        drawn = store.draw_tasks(node, choose, payloads)
-        units = [[row[0] for row in rows] for rows in drawn.tasks]
-        return Found(drawn.tasks, units, drawn.clock, drawn.window_low)
-
-    store.check_sampled()
-    number = None
-    with store.pacer.sampling(n) as drawn:
-        if not needs_writes(store):
-            tasks = store.draw_tasks(node, choose, payloads).tasks
-        else:
-            tasks, number = claimed(store, found, n, TASKS, _log_entry_of(sampler), least=least)
-        drawn(sum(map(len, tasks)))
-    return tasks, number
-
-
-def logged_batch(store: BufferStore, batch: Batch, clock: int | None, what: str) -> Batch:
-    """Return a batch that no sampler drew with the number that it is noted under, if it is.
-
-    Args:
-        store: The buffer.
-        batch: The batch.
-        clock: The buffer's clock when it was read.
-        what: What is noted for a sampler.
-    """
-    number = log_read_batch(store, batch.info["seq"].tolist(), clock, LogEntry(what))
-    return _numbered(batch, number)
-
-
-def return_batch(store: BufferStore, batch: Batch) -> None:
-    """Undo what was counted and noted of a batch that is not handed out."""
-    if not batch.n_rows:
-        return
-    give_back(store, _units(batch))
-    store.pacer.give_back(batch.n_rows)
-    if BATCH_ID in batch.info:
-        forget(store, int(batch.info[BATCH_ID][0]))
-
-
-def _found(candidates: Candidates, batch: Batch) -> Found[Batch]:
-    probabilities = batch.get(PROBABILITIES)
-    return Found(
-        batch,
-        _units(batch),
-        candidates.clock,
-        candidates.window_low,
-        None if probabilities is None else probabilities.tolist(),
-    )
-
-
-def _found_rows(candidates: Candidates, drawn: SampledRows) -> Found[SampledRows]:
-    probabilities = drawn.columns.get(PROBABILITIES)
-    return Found(
-        drawn,
-        [(row[0],) for row in drawn.rows],
-        candidates.clock,
-        candidates.window_low,
-        None if probabilities is None else probabilities.tolist(),
-    )
-
-
-def _units(batch: Batch) -> list[tuple[int]]:
-    return [(seq,) for seq in batch.info["seq"].tolist()]
-
-
 def _numbered(batch: Batch, number: int | None) -> Batch:
     if number is None:
         return batch
     return Batch(batch, {**batch.info, BATCH_ID: np.full(batch.n_rows, number, np.int64)})
-
-
-def _adds_up(sampler: RowStrategy) -> bool:
-    return bool(getattr(sampler, "replace", False))
 
 
 def _log_entry_of(sampler: RowStrategy | TaskStrategy) -> LogEntry:
@@ -250,9 +313,26 @@ def _join_rows(parts: Sequence[SampledRows]) -> SampledRows:
     return SampledRows([row for part in parts for row in part.rows], columns)
 
 
-BATCHES = ClaimKind(part_of, one_of)
-ROWS = ClaimKind(_take_rows, _join_rows)
+def _probabilities(columns: Mapping[str, NDArray[Any] | None]) -> Sequence[float] | None:
+    probabilities = columns.get(PROBABILITIES)
+    return None if probabilities is None else probabilities.tolist()
+
+
+BATCHES: ClaimKind[Batch] = ClaimKind(
+    units=lambda batch: [(seq,) for seq in batch.info["seq"].tolist()],
+    take=part_of,
+    join=one_of,
+    probabilities=_probabilities,
+)
+ROWS = ClaimKind(
+    units=lambda drawn: [(row[0],) for row in drawn.rows],
+    take=_take_rows,
+    join=_join_rows,
+    probabilities=lambda drawn: _probabilities(drawn.columns),
+)
 TASKS: ClaimKind[list[list[Row]]] = ClaimKind(
-    lambda tasks, index: [tasks[i] for i in index],
-    lambda parts: [t for part in parts for t in part],
+    units=lambda tasks: [[row[0] for row in rows] for rows in tasks],
+    take=lambda tasks, index: [tasks[i] for i in index],
+    join=lambda parts: [t for part in parts for t in part],
+    probabilities=lambda _tasks: None,
 )

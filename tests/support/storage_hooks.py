@@ -14,6 +14,8 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.database import engine
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
@@ -21,6 +23,7 @@ from sqlbuffer.storage.database.transactions import BEGIN, READ
 from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from sqlbuffer.storage.schema.roles import roles_script
+from sqlbuffer.storage.store import BufferStore
 
 __all__ = [
     "CONNECTION_PRAGMAS",
@@ -33,6 +36,7 @@ __all__ = [
     "keep_blocks",
     "make_groups",
     "migrate",
+    "open_store",
     "sharing_compiled_statements",
     "summarize_blocks",
 ]
@@ -123,9 +127,16 @@ def sharing_compiled_statements() -> Iterator[None]:
 
 def summarize_blocks(buffer: ReplayBuffer, n: int) -> int:
     """Summarize the first n blocks of priorities, and return how many it could."""
-    return buffer._store.summarize(range(n))
+    return buffer._store.priorities.summarize(range(n))
 
 
 def keep_blocks(buffer: ReplayBuffer) -> None:
     """Let draws of this buffer leave blocks of priorities without a summary as they are."""
-    buffer._store._upkeep.is_known = True
+    buffer._store.priorities.upkeep.is_known = True
+
+
+def open_store(url: str, **limits: Any) -> BufferStore:
+    """Open a buffer without a `ReplayBuffer`, for tests of its parts alone."""
+    fields = limits.pop("fields", None)
+    declared = None if fields is None else Fields.parse(fields, None, None)
+    return BufferStore.open(url, "default", limits=Limits(**limits), create=True, fields=declared)

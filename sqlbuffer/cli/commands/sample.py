@@ -67,16 +67,15 @@ def sample(
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
     from sqlbuffer.cli.experience_rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
-    from sqlbuffer.front.inspection import look_at_rows, look_at_tasks
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     with opened(url, buffer) as found:
         tree = condition_of(found, condition, eq)
         if tasks:
-            drawn: Sequence[Any] = look_at_tasks(found, n, RandomTaskSample(seed=seed), tree)
+            drawn = found.peek(n, sampler=RandomTaskSample(seed=seed), condition=tree)
             rows = [row for task in drawn for row in task]
         else:
-            drawn = rows = look_at_rows(found, n, RandomSampler(seed=seed), tree)
+            drawn = rows = found.peek(n, sampler=RandomSampler(seed=seed), condition=tree)
         name = found.name
     if format_ is not Format.TABLE:
         write(COLUMNS, map(in_full, rows), format_)

@@ -19,8 +19,9 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.extensions.fragments import pool
 from sqlbuffer.storage.extensions.fragments.fragment_reading import FragmentReader, delete
 from sqlbuffer.storage.extensions.fragments.versions import clear
-from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 
 
 class FragmentStore:
@@ -70,7 +71,7 @@ class FragmentStore:
         worker, fid = getattr(fragment, "worker_uuid", ""), getattr(fragment, "fid_in_worker", 0)
         record = encoded(fragment, FragmentMetadata(-1, "", worker, fid), id_)
         self.check_size(record)
-        self._store.insert([record])
+        self._store.writer.store(WriteBatch(prepared([record], self._store.layout)))
         return id_
 
     def check_size(self, record: Record) -> None:
@@ -94,9 +95,9 @@ class FragmentStore:
             FragmentNotFoundError: There is none of that id.
             FragmentError: An unknown field.
         """
-        payloads, decoder = self._store.whole_rows, self._decoder
+        payloads, decoder = self._store.source.whole_rows, self._decoder
         if fields is not None:
-            payloads = self._store.payloads(wanted_of(fields))
+            payloads = self._store.source.payloads(wanted_of(fields))
         row = self._reader.row(_checked_id(fragment_uuid), payloads)
         if row is None:
             raise self._missing(fragment_uuid)
@@ -114,7 +115,7 @@ class FragmentStore:
     def clear(self) -> None:
         """Delete all fragments, and with them chunks and prepared lists."""
         if pool.find_rules(self._store) is None:
-            self._store.clear()
+            self._store.retention.clear()
         else:
             clear(self._store)
 

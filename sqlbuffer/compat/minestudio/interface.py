@@ -16,6 +16,7 @@ from sqlbuffer.compat.minestudio.fragment_store import FragmentStore
 from sqlbuffer.compat.minestudio.metrics import metrics
 from sqlbuffer.compat.minestudio.opening import NAME, database_config, open_existing, open_or_make
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.extensions.fragments import fetching, fragment_reading, versions
 from sqlbuffer.storage.extensions.fragments.adding import (
     Added,
@@ -26,6 +27,9 @@ from sqlbuffer.storage.extensions.fragments.adding import (
 )
 from sqlbuffer.storage.extensions.fragments.deleting import delete_left
 from sqlbuffer.storage.extensions.fragments.pool import Pool
+from sqlbuffer.storage.rows.payload_parts import prepared
+from sqlbuffer.storage.writing.row_writer import Insert
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -137,22 +141,22 @@ class ReplayBufferInterface:
 
     def _stored(self, record: Record, given: FragmentMetadata) -> Added:
         size = n_bytes(record)
-        done: list[Added] = []
+        batch = WriteBatch(prepared([record], self._core.layout), frozenset(("execute_time",)))
 
-        def then(connection: Any, seqs: Mapping[str, int]) -> None:
+        def work(connection: Any, insert: Insert) -> tuple[StoreResult, Added]:
+            result = insert(batch)
             new = Fragment(
                 given.worker_uuid, given.fid_in_worker, given.session_id, given.model_version,
-                seqs[record.id], size,
+                result.seqs[record.id], size,
             )  # fmt: skip
-            done.append(add(connection, self._core, new))
+            return result, add(connection, self._core, new)
 
         try:
-            written = self._core.insert([record], ignore=frozenset(("execute_time",)), then=then)
+            written, added = self._core.writer.store_within(batch, work)
         except SentBeforeError:
             return Added()
         except NotInOrderError as error:
             raise _behind(given, error.last_fid) from None
-        added = done[-1] if done else Added()
         if written.inserted and added.pool is None:
             # Another process sent a later one as this worker, while this one was on its way: it was
             # taken for one that had been there, and is part of nothing.

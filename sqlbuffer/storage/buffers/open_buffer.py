@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, case, update
 from sqlalchemy.engine import URL
@@ -22,6 +22,7 @@ from sqlbuffer.storage.database.engine import (
     begin_epoch,
     close_idle,
     engine_for,
+    is_memory,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
@@ -55,37 +56,50 @@ class OpenerOptions:
 DEFAULT_OPTIONS = OpenerOptions()
 
 
-Method = Callable[Concatenate[Any, P], T]
-
-
-def retry_on_disconnect(method: Method[P, T]) -> Method[P, T]:
-    """Repeat a method after a deadlock, which undid what it did, or a lost connection."""
-
-    @wraps(method)
-    def repeating(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        work = partial(method, self, *args, **kwargs)
-        return retried(work, self.options.retry_s, self.forget_connections)
-
-    return repeating
-
-
 class OpenBuffer:
     """A buffer that this process has opened: its connections, transactions and window.
 
-    Attributes:
+    Args:
         url: Resolved URL of the database.
         info: The buffer.
+        engine: An engine of this buffer alone; omitted, this process's engine of the URL.
+        made_engine: The library made that engine, not the user.
         options: What the opener chose.
-        layout: How the bytes of its rows are laid out.
+
+    Attributes:
+        layout: How the bytes of its steps are laid out.
+        observation_layout: How the bytes of an observation are laid out.
+        watermark: Says up to which number no row can appear any more.
     """
 
-    url: URL
-    info: BufferInfo
-    options: OpenerOptions
-    layout: Layout
-    watermark: Watermark
-    _engine: Engine | None
-    _made_engine: bool
+    def __init__(
+        self,
+        url: URL,
+        info: BufferInfo,
+        engine: Engine | None = None,
+        *,
+        made_engine: bool = False,
+        options: OpenerOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        self.url, self.info, self.options = url, info, options
+        self._engine, self._made_engine = engine, made_engine
+        specs = info.fields.specs
+        self.layout = Layout(specs, info.compression)
+        self.observation_layout = Layout(
+            {name: specs[name] for name in info.fields.observations}, info.compression
+        )
+        self.watermark = Watermark(info.id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if is_memory(self.url):
+            raise TypeError(
+                "a buffer in memory belongs to one process and cannot be pickled; "
+                "give it a file: sqlite:///replay.db"
+            )
+        return {"url": self.url, "info": self.info, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     @property
     def engine(self) -> Engine:
@@ -113,6 +127,10 @@ class OpenBuffer:
         """Return what has one write to this buffer take effect once."""
         return WriteOnce(self.url, self.info.id, self.options.retry_s)
 
+    def with_retries(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns; it is called again after a lost connection."""
+        return retried(work, self.options.retry_s, self.forget_connections)
+
     def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
         """Return what is done in one transaction; done once, also over lost connections.
 
@@ -122,22 +140,26 @@ class OpenBuffer:
         """
         once: WriteOnce[T] = self.once()
         durability = durability or self.options.durability
-        return retried(
-            lambda: once.run(self.engine, durability, work),
-            self.options.retry_s,
-            self.forget_connections,
-        )
+        return self.with_retries(lambda: once.run(self.engine, durability, work))
 
-    @retry_on_disconnect
     def window(self) -> BufferWindow:
         """Return the window now."""
-        with translated(self.url), self.engine.connect() as connection:
-            return self._window(connection)
 
-    def _window(self, connection: Connection) -> BufferWindow:
+        def look() -> BufferWindow:
+            with translated(self.url), self.engine.connect() as connection:
+                return self.window_in(connection)
+
+        return self.with_retries(look)
+
+    def window_in(self, connection: Connection) -> BufferWindow:
+        """Return the window in a transaction.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
         row = connection.execute(select_window(self.info.id)).one_or_none()
         if row is None:
-            raise self._dropped()
+            raise self.dropped()
         return BufferWindow(
             row.max_capacity,
             row.max_episodes,
@@ -152,11 +174,11 @@ class OpenBuffer:
     def lock(self, connection: Connection) -> None:
         """Lock the row of the buffer until the transaction ends."""
         if not lock_buffer(connection, self.info.id):
-            raise self._dropped()
+            raise self.dropped()
 
     def note_deletion(self, connection: Connection) -> BufferWindow:
         """Keep the window's lower end, and count a deletion inside it; return the window."""
-        window = self._window(connection)
+        window = self.window_in(connection)
         low_seq = case((buffers.c.low_seq < window.low, window.low), else_=buffers.c.low_seq)
         connection.execute(
             update(buffers)
@@ -166,20 +188,43 @@ class OpenBuffer:
         return window
 
     def dropped(self) -> BufferNotFoundError:
-        """Return the error of a buffer that is there no more."""
-        return self._dropped()
-
-    def _dropped(self) -> BufferNotFoundError:
+        """Return the error of a buffer that was dropped."""
         return BufferNotFoundError(
             f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"
         )
 
-    @retry_on_disconnect
     def settled(self) -> int:
         """Return a seq up to which no row can appear any more."""
-        with translated(self.url):
-            settled = settled_seq(self.engine, self.watermark)
-            return self.window().high if settled is None else settled
+
+        def look() -> int:
+            with translated(self.url):
+                settled = settled_seq(self.engine, self.watermark)
+                return self.window().high if settled is None else settled
+
+        return self.with_retries(look)
+
+
+class BufferPart(Protocol):
+    """What works on an open buffer."""
+
+    @property
+    def buffer(self) -> OpenBuffer:
+        """The buffer."""
+
+
+Part = TypeVar("Part", bound=BufferPart)
+
+
+def retry_on_disconnect(
+    method: Callable[Concatenate[Part, P], T],
+) -> Callable[Concatenate[Part, P], T]:
+    """Repeat a method of a part after a deadlock, which undid it, or after a lost connection."""
+
+    @wraps(method)
+    def repeating(self: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.buffer.with_retries(partial(method, self, *args, **kwargs))
+
+    return repeating
 
 
 def text_of(statement: Select[Any], engine: Engine) -> str:

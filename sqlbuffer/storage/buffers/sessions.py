@@ -2,14 +2,76 @@
 
 from sqlalchemy import Connection, select, text, update
 
+from sqlbuffer.errors import SessionNotFoundError
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.tables import buffers, sessions
+from sqlbuffer.storage.database.errors import translated
 
 INSERT_SESSION = text(
     "INSERT INTO sessions (buffer_id, key) VALUES (:buffer_id, :key) ON CONFLICT DO NOTHING"
 )
 
 
-def start(connection: Connection, buffer_id: int, key: str) -> None:
+class Sessions:
+    """The training sessions of a buffer, and its clock.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self.buffer = buffer
+
+    @retry_on_disconnect
+    def clock(self) -> int | None:
+        """Return the learner's iteration or model version; None before it was set."""
+        buffer = self.buffer
+        with translated(buffer.url), buffer.engine.connect() as connection:
+            found = connection.execute(
+                select(buffers.c.clock).where(buffers.c.id == buffer.info.id)
+            ).one_or_none()
+            if found is None:
+                raise buffer.dropped()
+            clock: int | None = found.clock
+            return clock
+
+    @retry_on_disconnect
+    def current(self) -> str | None:
+        """Return the key of the buffer's current session; None: none was started."""
+        with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+            return _current(connection, self.buffer.info.id)
+
+    def start(self, key: str) -> None:
+        """Make a session of that key, or resume it, as the current one."""
+
+        def work(connection: Connection) -> None:
+            self.buffer.lock(connection)
+            start_session(connection, self.buffer.info.id, key)
+
+        self.buffer.write(work)
+
+    def set_version(self, version: int, session: str | None) -> bool:
+        """Note the model version of a session, by default of the current one. The clock follows
+        the current session; return whether it moved.
+
+        Raises:
+            SessionNotFoundError: No session of that key.
+        """
+
+        def work(connection: Connection) -> bool | None:
+            self.buffer.lock(connection)
+            return set_session_version(connection, self.buffer.info.id, version, session)
+
+        is_current = self.buffer.write(work)
+        if is_current is None:
+            raise SessionNotFoundError(
+                f"buffer {self.buffer.info.name!r} has no session {session!r}; start it with "
+                f"start_session({session!r}), or leave session_id out"
+            )
+        return is_current
+
+
+def start_session(connection: Connection, buffer_id: int, key: str) -> None:
     """Make a session, or resume it, as the buffer's current one with its version for the clock.
 
     Args:
@@ -24,7 +86,7 @@ def start(connection: Connection, buffer_id: int, key: str) -> None:
     connection.execute(update(buffers).where(buffers.c.id == buffer_id).values(values))
 
 
-def set_version(
+def set_session_version(
     connection: Connection, buffer_id: int, version: int, key: str | None
 ) -> bool | None:
     """Note the model version of a session, and move the buffer's clock if it is the current one or
@@ -57,7 +119,7 @@ def set_version(
     return is_current
 
 
-def current(connection: Connection, buffer_id: int) -> str | None:
+def _current(connection: Connection, buffer_id: int) -> str | None:
     """Return the key of the buffer's current session."""
     at = (buffers.c.id == buffer_id) & (sessions.c.id == buffers.c.session_id)
     key: str | None = connection.execute(select(sessions.c.key).where(at)).scalar_one_or_none()

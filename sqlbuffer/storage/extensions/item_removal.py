@@ -47,7 +47,7 @@ def remove_items(
         cause: The column of `buffers` that counts them.
     """
     before = _deletions(connection, store)
-    update_priorities(connection, store.blocks, seqs, [0.0] * len(seqs))
+    update_priorities(connection, store.priorities.blocks, seqs, [0.0] * len(seqs))
     sums = _sums(connection, store, seqs)
     remove_counted(connection, store, seqs, cause)
     if sums:

@@ -50,11 +50,14 @@ from sqlbuffer.storage.extensions.ring_buffer import (
 from sqlbuffer.storage.extensions.tables import buffer_layouts
 from sqlbuffer.storage.priorities.updates import update_priorities
 from sqlbuffer.storage.retention.stale_rows import StaleRows
+from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.use_counts.uses import add_uses, clean_uses, is_cleaning_due, uses_of
+from sqlbuffer.storage.writing.row_writer import Insert
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.weighted_sampling.block_weights import importance_weights
 from sqlbuffer.weighted_sampling.random_streams import key_of
 
@@ -87,7 +90,7 @@ class PriorityRing(ItemRing):
         self, store: BufferStore, kind: str, size: int, limit: RatioWindow | None = None
     ) -> None:
         super().__init__(store, kind, size)
-        self.payloads = store.payloads(only=COLUMNS | {"id", "model_version"})
+        self.payloads = store.source.payloads(only=COLUMNS | {"id", "model_version"})
         self._limit = limit
         self._forget()
 
@@ -120,23 +123,22 @@ class PriorityRing(ItemRing):
             name: What their ids begin with.
             track: Return the rows of the items that leave.
         """
-        found = Pushed()
+        batch = WriteBatch(prepared(records, self.store.layout))
 
-        def made(connection: Connection, prepared: Sequence[Record]) -> Sequence[Record]:
-            nonlocal found
+        def work(connection: Connection, insert: Insert) -> Pushed:
             now, refused = self._count_limited(connection, n_pushed)
             if refused is not None:
-                found = Pushed(refused=refused)
-                return []
+                return Pushed(refused=refused)
             left = self._leaving(connection, len(records), track=track)
             numbers = range(now.push_count - len(records), now.push_count)
             places = [self.place_of(number, now) for number in numbers]
             default = CreditLedger.of(now).max_priority
-            found = Pushed(numbers, places, default, left)
-            return numbered(prepared, numbers, name, default)
+            # No other process gives these ids.
+            made = numbered(batch.records, numbers, name, default)
+            insert(replace(batch, records=made), guarded=False)
+            return Pushed(numbers, places, default, left)
 
-        self.store.insert_made(records, made)
-        return found
+        return self.store.writer.store_within(batch, work)
 
     def _count_limited(self, connection: Connection, n: int) -> tuple[RingCounts, str | None]:
         """Count items that are pushed, unless the limit refuses them; return what is counted, and
@@ -157,7 +159,7 @@ class PriorityRing(ItemRing):
         """Draw items by priority, one from each of equal parts of all weights. Count their uses,
         and remove those that are too old or used up.
         """
-        self.store.summarize_due()
+        self.store.priorities.summarize_due(self.store.source)
         is_first = True
 
         def work(connection: Connection) -> Sampled:
@@ -176,10 +178,10 @@ class PriorityRing(ItemRing):
     def _sample(self, connection: Connection, wanted: WantedItems) -> Sampled:
         counts = self.counts_of(connection, locked=True)
         ledger = CreditLedger.of(counts)
-        window = self.store.sampled_window(connection)
+        window = self.store.source.sampled_window(connection)
         stale, left = self._remove_stale(connection, window, wanted)
         if stale:
-            window = self.store.sampled_window(connection)
+            window = self.store.source.sampled_window(connection)
         done = Sampled(counts=counts, n_removed=len(stale), left=left)
         n_held = self.item_count.at_least(connection, window, wanted.least_held)
         if (refused := wanted.refused_at(n_held)) is not None:
@@ -295,7 +297,7 @@ class PriorityRing(ItemRing):
         self, connection: Connection, seqs: Sequence[int], priorities: Sequence[float]
     ) -> int:
         store = self.store
-        return update_priorities(connection, store.blocks, seqs, priorities)
+        return update_priorities(connection, store.priorities.blocks, seqs, priorities)
 
     def update(self, given: Mapping[str, NewPriority], max_use: float | None = None) -> int:
         """Set the priorities of items that are still where they were; return how many there were.
@@ -324,13 +326,13 @@ class PriorityRing(ItemRing):
             return n_set
 
         n_set = self.store.write(work, "relaxed")
-        self.store.note_updates(n_set)
+        self.store.priorities.note_updates(n_set)
         return n_set
 
     def _seqs_of(
         self, connection: Connection, counts: RingCounts, given: Mapping[str, NewPriority]
     ) -> dict[int, NewPriority]:
-        window = self.store.sampled_window(connection)
+        window = self.store.source.sampled_window(connection)
         found = seqs_of_ids(connection, self.store.info.id, list(given))
         return {
             seq: given[id_]
@@ -369,7 +371,7 @@ class PriorityRing(ItemRing):
         """Return all that it holds, of one moment."""
 
         def work() -> HeldItems:
-            with self.store.candidates(EVERYTHING, self.payloads.reading) as candidates:
+            with self.store.source.candidates(EVERYTHING, self.payloads.reading) as candidates:
                 numbers, priorities = candidates.priorities.all(candidates)
                 rows = self.rows(candidates, numbers)
                 counted = uses_of(candidates.connection, self.store.info.id, numbers.tolist())
@@ -382,5 +384,5 @@ class PriorityRing(ItemRing):
     def candidates(self, connection: Connection, window: SampledWindow | None = None) -> Candidates:
         """Return what there is to choose from in a transaction, with its priorities."""
         found = super().candidates(connection, window)
-        found.priorities = self.store.priorities_of(found)
+        found.priorities = self.store.priorities.of(found)
         return found

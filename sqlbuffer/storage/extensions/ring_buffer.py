@@ -31,11 +31,14 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
 from sqlbuffer.storage.extensions.tables import RING, buffer_layouts
+from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.watermarks.last_number import last_number
+from sqlbuffer.storage.writing.row_writer import Insert
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 
 T = TypeVar("T")
 
@@ -126,8 +129,8 @@ class ItemRing:
     def __init__(self, store: BufferStore, kind: str, size: int) -> None:
         self.store, self.kind, self.size = store, kind, size
         self._key = {"buffer": store.info.id}
-        self.payloads = store.payloads(only=COLUMNS)
-        self._notes = store.payloads(only=frozenset({"extra"}))
+        self.payloads = store.source.payloads(only=COLUMNS)
+        self._notes = store.source.payloads(only=frozenset({"extra"}))
 
     def counts(self) -> RingCounts:
         """Return what it has counted."""
@@ -183,15 +186,15 @@ class ItemRing:
             n_pushed: How many were pushed.
             track: Return the rows of the items that leave.
         """
-        left = NONE_LEFT
+        batch = WriteBatch(prepared(records, self.store.layout))
 
-        def first(connection: Connection) -> None:
-            nonlocal left
+        def work(connection: Connection, insert: Insert) -> Left:
             self.count_pushed(connection, n_pushed)
             left = self._leaving(connection, len(records), track=track)
+            insert(batch)
+            return left
 
-        self.store.insert(records, first=first)
-        return left
+        return self.store.writer.store_within(batch, work)
 
     def _leaving(self, connection: Connection, n_new: int, *, track: bool) -> Left:
         """Return which items leave when `n_new` items are inserted."""
@@ -200,7 +203,7 @@ class ItemRing:
         end = int(connection.execute(last).scalar_one()) + n_new - self.size
         if end <= 0:
             return NONE_LEFT
-        window = self.store.sampled_window(connection)
+        window = self.store.source.sampled_window(connection)
         n = self._count_between(connection, window.low, end)
         if not track or not n:
             return Left(n)
@@ -210,7 +213,7 @@ class ItemRing:
 
     def _all(self, connection: Connection, *, track: bool) -> Left:
         """Return all items."""
-        window = self.store.sampled_window(connection)
+        window = self.store.source.sampled_window(connection)
         n = self._count_between(connection, window.low, window.high)
         if not track:
             return Left(n)
@@ -228,7 +231,7 @@ class ItemRing:
         """Return what there is to choose from in a transaction; of a window that is known, or that
         is looked up.
         """
-        window = window or self.store.sampled_window(connection)
+        window = window or self.store.source.sampled_window(connection)
         return Candidates(
             connection,
             self.store.info.id,
@@ -249,7 +252,7 @@ class ItemRing:
 
     def draw(self, choose: Callable[[Candidates], Any]) -> list[Row]:
         """Return the rows that are chosen, in that order."""
-        return self.store.draw(
+        return self.store.draws.draw(
             EVERYTHING,
             lambda candidates: self.rows(candidates, choose(candidates)),
             self.payloads.reading,
@@ -259,7 +262,7 @@ class ItemRing:
         """Return all rows and the counters, of one moment."""
 
         def work() -> Contents:
-            with self.store.candidates(EVERYTHING, self.payloads.reading) as candidates:
+            with self.store.source.candidates(EVERYTHING, self.payloads.reading) as candidates:
                 rows = self.rows(candidates, candidates.keys())
                 return Contents(rows, self.counts_of(candidates.connection))
 
@@ -269,7 +272,7 @@ class ItemRing:
         """Return the JSON beside each item (`extra`), the oldest first."""
 
         def work() -> list[str | None]:
-            with self.store.candidates(EVERYTHING, self._notes.reading) as candidates:
+            with self.store.source.candidates(EVERYTHING, self._notes.reading) as candidates:
                 return [row[EXTRA] for row in self.rows(candidates, candidates.keys())]
 
         return self._surviving(work)
@@ -293,15 +296,16 @@ class ItemRing:
     def replace(self, records: Sequence[Record], counts: RingCounts) -> None:
         """Hold these items instead of those that there are, in one transaction."""
 
-        def first(connection: Connection) -> None:
+        batch = WriteBatch(prepared(records, self.store.layout))
+
+        def work(connection: Connection, insert: Insert) -> None:
             self.lock(connection)
             self.remove(connection)
             self.set_counts(connection, counts.push_count, counts.tail)
+            if records:
+                insert(batch)
 
-        if records:
-            self.store.insert(records, first=first)
-        else:
-            self.store.write(first)
+        self.store.writer.store_within(batch, work)
 
     def remove(self, connection: Connection) -> None:
         """Remove all rows."""

@@ -1,6 +1,6 @@
 """Fill a ring of priorities with items that are known, as when a saved state is loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import (
     Connection,
@@ -14,7 +14,10 @@ from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
 from sqlbuffer.storage.extensions.ring_buffer import (
     RingCounts,
 )
+from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.use_counts.uses import add_uses
+from sqlbuffer.storage.writing.row_writer import Insert
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 
 
 def hold_items(
@@ -44,20 +47,19 @@ def hold_items(
         for n in numbers
     ]
 
-    def made(connection: Connection, prepared: Sequence[Record]) -> Sequence[Record]:
+    batch = WriteBatch(prepared(laid, ring.store.layout))
+
+    def work(connection: Connection, insert: Insert) -> None:
         ring.lock(connection)
         ring.remove(connection)
         ring.set_ledger(connection, counts, ledger)
-        return prepared
-
-    def then(connection: Connection, seqs: Mapping[str, int]) -> None:
+        if not records:
+            return
+        seqs = insert(batch, guarded=False).seqs
         gaps = sorted(seqs[f"-_{n}"] for n in numbers if n not in by_number)
         if gaps:
             remove_items(connection, ring.store, ring.item_count, gaps, "n_expired")
         used = {seqs[r.id]: n for r, n in zip(records, n_uses, strict=True) if n}
         add_uses(connection, ring.store.info.id, used)
 
-    if records:
-        ring.store.insert_made(laid, made, then)
-    else:
-        ring.store.write(lambda connection: made(connection, ()))
+    ring.store.writer.store_within(batch, work)

@@ -44,13 +44,13 @@ _NUMBERS = 2**40
 _ID = "buffer_id"
 
 
-def stats(store: RowQueries, window_s: float) -> Stats:
+def stats(queries: RowQueries, window_s: float) -> Stats:
     """Return the figures of a buffer, with rates over so many seconds."""
-    rows = store.count(EVERYTHING)
-    with translated(store.url), snapshot(store.engine) as connection:
-        found = look(connection, {store.info.id: rows}, window_s)
+    rows = queries.count(EVERYTHING)
+    with translated(queries.buffer.url), snapshot(queries.buffer.engine) as connection:
+        found = look(connection, {queries.buffer.info.id: rows}, window_s)
     if not found:
-        raise store.dropped()
+        raise queries.buffer.dropped()
     return found[0]
 
 

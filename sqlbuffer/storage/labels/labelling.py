@@ -102,17 +102,24 @@ class Annotation:
         return dict(zip(self.target, self.labels, strict=True))
 
 
-class Labelling(OpenBuffer):
-    """Annotates the rows of a buffer."""
+class Labelling:
+    """Annotates the rows of a buffer.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self.buffer = buffer
 
     def annotate(self, annotation: Annotation) -> int:
         """Write what is said of rows, in one transaction; return how many the buffer holds."""
-        n_rows = self.write(lambda connection: self._write_labels(connection, annotation))
-        clean_after_write(self.engine, n_rows)
+        n_rows = self.buffer.write(lambda connection: self._write_labels(connection, annotation))
+        clean_after_write(self.buffer.engine, n_rows)
         return n_rows
 
     def _write_labels(self, connection: Connection, annotation: Annotation) -> int:
-        window = self._window(connection)
+        window = self.buffer.window_in(connection)
         seqs = self._held(connection, annotation.target, window)
         if not seqs:
             return 0
@@ -120,7 +127,7 @@ class Labelling(OpenBuffer):
         # All of them, in ascending order, before anything is looked at that others may change.
         before: dict[int, float | None] = {}
         for chunk in _chunks(seqs):
-            before |= locked_labels(connection, self.info.id, chunk)
+            before |= locked_labels(connection, self.buffer.info.id, chunk)
         version = annotation.version
         if version is None:
             version = self._next_version(connection, seqs)
@@ -141,14 +148,14 @@ class Labelling(OpenBuffer):
             return list(connection.execute(target(window)).scalars())
         held: list[int] = []
         for chunk in _chunks(target):
-            is_one = has_key(literal(self.info.id), bindparam(None, chunk, SeqList()))
+            is_one = has_key(literal(self.buffer.info.id), bindparam(None, chunk, SeqList()))
             above = unindexed(experiences.c.seq) > window.low
             own = select(experiences.c.seq).where(is_one & above)
             held += connection.execute(own).scalars()
         return sorted(held)
 
     def _begin_labels(self, connection: Connection, window: BufferWindow) -> None:
-        own = buffers.c.id == self.info.id
+        own = buffers.c.id == self.buffer.info.id
         if not window.has_labels:
             connection.execute(update(buffers).where(own).values(has_labels=True))
         elif window.evict_by != "row":
@@ -157,7 +164,7 @@ class Labelling(OpenBuffer):
 
     def _next_version(self, connection: Connection, seqs: Sequence[int]) -> int:
         found = [
-            connection.execute(_HIGHEST, {"of_buffer": self.info.id, "seqs": chunk}).scalar()
+            connection.execute(_HIGHEST, {"of_buffer": self.buffer.info.id, "seqs": chunk}).scalar()
             for chunk in _chunks(seqs)
         ]
         highest = max((version for version in found if version is not None), default=0)
@@ -180,7 +187,7 @@ class Labelling(OpenBuffer):
         """Write what is said of some rows, and note by how much it changes episodes' returns;
         return how many of them there still are.
         """
-        parameters = {"of_buffer": self.info.id, "seqs": list(said)}
+        parameters = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
         histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
         for seq, its_version, *reals, extra in fetch(connection, _HISTORY, parameters):
             tree = None if extra is None else orjson.loads(extra)
@@ -199,7 +206,7 @@ class Labelling(OpenBuffer):
             change = _change(reward, before.get(seq), holds.reward_t)
             if episode is not None and change is not None:
                 changes.setdefault(episode, []).append(change)
-        write_labels(connection, self.info.id, version, rows)
+        write_labels(connection, self.buffer.info.id, version, rows)
         return len(rows)
 
     def _change_returns(

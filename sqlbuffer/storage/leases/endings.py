@@ -70,7 +70,7 @@ _UNHELD = (
 )
 
 
-def complete(store: LeaseKeeping, held: HeldRows) -> None:
+def complete(leases: LeaseKeeping, held: HeldRows) -> None:
     """Read what the rows of a batch have in parts.
 
     Behind the claim, in which others wait on SQLite; rows that were deleted since are left out.
@@ -79,13 +79,13 @@ def complete(store: LeaseKeeping, held: HeldRows) -> None:
         return
 
     def read() -> list[list[Row]]:
-        with translated(store.url), snapshot(store.engine) as connection:
-            return [store.whole_rows.held(connection, group) for group in held.groups]
+        with translated(leases.buffer.url), snapshot(leases.buffer.engine) as connection:
+            return [leases.source.whole_rows.held(connection, group) for group in held.groups]
 
-    held.groups = store.with_retries(read)
+    held.groups = leases.buffer.with_retries(read)
 
 
-def renew(store: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
+def renew(leases: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
     """Have a lease run out so many seconds from now.
 
     Raises:
@@ -94,17 +94,17 @@ def renew(store: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
     deadline = time.monotonic() + lease_s
 
     def work(connection: Connection) -> None:
-        values = {**_values(store, held), SECONDS: lease_s}
+        values = {**_values(leases, held), SECONDS: lease_s}
         connection.execute(_HOLD, values)
         connection.execute(_PROLONG_ROWS, values)  # first, as at an acknowledgement
         if not connection.execute(_PROLONG, values).rowcount:
-            raise _lost(store, held, "renewed")
+            raise _lost(leases, held, "renewed")
 
-    store.write(work)
+    leases.buffer.write(work)
     held.deadline = deadline
 
 
-def acknowledge(store: LeaseKeeping, held: HeldRows) -> None:
+def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
     """Count a use of each row of a batch, and retire those that were used as often as they may be.
 
     Rows that were deleted meanwhile are not counted.
@@ -112,10 +112,10 @@ def acknowledge(store: LeaseKeeping, held: HeldRows) -> None:
     Raises:
         LeaseLostError: The lease has run out; nothing is counted.
     """
-    max_use = store.info.max_use
+    max_use = leases.buffer.info.max_use
 
     def work(connection: Connection) -> None:
-        values = {**_values(store, held), COUNT: max_use}
+        values = {**_values(leases, held), COUNT: max_use}
         # The rows first: once they are locked nobody takes them, so those that are missing while
         # the lease still runs were deleted.
         connection.execute(_HOLD, values)
@@ -124,47 +124,47 @@ def acknowledge(store: LeaseKeeping, held: HeldRows) -> None:
         if low is None:
             if connection.execute(IS_CLAIMED, values).scalar():
                 return  # by an attempt whose connection was lost
-            raise _lost(store, held, "acknowledged")
-        _evict(connection, store, held.seqs, low)
+            raise _lost(leases, held, "acknowledged")
+        _evict(connection, leases, held.seqs, low)
 
-    store.write(work)
-    store.ledger.done.append(held.lease_id)
-    clean_after_write(store.engine, len(held.seqs))
+    leases.buffer.write(work)
+    leases.ledger.done.append(held.lease_id)
+    clean_after_write(leases.buffer.engine, len(held.seqs))
     if max_use is not None:
-        retire(store)
+        retire(leases.buffer)
 
 
-def give_back(store: LeaseKeeping, held: HeldRows) -> None:
+def give_back(leases: LeaseKeeping, held: HeldRows) -> None:
     """Have others claim the rows of a batch at once; what is lost already stays as it is."""
 
     def work(connection: Connection) -> None:
-        values = _values(store, held)
+        values = _values(leases, held)
         connection.execute(_HOLD, values)
         connection.execute(_RELEASE, values)
         connection.execute(_FORGET, values)
-        _evict(connection, store, held.seqs, store.lower_end(connection))
+        _evict(connection, leases, held.seqs, leases.buffer.window_in(connection).low)
 
-    store.write(work, "relaxed")
-    store.pacer.give_back(len(held.seqs))
+    leases.buffer.write(work, "relaxed")
+    leases.pacer.give_back(len(held.seqs))
     if held.number is not None:
-        forget(store, held.number)
+        forget(leases.uses, held.number)
 
 
-def _values(store: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
-    return {BUFFER: store.info.id, LEASE: held.lease_id, SEQS: held.seqs}
+def _values(leases: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
+    return {BUFFER: leases.buffer.info.id, LEASE: held.lease_id, SEQS: held.seqs}
 
 
-def _lost(store: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
+def _lost(leases: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
     return LeaseLostError(
-        f"buffer {store.info.name!r}: lease {held.lease_id} ran out before it was {what}: its "
-        f"{len(held.seqs)} rows are others' to claim, and this use is not counted; lease for "
+        f"buffer {leases.buffer.info.name!r}: lease {held.lease_id} ran out before it was {what}: "
+        f"its {len(held.seqs)} rows are others' to claim, and this use is not counted; lease for "
         f"longer (lease_s), or call batch.renew() in time"
     )
 
 
-def _evict(connection: Connection, store: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
+def _evict(connection: Connection, leases: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
     """Delete rows that left the window while they were held."""
     gone = [seq for seq in seqs if seq <= low]
     if gone:
-        found = connection.execute(_UNHELD, {BUFFER: store.info.id, SEQS: gone}).scalars()
-        remove_rows(connection, store.info.id, list(found))
+        found = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
+        remove_rows(connection, leases.buffer.info.id, list(found))

@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
+from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.leases.claim_request import (
@@ -133,15 +134,15 @@ class Claim:
     """One call's claim, which may take several attempts.
 
     Args:
-        store: The buffer.
+        leases: Leases the rows of the buffer.
         wanted: What is asked for.
 
     Attributes:
         scope: The queue at the last attempt.
     """
 
-    def __init__(self, store: LeaseKeeping, wanted: ClaimRequest) -> None:
-        self._store, self._wanted, self._lease_id = store, wanted, uuid7()
+    def __init__(self, leases: LeaseKeeping, wanted: ClaimRequest) -> None:
+        self._leases, self._wanted, self._lease_id = leases, wanted, uuid7()
         self._chosen: list[list[int]] = []
         self.scope: Scope | None = None
 
@@ -151,50 +152,50 @@ class Claim:
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        held, late = self._store.with_retries(self._attempt)
-        self._store.remove_expired_if_due()
+        held, late = self._leases.buffer.with_retries(self._attempt)
+        self._leases.remove_expired()
         if late:
-            drop(self._store, self._wanted, late)
+            drop(self._leases, self._wanted, late)
         return held
 
     def _attempt(self) -> tuple[HeldRows | None, list[LeaseGroup]]:
-        store = self._store
+        leases = self._leases
         deadline = time.monotonic() + self._wanted.lease_s
         try:
             is_random = self._wanted.order == "random"
-            with translated(store.url), store.claiming(with_first=is_random) as connection:
+            with translated(leases.buffer.url), leases.claiming(with_first=is_random) as connection:
                 found, first = answer(connection), None
                 if is_random and found:
                     *window, first = found[0]
                     found = [window]
-                now = store.window_answered(found)
+                now = leases.source.window_answered(found)
                 if self._chosen and self._is_claimed(connection):
                     # A connection was lost behind its commit.
                     return self._held(connection, now, deadline), []
-                _end_future_leases(connection, store)
+                _end_future_leases(connection, leases)
                 late = self._choose(connection, now, first)
                 if not self._chosen:
                     return None, late
                 self._take(connection)
                 held = self._held(connection, now, deadline)
-                if store.info.track_samples:
+                if leases.buffer.info.track_samples:
                     note = LogEntry(f"lease ({self._wanted.order})")
-                    held.number = log_batch(connection, store, held.seqs, now.clock, note)
+                    held.number = log_batch(connection, leases.uses, held.seqs, now.clock, note)
         except IntegrityError as error:
             # An attempt of ours whose server process ended only now: look again.
             raise Deadlock(f"{error.orig}; try again") from error
         return held, late
 
     def _is_claimed(self, connection: Connection) -> bool:
-        values = {BUFFER: self._store.info.id, LEASE: self._lease_id}
+        values = {BUFFER: self._leases.buffer.info.id, LEASE: self._lease_id}
         return connection.execute(IS_CLAIMED, values).first() is not None
 
     def _choose(
         self, connection: Connection, now: SampledWindow, first: int | None
     ) -> list[LeaseGroup]:
-        store, wanted = self._store, self._wanted
-        limits = store.restrictions.for_leases(connection, now, store.epoch)
-        self.scope = scope = Scope(store.info.id, now.low, now.high, limits, first)
+        leases, wanted = self._leases, self._wanted
+        limits = leases.restrictions.for_leases(connection, now, server_epoch(leases.buffer.engine))
+        self.scope = scope = Scope(leases.buffer.info.id, now.low, now.high, limits, first)
         late: list[LeaseGroup] = []
         if wanted.group_by is None:
             chosen = [[seq] for seq in choose_rows(connection, scope, wanted)]
@@ -207,8 +208,8 @@ class Claim:
     def _take(self, connection: Connection) -> None:
         seqs = [seq for group in self._chosen for seq in group]
         values = {
-            BUFFER: self._store.info.id, SEQS: seqs, LEASE: self._lease_id, COUNT: len(seqs),
-            SECONDS: self._wanted.lease_s,
+            BUFFER: self._leases.buffer.info.id, SEQS: seqs, LEASE: self._lease_id,
+            COUNT: len(seqs), SECONDS: self._wanted.lease_s,
         }  # fmt: skip
         if self._wanted.group_by is None:
             connection.execute(_TAKE_ROWS, values)
@@ -217,12 +218,12 @@ class Claim:
             new = connection.execute(_NEW_IN_GROUP, values).scalar_one()
             connection.execute(_TAKE_GROUPS, {**values, GROUP: new})
         connection.execute(_ADD_LEASE, values)
-        _clean(connection, self._store)
+        _clean(connection, self._leases)
 
     def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> HeldRows:
         seqs = [seq for group in self._chosen for seq in group]
         candidates = Candidates(
-            connection, self._store.info.id, 0, now.high, EVERYTHING, _WHOLE_ROWS
+            connection, self._leases.buffer.info.id, 0, now.high, EVERYTHING, _WHOLE_ROWS
         )
         candidates.has_labels = bool(now.has_labels)
         found = {row[0]: row for row in candidates.rows(seqs)}
@@ -232,9 +233,9 @@ class Claim:
         return HeldRows(self._lease_id, groups, deadline)
 
 
-def _clean(connection: Connection, store: LeaseKeeping) -> None:
+def _clean(connection: Connection, leases: LeaseKeeping) -> None:
     """Delete the rows of leases that this process has ended, and sometimes of all long gone."""
-    ledger, buffer = store.ledger, {BUFFER: store.info.id}
+    ledger, buffer = leases.ledger, {BUFFER: leases.buffer.info.id}
     done = ledger.done[:MOST_DONE]
     if len(done) >= FEWEST_DONE:
         connection.execute(_FORGET_SOME, {**buffer, LEASES: done})
@@ -244,15 +245,15 @@ def _clean(connection: Connection, store: LeaseKeeping) -> None:
         connection.execute(_FORGET_OLD, buffer)
 
 
-def _end_future_leases(connection: Connection, store: LeaseKeeping) -> None:
+def _end_future_leases(connection: Connection, leases: LeaseKeeping) -> None:
     """End leases that began in the future: the clock was put back since, and they would hold their
     rows for longer than they were taken for.
     """
-    ledger = store.ledger
+    ledger = leases.ledger
     if time.monotonic() - ledger.clock_checked_at < SECONDS_BETWEEN_CLOCK_CHECKS:
         return
     ledger.clock_checked_at = time.monotonic()
-    values = {BUFFER: store.info.id, SECONDS: CLOCK_CORRECTION_S}
+    values = {BUFFER: leases.buffer.info.id, SECONDS: CLOCK_CORRECTION_S}
     ended = list(connection.execute(_END_FUTURE, values).scalars())
     if ended:
         connection.execute(_RELEASE_OF_LEASES, {**values, LEASES: ended})

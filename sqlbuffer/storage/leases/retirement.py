@@ -10,6 +10,7 @@ from sqlalchemy import (
     select,
 )
 
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import at_once
@@ -36,7 +37,7 @@ _USED_UP = (
 _BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Integer()))
 
 
-def retire(store: LeaseKeeping, *, kept: bool = False) -> int:
+def retire(buffer: OpenBuffer, *, kept: bool = False) -> int:
     """Take rows out that were used as often as they may be, but those in quarantine; return how
     many.
 
@@ -45,47 +46,47 @@ def retire(store: LeaseKeeping, *, kept: bool = False) -> int:
     the lock looks for once more.
 
     Args:
-        store: The buffer.
+        buffer: The buffer.
         kept: Those too that the buffer keeps (`keep_expired`).
     """
     n_retired = 0
-    if store.info.keep_expired and not kept:
+    if buffer.info.keep_expired and not kept:
         return n_retired
-    while store.with_retries(lambda: _is_any_used_up(store)):
-        n_now = store.write(lambda connection: _retire(connection, store), "relaxed")
+    while buffer.with_retries(lambda: _is_any_used_up(buffer)):
+        n_now = buffer.write(lambda connection: _retire(connection, buffer), "relaxed")
         if not n_now:
             break
         n_retired += n_now
     return n_retired
 
 
-def _is_any_used_up(store: LeaseKeeping) -> bool:
-    values = {BUFFER: store.info.id, COUNT: 1}
-    with translated(store.url), at_once(store.engine) as connection:
+def _is_any_used_up(buffer: OpenBuffer) -> bool:
+    values = {BUFFER: buffer.info.id, COUNT: 1}
+    with translated(buffer.url), at_once(buffer.engine) as connection:
         return connection.execute(_USED_UP, values).first() is not None
 
 
-def _retire(connection: Connection, store: LeaseKeeping) -> int:
+def _retire(connection: Connection, buffer: OpenBuffer) -> int:
     """Take some out; return how many, 0 where others are at it: they do it."""
-    values = {BUFFER: store.info.id, COUNT: REMOVED_AT_ONCE}
+    values = {BUFFER: buffer.info.id, COUNT: REMOVED_AT_ONCE}
     alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
     if connection.execute(alone, values).first() is None:
         return 0
     found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
-    return remove_counted(connection, store, list(found), "n_used_up")
+    return remove_counted(connection, buffer, list(found), "n_used_up")
 
 
-def drop(store: LeaseKeeping, wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
+def drop(leases: LeaseKeeping, wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
     """Delete groups that have not become whole in time."""
+    buffer = leases.buffer
 
     def work(connection: Connection) -> None:
         # First, as whoever deletes rows does.
-        connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: store.info.id})
-        now = store.sampled_window(connection)
-        scope = Scope(store.info.id, now.low, None, store.restrictions.limits_of_leases(now))
+        connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: buffer.info.id})
+        now = leases.source.sampled_window(connection)
+        scope = Scope(buffer.info.id, now.low, None, leases.restrictions.limits_of_leases(now))
         locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
-        remove_counted(
-            connection, store, sorted(seq for seqs in locked.values() for seq in seqs), "n_partial"
-        )
+        seqs = sorted(seq for seqs in locked.values() for seq in seqs)
+        remove_counted(connection, buffer, seqs, "n_partial")
 
-    store.write(work)
+    buffer.write(work)

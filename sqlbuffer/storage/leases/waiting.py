@@ -34,12 +34,12 @@ CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
 
 
 def claimed(
-    store: LeaseKeeping, wanted: ClaimRequest, timeout_s: float, cancelled: threading.Event
+    leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float, cancelled: threading.Event
 ) -> HeldRows:
     """Return a batch, after a wait where there is too little.
 
     Args:
-        store: The buffer.
+        leases: Leases the rows of the buffer.
         wanted: What is asked for.
         timeout_s: How long to wait at most; 0: not at all.
         cancelled: Ends the wait when it is set.
@@ -49,11 +49,11 @@ def claimed(
         FlowControlError: The rate limiter did not let the batch out in that time.
     """
     deadline = time.monotonic() + timeout_s
-    claim, look = Claim(store, wanted), Look(store, wanted)
+    claim, look = Claim(leases, wanted), Look(leases, wanted)
     reason = ""
     rounds = 0
     while True:
-        held, reason = _attempt(store, claim, wanted, max(0.0, deadline - time.monotonic()))
+        held, reason = _attempt(leases, claim, wanted, max(0.0, deadline - time.monotonic()))
         if held is not None:
             return held
         rounds += 1
@@ -62,15 +62,15 @@ def claimed(
             _sleep(cancelled, min(pause_s, deadline - time.monotonic()))
             continue
         if not look.wait(deadline, cancelled, claim.scope):
-            raise InsufficientDataError(reason or missing(store, wanted, timeout_s))
+            raise InsufficientDataError(reason or missing(leases, wanted, timeout_s))
 
 
 def _attempt(
-    store: LeaseKeeping, claim: Claim, wanted: ClaimRequest, wait_s: float
+    leases: LeaseKeeping, claim: Claim, wanted: ClaimRequest, wait_s: float
 ) -> tuple[HeldRows | None, str]:
     """Try once; return the batch, or None and why there is none where it is known."""
     try:
-        with store.pacer.sampling(wanted.n, wait_s) as drawn:
+        with leases.pacer.sampling(wanted.n, wait_s) as drawn:
             held = claim.attempt()
             drawn(0 if held is None else len(held.seqs))
     except FlowControlError:
@@ -90,15 +90,15 @@ class Look:
     """Looks now and then whether there may be enough: one statement that locks nothing.
 
     Args:
-        store: The buffer.
+        leases: Leases the rows of the buffer.
         wanted: What is asked for.
 
     Attributes:
         said_enough: It did when it looked last.
     """
 
-    def __init__(self, store: LeaseKeeping, wanted: ClaimRequest) -> None:
-        self._store, self._wanted = store, wanted
+    def __init__(self, leases: LeaseKeeping, wanted: ClaimRequest) -> None:
+        self._leases, self._wanted = leases, wanted
         self._limits: Eligibility | None = None
         self._low = 0
         self._next = time.monotonic() + PAUSE_S
@@ -120,26 +120,26 @@ class Look:
                 return False
             _sleep(cancelled, min(self._next, deadline) - now)
             began = time.monotonic()
-            self.said_enough = self._store.with_retries(self._look)
+            self.said_enough = self._leases.buffer.with_retries(self._look)
             took_s = time.monotonic() - began
             self._next = began + max(PAUSE_S, PAUSE_PER_LOOK * took_s)
             if self.said_enough:
                 return True
 
     def _look(self) -> bool:
-        store = self._store
-        with translated(store.url), store.engine.connect() as connection:
+        leases = self._leases
+        with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
             while True:
                 row = connection.execute(*self._statement()).one_or_none()
-                now = store.window_answered([] if row is None else [row[1:]])
+                now = leases.source.window_answered([] if row is None else [row[1:]])
                 self._low = now.low
-                if self._limits == (limits := store.restrictions.limits_of_leases(now)):
-                    return bool(row and row[0] and now.span >= store.info.min_size)
+                if self._limits == (limits := leases.restrictions.limits_of_leases(now)):
+                    return bool(row and row[0] and now.span >= leases.buffer.info.min_size)
                 # The first look, or the clock has moved: other limits held for what was counted.
                 self._limits = limits
 
     def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:
-        info = self._store.info
+        info = self._leases.buffer.info
         scope = Scope(info.id, self._low, None, self._limits or NO_LIMITS)
         statement = _look(info.id, info.evict_by, self._limits, self._wanted)
         return statement, scope.parameters(**{COUNT: self._wanted.n})
@@ -170,13 +170,13 @@ def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 
 
-def missing(store: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
+def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
     """Return what there was too little of, for people."""
-    with translated(store.url), store.engine.connect() as connection:
-        window = select_sampled_window(store.info.id, store.info.evict_by)
+    with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
+        window = select_sampled_window(leases.buffer.info.id, leases.buffer.info.evict_by)
         now = SampledWindow(*connection.execute(window).one())
-        limits = store.restrictions.limits_of_leases(now)
-        scope = Scope(store.info.id, now.low, None, limits)
+        limits = leases.restrictions.limits_of_leases(now)
+        scope = Scope(leases.buffer.info.id, now.low, None, limits)
         if wanted.group_by is None:
             counts = select(
                 func.count(),
@@ -193,9 +193,9 @@ def missing(store: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
             found = _of_groups(rows_of, wanted, _names(connection, rows_of, wanted), limits)
     asked = "rows" if wanted.group_by is None else f"groups by {wanted.group_by}"
     return (
-        f"buffer {store.info.name!r}: asked for {wanted.n} {asked}, and within {timeout_s:g} s "
-        f"there were too few: {found}; wait longer (timeout_s), ask for fewer, or see v_queue and "
-        f"v_leases"
+        f"buffer {leases.buffer.info.name!r}: asked for {wanted.n} {asked}, and within "
+        f"{timeout_s:g} s there were too few: {found}; wait longer (timeout_s), ask for fewer, or "
+        f"see v_queue and v_leases"
     )
 
 

@@ -9,7 +9,7 @@ from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.live_count import LiveCount
-from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect, text_of
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect, text_of
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.engine import (
@@ -27,7 +27,7 @@ from sqlbuffer.storage.rows.stored_rows import (
     Row,
     task_order,
 )
-from sqlbuffer.storage.sampling.sampled_buffer import SampledBuffer
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.planner import explain
 
 TASKS_AT_ONCE = 500
@@ -39,22 +39,30 @@ PAGE_BYTES = 8 * 2**20
 SETTLING_S = 0.05
 
 
-class RowQueries(SampledBuffer):
-    """Reads the rows of a buffer as they are."""
+class RowQueries:
+    """Reads the rows of a buffer as they are.
 
-    _live_count: LiveCount
+    Args:
+        buffer: The buffer.
+        source: Opens its rows.
+    """
+
+    def __init__(self, buffer: OpenBuffer, source: CandidateSource) -> None:
+        self.buffer, self._source = buffer, source
+        self._live_count = LiveCount()
 
     @retry_on_disconnect
     def count(self, node: Node) -> int:
         """Return how many rows match; without a condition nothing is scanned."""
-        with translated(self.url):
-            settled = settled_seq(self.engine, self.watermark) if node == EVERYTHING else None
-            with snapshot(self.engine) as connection:
-                window = self._window(connection)
-                if node == EVERYTHING:
+        buffer, counts_all = self.buffer, node == EVERYTHING
+        with translated(buffer.url):
+            settled = settled_seq(buffer.engine, buffer.watermark) if counts_all else None
+            with snapshot(buffer.engine) as connection:
+                window = buffer.window_in(connection)
+                if counts_all:
                     return self._count_all(connection, window, settled)
                 matching = resolve_labels(node, window.has_labels)
-                where = statements.in_window(self.info.id, window.low, matching)
+                where = statements.in_window(self.buffer.info.id, window.low, matching)
                 return int(
                     connection.execute(
                         select(func.count()).select_from(experiences).where(where)
@@ -65,8 +73,10 @@ class RowQueries(SampledBuffer):
         if window.evict_by != "row":
             return window.live_rows
         end = window.high if settled is None else min(settled, window.high)
-        state = (window.deletions, server_epoch(self.engine))
-        return self._live_count.count(connection, self.info.id, window.low, window.high, end, state)
+        state = (window.deletions, server_epoch(self.buffer.engine))
+        return self._live_count.count(
+            connection, self.buffer.info.id, window.low, window.high, end, state
+        )
 
     def pages(self, node: Node, payloads: Payloads | None = None) -> Iterator[Sequence[Row]]:
         """Stream all rows that match and are there now, in insert order; no transaction is open
@@ -79,14 +89,14 @@ class RowQueries(SampledBuffer):
         """Return which rows are there now: all up to a first number, none above a second, and
         between them those of runs of numbers: rows may still be committed there.
         """
-        with translated(self.url):
-            settled = settled_seq(self.engine, self.watermark, SETTLING_S)
-            with snapshot(self.engine) as connection:
-                high = self._window(connection).high
+        with translated(self.buffer.url):
+            settled = settled_seq(self.buffer.engine, self.buffer.watermark, SETTLING_S)
+            with snapshot(self.buffer.engine) as connection:
+                high = self.buffer.window_in(connection).high
                 if settled is None or settled >= high:
                     return high, high, SeqRuns()
-                low = max(settled, self._window(connection).low)
-                recent = statements.in_window(self.info.id, low, EVERYTHING)
+                low = max(settled, self.buffer.window_in(connection).low)
+                recent = statements.in_window(self.buffer.info.id, low, EVERYTHING)
                 return settled, high, SeqRuns(connection.execute(statements.runs(recent)).all())
 
     def _pages(
@@ -113,12 +123,12 @@ class RowQueries(SampledBuffer):
         """Return the first rows that match with cursor < seq <= end, in insert order: `limit` of
         them, or fewer where they are large; and whether they are all that there are.
         """
-        payloads = payloads or self.whole_rows
+        payloads = payloads or self._source.whole_rows
         seq = statements.seq_for(node)
-        with translated(self.url), snapshot(self.engine) as connection:
-            window = self._window(connection)
+        with translated(self.buffer.url), snapshot(self.buffer.engine) as connection:
+            window = self.buffer.window_in(connection)
             matching = resolve_labels(node, window.has_labels)
-            where = statements.in_window(self.info.id, max(cursor, window.low), matching)
+            where = statements.in_window(self.buffer.info.id, max(cursor, window.low), matching)
             page = statements.rows(
                 where & (seq <= end), payloads.columns, has_labels=window.has_labels
             )
@@ -131,7 +141,9 @@ class RowQueries(SampledBuffer):
         self, node: Node, offset: int, limit: int, payloads: Payloads | None = None
     ) -> list[Row]:
         """Return up to `limit` rows that match, in insert order, after the first `offset`."""
-        with self.candidates(node, (payloads or self.whole_rows).reading) as candidates:
+        with self._source.candidates(
+            node, (payloads or self._source.whole_rows).reading
+        ) as candidates:
             return candidates.rows(candidates.page(offset, limit))
 
     @retry_on_disconnect
@@ -141,10 +153,10 @@ class RowQueries(SampledBuffer):
         """Return every live row of the tasks, each task's in the order of (episode, step,
         execute_time).
         """
-        with translated(self.url), snapshot(self.engine) as connection:
-            return self._tasks(connection, task_ids, payloads)
+        with translated(self.buffer.url), snapshot(self.buffer.engine) as connection:
+            return self.tasks_in(connection, task_ids, payloads)
 
-    def _tasks(
+    def tasks_in(
         self,
         connection: Connection,
         task_ids: Sequence[str],
@@ -152,16 +164,16 @@ class RowQueries(SampledBuffer):
         limits: Eligibility = NO_LIMITS,
     ) -> dict[str, list[Row]]:
         """Return the rows of tasks; none of those with a row that the limits bar."""
-        payloads = payloads or self.whole_rows
+        payloads = payloads or self._source.whole_rows
         columns: tuple[Any, ...] = payloads.columns
         if limits:
             columns = (*columns, limits.is_ineligible(experiences).label("ineligible"))
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
         wanted = [task_id for task_id in found if is_storable_text(task_id)]
-        window = self._window(connection)
+        window = self.buffer.window_in(connection)
         for start in range(0, len(wanted), TASKS_AT_ONCE):
             chosen = wanted[start : start + TASKS_AT_ONCE]
-            where = statements.of_tasks(self.info.id, window.low, chosen)
+            where = statements.of_tasks(self.buffer.info.id, window.low, chosen)
             select_rows = statements.rows(where, columns, has_labels=window.has_labels)
             rows = fetch(connection, select_rows)
             for row in payloads.complete(connection, _free(rows) if limits else rows):
@@ -172,9 +184,9 @@ class RowQueries(SampledBuffer):
 
     def statement(self, node: Node) -> Select[Any]:
         """Return the select of all rows that match."""
-        window = self.window()
+        window = self.buffer.window()
         matching = resolve_labels(node, window.has_labels)
-        where = statements.in_window(self.info.id, window.low, matching)
+        where = statements.in_window(self.buffer.info.id, window.low, matching)
         return statements.rows(where, has_labels=window.has_labels).order_by(
             statements.seq_for(node)
         )
@@ -184,20 +196,20 @@ class RowQueries(SampledBuffer):
 
         def select_in(window: BufferWindow) -> Select[Any]:
             resolved = resolve_labels(node, window.has_labels)
-            found = statements.seqs(statements.in_window(self.info.id, window.low, resolved))
+            found = statements.seqs(statements.in_window(self.buffer.info.id, window.low, resolved))
             return found.order_by(statements.seq_for(resolved))
 
         return select_in
 
     def sql(self, node: Node) -> str:
         """Return that select as text, its values written out."""
-        return text_of(self.statement(node), self.engine)
+        return text_of(self.statement(node), self.buffer.engine)
 
     @retry_on_disconnect
     def explain(self, node: Node) -> str:
         """Return the database's plan of that select."""
         statement = explain(self.statement(node))
-        with translated(self.url), self.engine.connect() as connection:
+        with translated(self.buffer.url), self.buffer.engine.connect() as connection:
             return "\n".join(str(row[-1]) for row in connection.execute(statement))
 
 

@@ -22,16 +22,16 @@ from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
-from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.dialects.connections import hurried
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.episodes import keys
-from sqlbuffer.storage.leases.keeping import LeaseKeeping, not_leased
+from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.retention.tables import tasks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_rows
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.column_types import IntegerList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.planner import unindexed
@@ -67,12 +67,12 @@ class Expiry:
         due_at: When it does so by itself again, in monotonic seconds.
 
     Args:
-        store: The buffer.
+        source: Opens the rows of the buffer.
     """
 
-    def __init__(self, store: LeaseKeeping) -> None:
-        self._store, self._mutex = store, ForkLock()
-        info = store.info
+    def __init__(self, source: CandidateSource) -> None:
+        self._source, self._buffer, self._mutex = source, source.buffer, ForkLock()
+        info = source.buffer.info
         # What leases have used up they take out themselves.
         has_limits = (
             (info.max_use is not None and not info.leases)
@@ -87,14 +87,14 @@ class Expiry:
 
     def run(self) -> Removed:
         """Let all of them leave; return how many did."""
-        store, total, at = self._store, NONE, 0
+        buffer, total, at = self._buffer, NONE, 0
         if self._has_leases_that_use_up:
-            total += Removed(0, retire(store, kept=True), 0)
-        settled = store.settled()
+            total += Removed(0, retire(buffer, kept=True), 0)
+        settled = buffer.settled()
         span = LEAST_SPAN
         while True:
-            step = partial(self._step, at, span, settled, store.write)
-            found = retried(step, store.options.retry_s, store.forget_connections)
+            step = partial(self._step, at, span, settled, buffer.write)
+            found = buffer.with_retries(step)
             if found is None:
                 return total
             at, removed = found
@@ -121,14 +121,14 @@ class Expiry:
         """Look on from where the last look ended, up to the deadline; from the lower end after the
         upper one, or when more may have become too old.
         """
-        store = self._store
+        buffer = self._buffer
 
         def remove(work: Callable[[Connection], Leaving]) -> Leaving:
-            with translated(store.url), hurried(store.engine) as connection:
+            with translated(buffer.url), hurried(buffer.engine) as connection:
                 return work(connection)
 
-        settled = store.settled()
-        with translated(store.url), snapshot(store.engine) as connection:
+        settled = buffer.settled()
+        with translated(buffer.url), snapshot(buffer.engine) as connection:
             now = self._window(connection)
         if (now.clock, now.session) != self._state:
             self._at, self._state = 0, (now.clock, now.session)
@@ -144,8 +144,8 @@ class Expiry:
         """Let rows leave of the next numbers behind one; return up to where that is done and which
         left, or None at the upper end.
         """
-        store = self._store
-        with translated(store.url), snapshot(store.engine) as connection:
+        buffer = self._buffer
+        with translated(buffer.url), snapshot(buffer.engine) as connection:
             now = self._window(connection)
             start = max(at, now.low)
             end = min(start + span, now.high)
@@ -155,7 +155,7 @@ class Expiry:
                 return end, NONE
 
         def work(connection: Connection) -> Leaving:
-            store.lock(connection)
+            buffer.lock(connection)
             # Looked at again in the transaction that removes them: the clock may have gone back.
             now = self._window(connection)
             victims = self._victims(connection, now, start, end)
@@ -165,20 +165,20 @@ class Expiry:
             return (start if len(victims) > MOST_ROWS else end), removed
 
         done, removed = write(work)
-        clean_after_write(store.engine, removed.total)
+        clean_after_write(buffer.engine, removed.total)
         return done, removed
 
     def _window(self, connection: Connection) -> SampledWindow:
-        return self._store.sampled_window(connection)
+        return self._source.sampled_window(connection)
 
     def _victims(
         self, connection: Connection, now: SampledWindow, start: int, end: int
     ) -> list[_Row]:
         """Return the rows with start < seq <= end that leave."""
-        limits = self._store.restrictions.limits(now).lasting
+        limits = self._source.restrictions.limits(now).lasting
         if not limits:
             return []
-        info, own = self._store.info, experiences.c
+        info, own = self._buffer.info, experiences.c
         cause = _cause(limits)
         may_leave: list[Any] = []
         if now.has_quarantine:
@@ -198,7 +198,7 @@ class Expiry:
         self, connection: Connection, low: int, limits: Eligibility, rows: Sequence[_Row]
     ) -> list[_Row]:
         """Return those of the rows that leave alone, or with all that they belong to."""
-        unit = self._store.info.evict_by
+        unit = self._buffer.info.evict_by
         if unit == "task":
             whole = self._ineligible_tasks(connection, low, limits, {row.task_id for row in rows})
             return [row for row in rows if row.task_id in whole]
@@ -214,7 +214,7 @@ class Expiry:
         self, connection: Connection, low: int, limits: Eligibility, ids: set[str]
     ) -> set[str]:
         """Return those of the tasks that have no row that may be sampled."""
-        number = self._store.info.id
+        number = self._buffer.info.id
         free: Any = experiences.alias("free")
         has_none = statements.has_no_row(number, low, tasks.c.task_id, free, limits.hold(free))
         named = (tasks.c.buffer_id == number) & keys.one_of(tasks.c.task_id, ids)
@@ -226,7 +226,7 @@ class Expiry:
         """Return those of the episodes that have ended and have no row that may be sampled."""
         if not ids:
             return set()
-        number, states = self._store.info.id, statements.episode_states.c
+        number, states = self._buffer.info.id, statements.episode_states.c
         free: Any = experiences.alias("free")
         found = select(1).where(
             free.c.buffer_id == number,
@@ -244,16 +244,16 @@ class Expiry:
         """Delete rows, and count them by cause."""
         if not rows:
             return NONE
-        store = self._store
-        store.note_deletion(connection)
+        buffer = self._buffer
+        buffer.note_deletion(connection)
         counts = [0, 0, 0]
         for cause in range(len(counts)):
             # Those that another writer evicts at this moment are not counted.
             seqs = [row.seq for row in rows if row.cause == cause]
-            counts[cause] = remove_rows(connection, store.info.id, seqs)
+            counts[cause] = remove_rows(connection, buffer.info.id, seqs)
         added = {column.name: column + n for column, n in zip(_COUNTS, counts, strict=True) if n}
         if added:
-            own = update(buffers).where(buffers.c.id == store.info.id)
+            own = update(buffers).where(buffers.c.id == buffer.info.id)
             connection.execute(own.values(**added))
         return Removed(*counts)
 
@@ -261,17 +261,17 @@ class Expiry:
         """Let the window begin at its first row, so that draws try no numbers before it: up to
         where no row can appear any more.
         """
-        store, own = self._store, experiences.c
-        if store.info.evict_by != "row":
+        buffer, own = self._buffer, experiences.c
+        if buffer.info.evict_by != "row":
             return
         first = connection.execute(
             select(own.seq)
-            .where(own.buffer_id == store.info.id, own.seq > now.low)
+            .where(own.buffer_id == buffer.info.id, own.seq > now.low)
             .order_by(own.seq)
             .limit(1)
         ).scalar_one_or_none()
         low = min(now.high if first is None else first - 1, settled)
-        later = update(buffers).where(buffers.c.id == store.info.id, buffers.c.low_seq < low)
+        later = update(buffers).where(buffers.c.id == buffer.info.id, buffers.c.low_seq < low)
         connection.execute(later.values(low_seq=low))
 
 

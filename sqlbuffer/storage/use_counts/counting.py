@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.use_counts.counted_buffer import CountedBuffer, write_for_sample
 from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
+from sqlbuffer.storage.use_counts.use_counting import UseCounting
 from sqlbuffer.storage.use_counts.uses import claim_uses, clean_uses, is_cleaning_due, return_uses
 
 MAX_ROUNDS = 20
@@ -49,15 +49,19 @@ class Found(Generic[T]):
 
 @dataclass(frozen=True)
 class ClaimKind(Generic[T]):
-    """How things of a kind are taken apart.
+    """How things of a kind are counted, taken apart and joined.
 
     Attributes:
+        units: Returns the rows that each of them uses.
         take: Returns those at some places.
         join: Makes one of several parts.
+        probabilities: Returns that of each row, if the sampler gives them.
     """
 
+    units: Callable[[T], Sequence[Unit]]
     take: Callable[[T, Sequence[int]], T]
     join: Callable[[Sequence[T]], T]
+    probabilities: Callable[[T], Sequence[float] | None]
 
 
 @dataclass
@@ -76,7 +80,7 @@ class _Kept(Generic[T]):
 
 
 def claimed(
-    store: CountedBuffer,
+    uses: UseCounting,
     draw: Callable[[int, bool], Found[T]],
     n: int,
     kind: ClaimKind[T],
@@ -89,7 +93,7 @@ def claimed(
     under; their uses are counted.
 
     Args:
-        store: The buffer.
+        uses: Counts the uses.
         draw: Called with how many are wanted, and whether it is the first time.
         n: How many.
         kind: What they are.
@@ -106,23 +110,23 @@ def claimed(
         missing = n - len(kept.units)
         asked = missing if adds_up else n
         found = draw(asked, n_round == 0)
-        if len(found.units) < asked and store.restrictions.eligible_low.forget(LOW_DOUBTED_AFTER_S):
+        if len(found.units) < asked and uses.restrictions.eligible_low.forget(LOW_DOUBTED_AFTER_S):
             found = draw(asked, n_round == 0)
         had = set() if adds_up else set(map(tuple, kept.units))
         index = [i for i, unit in enumerate(found.units) if tuple(unit) not in had][:missing]
         if not index or len(kept.units) + len(index) < least:
             break
-        n_won, number = _claim(store, found, index, kept, kind, note)
+        n_won, number = _claim(uses, found, index, kept, kind, note)
         if n_won == len(index):
-            _clean(store, found)
+            _clean(uses, found)
             return _joined(kept, kind), number
     else:
         index = []
-    return _fewer(store, found, index, kept, kind, note, least)
+    return _fewer(uses, found, index, kept, kind, note, least)
 
 
 def _fewer(
-    store: CountedBuffer,
+    uses: UseCounting,
     found: Found[T],
     index: Sequence[int],
     kept: _Kept[T],
@@ -132,21 +136,19 @@ def _fewer(
 ) -> tuple[T, int | None]:
     """Return what there is where too few were left: not counted where they do not do."""
     if len(kept.units) < least:
-        give_back(store, kept.units)
+        give_back(uses, kept.units)
         kept.add(found, index, kind)
         return _joined(kept, kind), None
     if not kept.parts:
         return kind.take(found.content, []), None
     number = None
-    if store.info.track_samples:
-        number = write_for_sample(
-            store, lambda connection: _log(connection, store, found, kept, note)
-        )
+    if uses.buffer.info.track_samples:
+        number = uses.write(lambda connection: _log(connection, uses, found, kept, note))
     return _joined(kept, kind), number
 
 
 def _claim(
-    store: CountedBuffer,
+    uses: UseCounting,
     found: Found[T],
     index: Sequence[int],
     kept: _Kept[T],
@@ -161,17 +163,17 @@ def _claim(
     wanted = [found.units[i] for i in index]
 
     def work(connection: Connection) -> tuple[_Kept[T], int, int | None]:
-        won = _count(connection, store, wanted)
+        won = _count(connection, uses, wanted)
         places = [i for i, is_won in zip(index, won, strict=True) if is_won]
         now: _Kept[T] = _Kept([], [], [])
         now.add(found, places, kind)
         number = None
-        if len(places) == len(index) and store.info.track_samples:
-            number = _log(connection, store, found, _both(kept, now), note)
+        if len(places) == len(index) and uses.buffer.info.track_samples:
+            number = _log(connection, uses, found, _both(kept, now), note)
         return now, len(places), number
 
-    now, n_won, number = write_for_sample(store, work)
-    clean_after_write(store.engine, len(wanted))
+    now, n_won, number = uses.write(work)
+    clean_after_write(uses.buffer.engine, len(wanted))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
     return n_won, number
@@ -188,11 +190,13 @@ def _joined(kept: _Kept[T], kind: ClaimKind[T]) -> T:
     return kept.parts[0] if len(kept.parts) == 1 else kind.join(kept.parts)
 
 
-def _count(connection: Connection, store: CountedBuffer, units: Sequence[Unit]) -> list[bool]:
+def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> list[bool]:
     """Count a use of each row of the units, and return which could be used whole."""
-    if store.info.max_use is None:
+    if uses.buffer.info.max_use is None:
         return [True] * len(units)
-    taken = _take(connection, store, [seq for unit in units for seq in unit], store.info.max_use)
+    taken = _take(
+        connection, uses, [seq for unit in units for seq in unit], uses.buffer.info.max_use
+    )
     won: list[bool] = []
     back: list[int] = []
     for unit in units:
@@ -203,12 +207,12 @@ def _count(connection: Connection, store: CountedBuffer, units: Sequence[Unit]) 
         if not won[-1]:
             back += own
     if back:
-        return_uses(connection, store.info.id, back)
+        return_uses(connection, uses.buffer.info.id, back)
     return won
 
 
 def _take(
-    connection: Connection, store: CountedBuffer, seqs: Sequence[int], max_use: int
+    connection: Connection, uses: UseCounting, seqs: Sequence[int], max_use: int
 ) -> dict[int, int]:
     """Count a use for each occurrence of a row, and return {row: how many of them may be}."""
     # In ascending order, or two learners could wait for each other. Those that come twice are
@@ -219,31 +223,31 @@ def _take(
     n = 0
     while left:
         n += 1
-        got = claim_uses(connection, store.info.id, left, max_use)
+        got = claim_uses(connection, uses.buffer.info.id, left, max_use)
         taken.update(dict.fromkeys(got, n))
         left = [] if counts is None else [seq for seq in left if seq in got and counts[seq] > n]
     return taken
 
 
-def give_back(store: CountedBuffer, units: Sequence[Unit]) -> None:
+def give_back(uses: UseCounting, units: Sequence[Unit]) -> None:
     """Undo the uses of things that were not handed out."""
     left = Counter(seq for unit in units for seq in unit)
-    if not left or store.info.max_use is None:
+    if not left or uses.buffer.info.max_use is None:
         return
 
     def work(connection: Connection) -> None:
         again = left
         while again:
-            return_uses(connection, store.info.id, sorted(again))
+            return_uses(connection, uses.buffer.info.id, sorted(again))
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
-    write_for_sample(store, work)
-    store.restrictions.eligible_low.forget()
+    uses.write(work)
+    uses.restrictions.eligible_low.forget()
 
 
 def _log(
     connection: Connection,
-    store: CountedBuffer,
+    uses: UseCounting,
     found: Found[Any],
     kept: _Kept[Any],
     note: LogEntry,
@@ -251,16 +255,16 @@ def _log(
     """Log a batch, and return its number."""
     seqs = [seq for unit in kept.units for seq in unit]
     probabilities = kept.probabilities if len(kept.probabilities or ()) == len(seqs) else None
-    return log_batch(connection, store, seqs, found.clock, note, probabilities)
+    return log_batch(connection, uses, seqs, found.clock, note, probabilities)
 
 
-def _clean(store: CountedBuffer, found: Found[Any]) -> None:
+def _clean(uses: UseCounting, found: Found[Any]) -> None:
     """Delete the counts of rows that have left the window; eviction leaves them behind."""
-    keep, low = store.housekeeping, found.window_low
-    if store.info.max_use is None or not is_cleaning_due(keep.cleaned_to, low):
+    keep, low = uses.housekeeping, found.window_low
+    if uses.buffer.info.max_use is None or not is_cleaning_due(keep.cleaned_to, low):
         return
 
     def work(connection: Connection) -> int:
-        return clean_uses(connection, store.info.id, keep.cleaned_to, low)
+        return clean_uses(connection, uses.buffer.info.id, keep.cleaned_to, low)
 
-    keep.cleaned_to = write_for_sample(store, work)
+    keep.cleaned_to = uses.write(work)

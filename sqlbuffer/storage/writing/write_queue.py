@@ -11,15 +11,18 @@ from weakref import WeakSet
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
+from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.flow.pacing import let_in_at_end
-from sqlbuffer.storage.writing.insertion import Written
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.waits import held
 
 logger = logging.getLogger("sqlbuffer")
 
 FLUSH_S = 1.0
+# A time that the library made is no content: it makes no conflict.
+MADE_TIME = frozenset(("execute_time",))
 # A thread with nothing to do stays for so long.
 IDLE_S = 1.0
 # A batch is stored when it has so many rows or bytes.
@@ -27,8 +30,8 @@ FLUSH_ROWS, FLUSH_BYTES = 1_000, 8 * 2**20
 # So much may wait behind a slow database; then `add` waits as well.
 MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
 
-# Stores records and endings in one transaction.
-Write = Callable[[Sequence[Record], Sequence[EpisodeEnd], Mapping[EpisodeKey, str]], Written]
+# Stores a batch in one transaction.
+Write = Callable[[WriteBatch], StoreResult]
 # Waits until some of so many rows may be stored; returns how many.
 Admit = Callable[[int], int]
 
@@ -163,7 +166,8 @@ class WriteQueue:
         metas: Mapping[EpisodeKey, str],
     ) -> Sequence[str]:
         """Store a batch; return the ids of steps that are not stored, and never will be."""
-        written = self._write(records, [self._resolved(ending) for ending in endings], metas)
+        ended = [self._resolved(ending) for ending in endings]
+        written = self._write(WriteBatch(records, MADE_TIME, ended, metas))
         for record in records:
             seq = written.seqs.get(record.id)
             if seq is not None and record.episode_key is not None:
@@ -175,7 +179,7 @@ class WriteQueue:
             self._spans.pop((ending.key, ending.task_id), None)
         with self._mutex:
             self._mutex.notify()  # the thread waited for what is stored now
-        return written.conflicts
+        return written.conflicting_ids
 
     def _resolved(self, ending: EpisodeEnd) -> EpisodeEnd:
         """Fill in the numbers of steps that were stored in earlier batches."""

@@ -17,7 +17,7 @@ class SettledRows:
     def read(self, limit):
         """Return up to `limit` of the next rows; none where nothing new is settled."""
         end = self._store.settled()
-        rows, is_last = self._store.after(EVERYTHING, self.seen, end, limit)
+        rows, is_last = self._store.rows.after(EVERYTHING, self.seen, end, limit)
         self.seen = max(self.seen, end) if is_last else rows[-1][0]
         return rows
 

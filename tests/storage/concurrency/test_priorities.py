@@ -43,7 +43,7 @@ def learn(url, learner, n_learners):
             buffer.update_priorities(seqs, values, eps=0)
             last |= dict(zip(seqs, values, strict=True))
             if i % 3 == learner:
-                buffer._store.summarize(range(min(there) // 16, max(there) // 16 + 1))
+                buffer._store.priorities.summarize(range(min(there) // 16, max(there) // 16 + 1))
     return last
 
 
@@ -84,7 +84,7 @@ def test_learners_and_writers_neither_deadlock_nor_lose_an_update(make_database_
     assert scalar(url, f"SELECT deadlocks FROM pg_stat_database WHERE datname = '{name}'") == 0
     assert scalar(url, "SELECT max_priority FROM buffers") == 10.0 + 300 + N_BATCHES * 2 - 1
     fresh = ReplayBuffer(url)
-    fresh._store.summarize(range(max(held) // 16 + 1))
+    fresh._store.priorities.summarize(range(max(held) // 16 + 1))
     assert check_blocks(url, buffer._store.info.alpha) > 10
     if unit == "row":
         assert set(held) == set(range(max(held) - 599, max(held) + 1))
@@ -97,7 +97,7 @@ def locked(make_database_url):
     with ReplayBuffer(url, priorities=True, max_capacity=50) as buffer:
         buffer.store_batch([make_row(step=i) for i in range(50)], priority=2.0)
         buffer.update_priorities(np.arange(1, 51), 1.0)
-        buffer._store.summarize([0])
+        buffer._store.priorities.summarize([0])
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(plain) as connection:
         connection.execute("SELECT 1 FROM buffers FOR NO KEY UPDATE")
@@ -119,8 +119,8 @@ def test_who_summarizes_does_not_wait_for_long(make_database_url):
         buffer.store_batch([make_row(step=i) for i in range(600)])
         with psycopg.connect(plain) as connection:
             connection.execute("SELECT 1 FROM buffers FOR NO KEY UPDATE")
-            assert buffer._store.summarize([1]) == 0
-        assert buffer._store.summarize([1]) == 1
+            assert buffer._store.priorities.summarize([1]) == 0
+        assert buffer._store.priorities.summarize([1]) == 1
 
 
 def test_a_block_is_not_summarized_while_a_writer_may_add_to_it(make_database_url):
@@ -133,8 +133,8 @@ def test_a_block_is_not_summarized_while_a_writer_may_add_to_it(make_database_ur
             "INSERT INTO experiences (buffer_id, task_id, agent_id, step) VALUES (1, 't', 'a', 1)"
         )
         buffer.store_batch([make_row(step=i) for i in range(300)])
-        assert buffer._store.summarize([0, 1]) == 0
-    assert buffer._store.summarize([0, 1]) == 2
+        assert buffer._store.priorities.summarize([0, 1]) == 0
+    assert buffer._store.priorities.summarize([0, 1]) == 2
     assert run(url, "SELECT n_rows FROM priority_blocks ORDER BY block") == [(255,), (256,)]
 
 
@@ -144,7 +144,7 @@ def test_an_update_survives_a_lost_connection(make_database_url, cut):
     with proxied(url) as proxy:
         buffer = ReplayBuffer(proxy.url, max_capacity=1_000, priorities=True)
         buffer.store_batch([make_row(step=i) for i in range(300)])
-        buffer._store.summarize([0])
+        buffer._store.priorities.summarize([0])
         proxy.cuts = [cut]
         updated = buffer.update_priorities([1, 2, 3, 999], [2.0, 3.0, 0.0, 1.0], eps=0)
         assert proxy.n_cut == 1

@@ -365,7 +365,7 @@ def test_steps_of_a_dropped_buffer_are_an_error(buffer_url, buffer):
     ReplayBuffer.drop(buffer_url, "default")
     with pytest.raises(BufferNotFoundError):
         episode.end()
-    buffer._queue.forget()
+    buffer._writer._queue.forget()
 
 
 def test_closing_stores_what_waits(buffer_url):

@@ -83,8 +83,8 @@ def none_left(buffer: ReplayBuffer, n: int = 1, **options: Any) -> str:
 def drawn(buffer: ReplayBuffer, wanted: ClaimRequest, times: int) -> Iterator[list[int]]:
     """Yield the numbers of batches that are chosen, each as if the others had been given back."""
     store = buffer._store
-    with translated(store.url), store.claiming() as connection:
-        now = store.window_answered(answer(connection))
+    with translated(store.url), store.leases.claiming() as connection:
+        now = store.source.window_answered(answer(connection))
         scope = Scope(store.info.id, now.low, now.high)
         for _ in range(times):
             if wanted.group_by is None:

@@ -100,7 +100,7 @@ def test_a_task_is_whole_when_its_episodes_have_ended(buffer_url, order):
         with buffer.episode("g") as late:
             late.append(obs=[0.0], reward=1.0)
             buffer.store_episode(arrays, task_id="g")
-            buffer._queue.flush()
+            buffer.flush()
             none_left(buffer, 1, group_by="task_id", **options)
         assert tasks_leased(buffer, 1, **options) == ["g"]
         assert len(buffer) == 7
@@ -112,7 +112,7 @@ def test_an_open_episode_without_a_write_for_long_is_none(buffer_url):
     ) as buffer:
         episode = buffer.episode("g")
         episode.append(obs=[0.0], reward=1.0)
-        buffer._queue.flush()
+        buffer.flush()
         none_left(buffer, 1, group_by="task_id")
         none_left(buffer, 1, group_by="episode_id")
         ago = (

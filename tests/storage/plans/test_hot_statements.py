@@ -65,7 +65,7 @@ def fill_large(url):
         f"FROM experiences WHERE buffer_id = {number} AND seq % 2 = 0",
     )
     with ReplayBuffer(url, name="weighted") as weighted:
-        weighted._store.summarize(range(N_ROWS // weighted._store.info.block_size))
+        weighted._store.priorities.summarize(range(N_ROWS // weighted._store.info.block_size))
     fill_limited(url)
     fill_barred(url)
     fill_arrays(url)
@@ -165,7 +165,7 @@ def fields_of(buffer):
 
 def read(buffer, reader, n=32, sampler=None):
     sampler = RandomSampler(replace=True) if sampler is None else sampler
-    batch = buffer._store.draw(
+    batch = buffer._store.draws.draw(
         EVERYTHING, lambda found: reader.draw(found, sampler, n), reader.columns
     )
     assert batch.n_rows == n
@@ -249,7 +249,7 @@ OPERATIONS = {
         "weighted",
         lambda b: b.update_priorities(np.arange(1, 99_000, 400), 2.0),
     ),
-    "summarize blocks": ("weighted", lambda b: b._store.summarize([3, 100, 200, 201])),
+    "summarize blocks": ("weighted", lambda b: b._store.priorities.summarize([3, 100, 200, 201])),
     "by priority": ("weighted", lambda b: b.sample(256, sampler=PrioritizedSampler())),
     "by priority, half match": (
         "weighted",

@@ -80,8 +80,8 @@ WANTED = {
 @pytest.mark.parametrize("what", WANTED)
 def test_claims_do_not_scan_the_queue(large, what):
     store, wanted = large._store, WANTED[what]
-    with translated(store.url), store.claiming() as connection:
-        now = store.window_answered(answer(connection))
+    with translated(store.url), store.leases.claiming() as connection:
+        now = store.source.window_answered(answer(connection))
         scope = Scope(store.info.id, now.low, now.high)
         with Cost(connection) as cost:
             if wanted.group_by is None:
@@ -120,8 +120,8 @@ def test_a_lease_and_its_acknowledgement_do_not_scan(large, max_use):
 def test_the_witness_would_see_a_scan(large):
     """Groups that are not there have every row looked at."""
     store = large._store
-    with translated(store.url), store.claiming() as connection:
-        now = store.window_answered(answer(connection))
+    with translated(store.url), store.leases.claiming() as connection:
+        now = store.source.window_answered(answer(connection))
         wanted = ClaimRequest(1, 60.0, order="fifo", group_by="task_id", min_group_size=11)
         with Cost(connection) as cost:
             choice = GroupChoice(connection, Scope(store.info.id, now.low, now.high), wanted)

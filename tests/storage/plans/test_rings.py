@@ -42,7 +42,7 @@ def fill_large(url):
         f"FROM experiences WHERE buffer_id = {number} AND seq % 2 = 0",
     )
     with ReplayBuffer(url, name="ring") as buffer:
-        buffer._store.summarize(range(N_ROWS // buffer._store.info.block_size))
+        buffer._store.priorities.summarize(range(N_ROWS // buffer._store.info.block_size))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -312,7 +312,7 @@ def test_deleted_rows_have_no_priority(buffer, buffer_url):
 def test_a_dropped_buffer_is_noticed(buffer, buffer_url):
     buffer.store_batch(make_rows(2))
     buffer.update_priorities([1], 2.0)
-    buffer._store.summarize([0])
+    buffer._store.priorities.summarize([0])
     ReplayBuffer.drop(buffer_url, "default")
     with pytest.raises(BufferNotFoundError, match="dropped"):
         buffer.update_priorities([1], 2.0)

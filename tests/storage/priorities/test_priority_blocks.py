@@ -46,7 +46,7 @@ def test_a_block_is_summarized_with_its_rows_and_their_weights(buffer_url):
     with make_buffer(buffer_url, alpha=0.5) as buffer:
         store(buffer, 11)
         set_priorities(buffer_url, {1: 4.0, 2: 0.0, 3: 9.0, 4: 0.25})
-        assert buffer._store.summarize([0, 1]) == 2
+        assert buffer._store.priorities.summarize([0, 1]) == 2
         assert blocks(buffer_url) == {
             0: (3, 5.0, 9.0, 4.0, False, False),
             1: (4, 3.5, 1.0, 0.25, False, False),
@@ -56,10 +56,10 @@ def test_a_block_is_summarized_with_its_rows_and_their_weights(buffer_url):
 def test_only_settled_blocks_of_the_window_are_summarized(buffer_url):
     with make_buffer(buffer_url, max_capacity=10) as buffer:
         store(buffer, 13)  # the window begins behind 3
-        assert buffer._store.summarize([-1, 0, 1, 2, 3, 4, 2**40]) == 2
+        assert buffer._store.priorities.summarize([-1, 0, 1, 2, 3, 4, 2**40]) == 2
         assert set(blocks(buffer_url)) == {1, 2}
         store(buffer, 3, 13)
-        assert buffer._store.summarize([1, 2, 3]) == 2
+        assert buffer._store.priorities.summarize([1, 2, 3]) == 2
         assert set(blocks(buffer_url)) == {1, 2, 3}
 
 
@@ -67,9 +67,9 @@ def test_what_left_the_window_leaves_the_narrow_tables(buffer_url):
     with make_buffer(buffer_url, max_capacity=10) as buffer:
         store(buffer, 10)
         set_priorities(buffer_url, dict.fromkeys(range(1, 11), 2.0))
-        buffer._store.summarize([0, 1])
+        buffer._store.priorities.summarize([0, 1])
         store(buffer, 7, 10)  # 8 and later are there
-        assert buffer._store.summarize([]) == 0
+        assert buffer._store.priorities.summarize([]) == 0
         assert set(blocks(buffer_url)) == set()
         assert run(buffer_url, "SELECT seq FROM priorities ORDER BY seq") == [(8,), (9,), (10,)]
         assert run(buffer_url, "SELECT clean_seq FROM buffers") == [(7,)]
@@ -88,7 +88,7 @@ def test_the_smallest_and_largest_priorities_can_be_added_up(buffer_url):
         with make_buffer(buffer_url, name=f"alpha {alpha}", alpha=alpha) as buffer:
             store(buffer, 3)
             set_priorities(buffer_url, {1: 5e-324, 2: 1e100, 3: 0.0}, f"alpha {alpha}")
-            assert buffer._store.summarize([0]) == 1
+            assert buffer._store.priorities.summarize([0]) == 1
             expected = np.power(5e-324, alpha) + 1e100**alpha
             ((found, largest, least),) = run(
                 buffer_url,
@@ -103,7 +103,7 @@ def test_the_smallest_and_largest_priorities_can_be_added_up(buffer_url):
 def test_a_buffer_without_priorities_has_no_blocks(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         store(buffer, 300)
-        assert buffer._store.summarize([0]) == 0
+        assert buffer._store.priorities.summarize([0]) == 0
     assert blocks(buffer_url) == {}
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_may_not_be_written_is_left_alone(sqlite_url):
         store(buffer, 8)
     path = sqlite_url.removeprefix("sqlite:///")
     with ReplayBuffer(f"sqlite:///file:{path}?mode=ro&uri=true") as reader:
-        assert reader._store.summarize([0, 1]) == 0
+        assert reader._store.priorities.summarize([0, 1]) == 0
     assert blocks(sqlite_url) == {}
 
 
@@ -121,7 +121,7 @@ def test_eviction_by_row_is_no_deletion(buffer_url):
     with make_buffer(buffer_url, max_capacity=10, max_use=3) as buffer:
         store(buffer, 10)
         buffer.update_priorities([1, 2, 3], 2.0)
-        buffer._store.summarize([1])
+        buffer._store.priorities.summarize([1])
         store(buffer, 7, 10)
         assert len(buffer) == 10
         assert buffer._store.window().deletions == 0
@@ -134,12 +134,12 @@ def test_eviction_by_row_is_no_deletion(buffer_url):
 def test_rows_that_are_deleted_leave_their_block_without_a_summary(buffer_url):
     with make_buffer(buffer_url) as buffer:
         store(buffer, 16)
-        buffer._store.summarize([0, 1, 2, 3])
+        buffer._store.priorities.summarize([0, 1, 2, 3])
         buffer.delete(QueryBuilder().in_("seq", [5, 6]).build())
         assert set(blocks(buffer_url)) == {0, 2, 3}
         run(buffer_url, "DELETE FROM experiences WHERE seq = 9")
         assert 2 not in blocks(buffer_url)
-        assert buffer._store.summarize([0, 1, 2]) == 3
+        assert buffer._store.priorities.summarize([0, 1, 2]) == 3
         assert [kept[0] for kept in blocks(buffer_url).values()][:3] == [3, 2, 3]
 
 
@@ -147,10 +147,10 @@ def test_a_sum_that_rounding_has_spoilt_is_not_kept(buffer_url):
     with make_buffer(buffer_url, alpha=1.0) as buffer:
         store(buffer, 8)
         buffer.update_priorities([4], 1e100)
-        buffer._store.summarize([1])
+        buffer._store.priorities.summarize([1])
         buffer.update_priorities([4], 0.5, eps=0)
         assert blocks(buffer_url) == {}
-        buffer._store.summarize([1])
+        buffer._store.priorities.summarize([1])
         assert blocks(buffer_url) == {1: (4, 3.5, 1.0, 0.5, False, False)}
 
 
@@ -158,14 +158,14 @@ def test_values_that_a_row_left_are_bounds_until_the_block_is_summarized_again(b
     with make_buffer(buffer_url, alpha=1.0) as buffer:
         store(buffer, 8)
         buffer.update_priorities([4, 5, 6, 7], [4.0, 3.0, 2.0, 1.0], eps=0)
-        buffer._store.summarize([1])
+        buffer._store.priorities.summarize([1])
         buffer.update_priorities([4, 7], [2.5, 2.25], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.75, 4.0, 1.0, True, True)}
         buffer.update_priorities([6], [2.125], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.875, 4.0, 1.0, True, True)}
         buffer.update_priorities([5, 6], [5.0, 0.0], eps=0)
         assert blocks(buffer_url) == {1: (4, 9.75, 5.0, 1.0, False, True)}
-        buffer._store.summarize([1])
+        buffer._store.priorities.summarize([1])
         assert blocks(buffer_url) == {1: (4, 9.75, 5.0, 2.25, False, False)}
 
 
@@ -235,7 +235,9 @@ class Walk:
 
     def summarize(self):
         high = max(self.priorities, default=1) // 4
-        self.buffer._store.summarize(self.rng.integers(max(high - 12, 0), high + 2, 6).tolist())
+        self.buffer._store.priorities.summarize(
+            self.rng.integers(max(high - 12, 0), high + 2, 6).tolist()
+        )
 
     def delete(self):
         seqs = self.rng.choice([*self.priorities, 0], 3).tolist()

@@ -29,7 +29,7 @@ def _quarantine(buffer: ReplayBuffer) -> None:
 
 
 def _quarantine_by_numbers(buffer: ReplayBuffer) -> None:
-    with buffer._store.candidates(check(OLD)) as candidates:
+    with buffer._store.source.candidates(check(OLD)) as candidates:
         seqs = candidates.keys()
     buffer.quarantine(seqs, reason="by number")
 

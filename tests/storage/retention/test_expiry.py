@@ -104,7 +104,7 @@ def test_the_window_begins_at_the_first_row_that_is_left(buffer):
     buffer.store_batch(rows_of([0] * 2_000 + [9] * 20 + [0] * 10))
     buffer.set_clock(9)
     assert buffer.expire() == Removed(2_010, 0, 0)
-    with buffer._store.candidates(EVERYTHING, sampled=True) as candidates:
+    with buffer._store.source.candidates(EVERYTHING, sampled=True) as candidates:
         assert (candidates.low, candidates.high) == (2_000, 2_020)
         assert len(RandomSampler(replace=True).choose(candidates, 20)) == 20
         assert candidates.n_probed <= 28

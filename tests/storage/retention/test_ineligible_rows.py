@@ -213,7 +213,7 @@ def test_what_is_known_of_barred_rows_ends_with_the_session_and_with_quarantine(
         buffer.store_batch(rows[2_900:], session_id="b")
         buffer.start_session("b")
         assert min(steps_drawn(buffer)) >= 2_900
-        with buffer._store.candidates(EVERYTHING, sampled=True) as candidates:
+        with buffer._store.source.candidates(EVERYTHING, sampled=True) as candidates:
             assert candidates.low == 2_900
         buffer.start_session("a")
         assert max(steps_drawn(buffer)) < 2_900

@@ -11,7 +11,6 @@ from sqlalchemy import make_url
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer, StoreResult
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import BufferConfigError, FieldError
-from sqlbuffer.front.inspection import look_at_rows
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
@@ -33,6 +32,10 @@ def buffer(request, buffer_url):
         yield buffer
 
 
+def decoded(buffer, rows):
+    return buffer._reader._decoding.whole.rows(rows)
+
+
 READERS = {
     "get_all": lambda buffer: list(buffer.get_all()),
     "iteration": list,
@@ -43,8 +46,8 @@ READERS = {
     "sample of tasks": lambda buffer: [
         row for rows in buffer.sample(3, sampler=RandomTaskSample()) for row in rows
     ],
-    "look": lambda buffer: look_at_rows(buffer, 3, RandomSampler(), None),
-    "settled rows": lambda buffer: buffer._decoder.rows(SettledRows(buffer._store).read(10)),
+    "look": lambda buffer: buffer.peek(3, sampler=RandomSampler()),
+    "settled rows": lambda buffer: decoded(buffer, SettledRows(buffer._store).read(10)),
 }
 
 
@@ -253,14 +256,14 @@ def test_a_fragment_whose_connection_is_cut_at_the_commit_is_stored_once(make_da
 def test_a_row_that_is_evicted_while_it_is_read_is_whole(buffer_url):
     with ReplayBuffer(buffer_url, max_capacity=2) as buffer:
         fill(buffer, range(2))
-        with buffer._store.candidates(EVERYTHING) as candidates:
+        with buffer._store.source.candidates(EVERYTHING) as candidates:
             first, second = candidates.probe([1, 2])
             if is_sqlite(buffer_url):
                 fill(ReplayBuffer(buffer_url), range(2, 4))
             else:
                 with psycopg.connect(buffer_url) as other:
                     other.execute("DELETE FROM experiences")
-            found = buffer._decoder.rows(candidates.rows([first, second]))
+            found = decoded(buffer, candidates.rows([first, second]))
         assert found == [make_fragment(0), make_fragment(1)]
         assert make_fragment(0) not in list(buffer)
 
@@ -281,7 +284,7 @@ def test_large_rows_come_in_small_pages(buffer_url, monkeypatch):
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch([make_fragment(n) for n in range(5)])
         buffer.add(state=1)
-        pages = [len(page) for page in buffer._store.pages(EVERYTHING)]
+        pages = [len(page) for page in buffer._store.rows.pages(EVERYTHING)]
         assert sum(pages) == 6
         assert max(pages) <= 3
         assert [row.seq for row in buffer] == list(range(1, 7))
@@ -289,7 +292,8 @@ def test_large_rows_come_in_small_pages(buffer_url, monkeypatch):
         while rows := settled.read(4):
             seen += [row[0] for row in rows]
         assert seen == list(range(1, 7))
-        keys = [len(page) for page in buffer._store.pages(EVERYTHING, buffer._partly([])[0])]
+        no_fields, _ = buffer._reader._decoding.of([])
+        keys = [len(page) for page in buffer._store.rows.pages(EVERYTHING, no_fields)]
         assert keys == [6]
 
 

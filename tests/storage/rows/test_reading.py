@@ -141,7 +141,7 @@ def test_the_library_leaves_no_transaction_open_after_any_call(make_database_url
 
 def test_pages_of_large_payloads_are_small(buffer):
     buffer.store_batch([DataRow(ExpMeta("t", None, "a", i, 0.0), LARGE) for i in range(450)])
-    first, *others = [len(page) for page in buffer._store.pages(EVERYTHING)]
+    first, *others = [len(page) for page in buffer._store.rows.pages(EVERYTHING)]
     assert first + sum(others) == 450
     assert max(others) <= 85  # 8 MiB
 

@@ -147,7 +147,7 @@ def test_steps_behind_the_window_are_gone_though_they_are_still_in_the_table(buf
 
     def draw(reader):
         sampler = RandomSampler(replace=True)
-        return buffer._store.draw(
+        return buffer._store.draws.draw(
             EVERYTHING, lambda found: reader.draw(found, sampler, 60), reader.columns
         )
 

@@ -305,7 +305,7 @@ def test_old_rows_are_not_asked_for_again_and_again(buffer_url):
                 assert not candidates.has_read_keys or len(probed) == 1
                 return rows
 
-            return buffer._store.draw(check(None), choose)
+            return buffer._store.draws.draw(check(None), choose)
 
         for _ in range(4):
             assert {row[0] for row in draw()} <= set(range(4_001, 4_041))
@@ -322,7 +322,7 @@ def test_steps_before_the_first_that_may_be_sampled_are_read_still(buffer_url):
         store_episodes(buffer, [[1] * 300, [1, 1, 1, 3, 3, 3]])
         buffer.set_clock(3)
         for _ in range(4):
-            batch = buffer._store.draw(
+            batch = buffer._store.draws.draw(
                 check(None),
                 lambda candidates: reader.draw(candidates, RandomSampler(replace=True), 16),
                 reader.columns,

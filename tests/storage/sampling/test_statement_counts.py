@@ -32,7 +32,7 @@ SAMPLERS = {
 
 
 def draw(buffer, reader, sampler, n, condition=None):
-    return buffer._store.draw(
+    return buffer._store.draws.draw(
         check(condition), lambda found: reader.draw(found, sampler, n), reader.columns
     )
 
@@ -58,7 +58,7 @@ def test_a_batch_costs_two_statements(buffer):
 def test_keys_that_are_given_cost_one_statement(buffer):
     for kind, make in READERS.items():
         reader = make(buffer._store.info.fields)
-        with buffer._store.candidates(check(None), reader.columns) as candidates:
+        with buffer._store.source.candidates(check(None), reader.columns) as candidates:
             with selects(buffer) as noted:
                 batch = reader.read(candidates, np.arange(1, 60))
             assert batch.n_rows

@@ -30,7 +30,7 @@ def buffer(buffer_url):
 def draw(buffer, n, *, sampler=None, condition=None, reader=None, **options):
     reader = reader or TrajectoryReader(buffer._store.info.fields, **options)
     sampler = sampler or RandomSampler(replace=True)
-    return buffer._store.draw(
+    return buffer._store.draws.draw(
         check(condition),
         lambda candidates: reader.draw(candidates, sampler, n),
         reader.columns,
@@ -150,7 +150,7 @@ def test_keys_are_those_of_the_episodes_and_read_in_their_order(buffer, buffer_u
     store(buffer, buffer_url, [Made(2), Made(3, status="open"), Made(4, gone={0, 2}), Made(1)])
     for partial, expected in ((False, [0, 3]), (True, [0, 1, 2, 3])):
         reader = TrajectoryReader(buffer._store.info.fields, include_partial=partial)
-        with buffer._store.candidates(check(None), reader.columns) as candidates:
+        with buffer._store.source.candidates(check(None), reader.columns) as candidates:
             keys = reader.keys(candidates)
             assert keys.tolist() == sorted(keys.tolist())
             batch = reader.read(candidates, [*keys.tolist()[::-1], 999, keys[0], 4])

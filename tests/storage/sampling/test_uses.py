@@ -419,7 +419,7 @@ def test_numbers_that_were_used_up_are_not_asked_for_again_and_again(buffer_url)
         buffer.sample(4_900, sampler=FifoSampler())
         for _ in range(3):
             buffer.sample(8)
-        floor = buffer._store.restrictions.eligible_low._seq
+        floor = buffer._store.source.restrictions.eligible_low._seq
         assert floor >= 4_890
         assert min(seqs_of(buffer.sample(8))) > floor
         assert len(buffer.sample(200)) == 5_000 - 4_900 - 32
@@ -431,7 +431,7 @@ def test_numbers_that_a_server_gives_anew_after_a_crash_are_drawn_at_once(make_d
         buffer.store_batch(rows_of([None] * 1_000))
         buffer.sample(990, sampler=FifoSampler())
         buffer.sample(8)
-        assert buffer._store.restrictions.eligible_low._seq > 900
+        assert buffer._store.source.restrictions.eligible_low._seq > 900
         # As if nothing from row 501 on had reached the disk.
         run(url, "DELETE FROM experiences WHERE seq > 500")
         run(url, f"SELECT setval('sqlbuffer_seq_{buffer_id(url)}', 500)")
@@ -445,7 +445,7 @@ def test_uses_given_back_by_another_learner_are_found_again(buffer, buffer_url, 
     with ReplayBuffer(buffer_url) as other:
         assert len(buffer.sample(40, sampler=RandomSampler(replace=True))) == 40
         assert other.sample(3) == []
-        counting.give_back(buffer._store, [(4,), (5,)])
+        counting.give_back(buffer._store.uses, [(4,), (5,)])
         assert sorted(seqs_of(other.sample(3))) == [4, 5]
 
 

@@ -21,7 +21,7 @@ def buffer(buffer_url):
 def draw(buffer, n, *args, condition=None, **options):
     reader = WindowReader(buffer._store.info.fields, *args, **options)
     sampler = RandomSampler(replace=True)
-    return buffer._store.draw(
+    return buffer._store.draws.draw(
         check(condition), lambda found: reader.draw(found, sampler, n), reader.columns
     )
 
@@ -101,7 +101,7 @@ def test_windows_are_drawn_alike(buffer, buffer_url):
     store(buffer, buffer_url, [Made(9), Made(4), Made(7, gone={3}), Made(5, status="open", end="")])
     reader = WindowReader(buffer._store.info.fields, 2, 1, 2)
     sampler = RandomSampler(replace=True, seed=2)
-    batch = buffer._store.draw(
+    batch = buffer._store.draws.draw(
         check(None), lambda found: reader.draw(found, sampler, 1_100), reader.columns
     )
     places = list(zip(batch.info["episode"], batch.info["t"].tolist(), strict=True))
@@ -115,7 +115,7 @@ def test_keys_that_no_window_is_laid_at_are_left_out(buffer, buffer_url):
     store(buffer, buffer_url, [Made(4), Made(3, status="aborted")])
     buffer.extend({"obs": np.zeros((1, 2)), "action": [0]})
     reader = WindowReader(buffer._store.info.fields, 2, stride=2)
-    with buffer._store.candidates(check(None), reader.columns) as candidates:
+    with buffer._store.source.candidates(check(None), reader.columns) as candidates:
         assert reader.keys(candidates) is None
         assert reader.read(candidates, [3, 2, 1, 5, 8, 3]).info["seq"].tolist() == [3, 1, 3]
         assert reader.read(candidates, np.array([], np.int64)).n_rows == 0

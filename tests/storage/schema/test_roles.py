@@ -105,7 +105,7 @@ def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, 
         assert len(buffer.sample(3)) == 3
         assert len(buffer.sample_tasks(1)[0]) == 4
         counting.give_back(buffer._store, [(1,)])
-        buffer._store.housekeeping.cleaned_to = -2 * CLEANED_AT_ONCE
+        buffer._store.uses.housekeeping.cleaned_to = -2 * CLEANED_AT_ONCE
         assert len(buffer.sample(1)) == 1
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
         found = connection.execute("SELECT DISTINCT clock, buffer FROM v_samples").fetchall()
@@ -170,10 +170,10 @@ def test_learners_update_priorities_and_writers_do_not(with_roles, login):
         writer.store_batch([make_array_row(step=step) for step in range(600)], priority=3.0)
         with pytest.raises(StorageReadOnlyError):
             writer.update_priorities([1], 2.0)
-        assert writer._store.summarize([0, 1]) == 0
+        assert writer._store.priorities.summarize([0, 1]) == 0
         with ReplayBuffer(login("sqlbuffer_learner"), name="newer") as learner:
             assert learner.update_priorities([1, 300], 4.0, eps=0).updated == 2
-            assert learner._store.summarize([0, 1]) == 2
+            assert learner._store.priorities.summarize([0, 1]) == 2
             assert learner.delete(QueryBuilder().eq("seq", 300).build()) == 1
         writer.add(state=1)
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:

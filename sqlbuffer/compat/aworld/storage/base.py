@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.front.write_calls import StoreResult
 from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps.store_result import StoreResult
 
 
 class Storage(ABC):

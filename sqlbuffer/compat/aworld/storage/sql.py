@@ -9,9 +9,9 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.compat.aworld.common import ActionType, StateType
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.front.write_calls import StoreResult
 from sqlbuffer.samplers import RandomTaskSample, TaskSampler
 from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps.store_result import StoreResult
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates

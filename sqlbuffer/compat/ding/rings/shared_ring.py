@@ -46,7 +46,7 @@ class SharedRing:
 
     def count(self) -> int:
         """Return the number of items."""
-        return self._ring.store.count(EVERYTHING)
+        return self._ring.store.rows.count(EVERYTHING)
 
     def push(
         self, items: Sequence[Any], n_pushed: int, envstep: Any, *, track: bool = False

@@ -3,9 +3,9 @@
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
@@ -18,9 +18,9 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.database.process_end import at_process_end
-from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots
 from sqlbuffer.storage.extensions.slots.slot_claims import (
     Opening,
@@ -29,9 +29,11 @@ from sqlbuffer.storage.extensions.slots.slot_claims import (
     SlotLostError,
     SlotsFullError,
 )
+from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.rows.pieces import Columns
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.insertion import Written
+from sqlbuffer.storage.writing.row_writer import Insert
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 
@@ -206,12 +208,15 @@ class EpisodeWriter:
             f"{key}/{open_.length - 1}", None,
         )  # fmt: skip
 
-        def then(connection: Any, _seqs: Mapping[str, int]) -> None:
+        metas = {} if json is None else {(key, key): json}
+        batch = WriteBatch(prepared(records, self._store.layout), endings=[ending], metas=metas)
+
+        def work(connection: Any, insert: Insert) -> None:
+            insert(batch)
             self.claims.place(connection, key, open_.length, packed)
 
-        metas = {} if json is None else {(key, key): json}
         try:
-            self._store.insert(records, endings=[ending], metas=metas, then=then)
+            self._store.writer.store_within(batch, work)
         except SlotsFullError:
             raise self.full() from None
 
@@ -273,27 +278,27 @@ class EpisodeWriter:
         """Return the lengths of the open episodes that have steps, which are the first ones."""
         return [open_.length for open_ in self.open if open_.length]
 
-    def _write(
-        self,
-        records: Sequence[Record],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> Written:
-        keys = dict.fromkeys(record.episode_key for record in records if record.episode_key)
+    def _write(self, batch: WriteBatch) -> StoreResult:
+        keys = dict.fromkeys(record.episode_key for record in batch.records if record.episode_key)
         with self._mutex:
             begun = [self._openings[key] for key in keys if key in self._openings]
-        ended = [ending for ending in endings if isinstance(ending, SlotEnding)]
+        ended = [ending for ending in batch.endings if isinstance(ending, SlotEnding)]
+        batch = replace(
+            batch, records=prepared(batch.records, self._store.layout), ignore=frozenset()
+        )
 
-        def then(connection: Any, _seqs: Mapping[str, int]) -> None:
+        def work(connection: Any, insert: Insert) -> StoreResult:
+            result = insert(batch)
             if begun or ended:
                 self.claims.change(connection, begun, ended)
+            return result
 
         try:
-            written = self._store.insert(records, endings=endings, metas=metas, then=then)
+            written = self._store.writer.store_within(batch, work)
         except BufferNotFoundError:
             if not self._is_closing:
                 raise
-            written = Written([], [], [], {})
+            written = StoreResult(0, 0, 0)
         except SlotLostError:
             raise MemmapError(
                 "an episode is lost: this process had not been heard of for so long that another "

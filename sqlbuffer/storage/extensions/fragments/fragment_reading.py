@@ -40,14 +40,12 @@ class FragmentReader:
     """
 
     def __init__(self, store: BufferStore) -> None:
-        self._store = store
-        self.options = store.options
-        self.forget_connections = store.forget_connections
+        self.buffer = store
 
     @retry_on_disconnect
     def row(self, id_: str, payloads: Payloads) -> Row | None:
         """Return the row of a fragment; None: there is none."""
-        store = self._store
+        store = self.buffer
         with translated(store.url), snapshot(store.engine) as connection:
             select_row = statements.rows(_IS_ID, payloads.columns)
             given: dict[str, Any] = {"of": store.info.id, "id": id_}
@@ -58,7 +56,7 @@ class FragmentReader:
     @retry_on_disconnect
     def prepared(self, consumer: str) -> list[Prepared]:
         """Return what was prepared for a consumer last."""
-        store = self._store
+        store = self.buffer
         with translated(store.url), at_once(store.engine) as connection:
             found = prepared(connection, store.info.id, consumer).fragments
             if not found:
@@ -68,14 +66,14 @@ class FragmentReader:
     @retry_on_disconnect
     def pool(self) -> Pool:
         """Return the state of the groups."""
-        store = self._store
+        store = self.buffer
         with translated(store.url), at_once(store.engine) as connection:
             return read(connection, store)
 
     @retry_on_disconnect
     def size_bytes(self) -> int:
         """Return the bytes of all payloads."""
-        store = self._store
+        store = self.buffer
         with translated(store.url), store.engine.connect() as connection:
             return int(connection.execute(_SIZE, {"of": store.info.id}).scalar_one())
 

@@ -62,11 +62,11 @@ def _note(connection: Connection, store: BufferStore, session: str, version: int
     """Say the same to all that reads the buffer otherwise."""
     store.lock(connection)
     if session:
-        sessions.start(connection, store.info.id, session)
+        sessions.start_session(connection, store.info.id, session)
     else:
         own = update(buffers).where(buffers.c.id == store.info.id)
         connection.execute(own.values(session_id=None))
-    sessions.set_version(connection, store.info.id, version, session or None)
+    sessions.set_session_version(connection, store.info.id, version, session or None)
 
 
 def _leave_all(connection: Connection, store: BufferStore, pool: Pool) -> None:

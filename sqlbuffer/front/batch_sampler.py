@@ -1,0 +1,127 @@
+"""Draw batches, and open loaders."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlbuffer.arguments import (
+    MAX_LIMIT,
+    check_batch_size,
+    check_sufficient,
+    described,
+    ineligible_rows,
+)
+from sqlbuffer.front.decoding import RowDecoding
+from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
+from sqlbuffer.steps.batches import Batch, RowList
+from sqlbuffer.steps.converters import Converter
+from sqlbuffer.storage.sampling.readers.base import BatchReader
+from sqlbuffer.storage.store import BufferStore
+
+AnyConverter = Converter[Any] | Callable[[Any], Any]
+
+
+class BatchSampler:
+    """Draws batches from a buffer.
+
+    Args:
+        store: The buffer.
+        decoding: Rebuilds rows.
+    """
+
+    def __init__(self, store: BufferStore, decoding: RowDecoding) -> None:
+        self._store, self._decoding = store, decoding
+
+    def arrays(
+        self, reader: BatchReader, sampler: Sampler | None, batch_size: int, node: Node
+    ) -> Batch:
+        """Draw a batch of arrays."""
+        sampler = RandomSampler(replace=True) if sampler is None else sampler
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
+        check_batch_size(batch_size)
+        n = min(int(batch_size), MAX_LIMIT)
+        batch = self._store.draws.sample_batch(node, reader, sampler, n)
+        check_sufficient(batch.n_rows, batch_size, True, self._ineligible(sampler))
+        if n:
+            sampler.handed_out()
+        return batch
+
+    def rows(
+        self,
+        sampler: Sampler | TaskSampler | None,
+        batch_size: int,
+        node: Node,
+        strict: bool,
+        fields: Sequence[str] | None,
+    ) -> RowList:
+        """Draw rows, or whole tasks with a sampler of tasks."""
+        sampler = RandomSampler() if sampler is None else sampler
+        if isinstance(sampler, TaskSampler):
+            return self.tasks(sampler, batch_size, node, strict, fields)
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler is a Sampler or a TaskSampler, got {described(sampler)}")
+        check_batch_size(batch_size)
+        payloads, decoder = self._decoding.of(fields)
+        if batch_size == 0 and not sampler.reads_priorities:
+            return RowList()
+        n = min(int(batch_size), MAX_LIMIT)
+        drawn, number = self._store.draws.sample_rows(
+            node, sampler, n, n if strict else 0, payloads
+        )
+        rows = RowList(decoder.rows(drawn.rows), drawn.columns, number)
+        check_sufficient(len(rows), batch_size, strict, self._ineligible(sampler))
+        if rows:
+            sampler.handed_out()
+        return rows
+
+    def tasks(
+        self,
+        sampler: TaskSampler | None,
+        n: int,
+        node: Node,
+        strict: bool,
+        fields: Sequence[str] | None,
+    ) -> RowList:
+        """Draw whole tasks."""
+        sampler = RandomTaskSample() if sampler is None else sampler
+        if not isinstance(sampler, TaskSampler):
+            raise TypeError(
+                f"sample_tasks takes a TaskSampler, got {described(sampler)}; use sample() for rows"
+            )
+        check_batch_size(n)
+        payloads, decoder = self._decoding.of(fields)
+        if n == 0:
+            return RowList()
+        most = min(int(n), MAX_LIMIT)
+        drawn, number = self._store.draws.sample_tasks(
+            node, sampler, most, most if strict else 0, payloads
+        )
+        check_sufficient(len(drawn), n, strict, self._ineligible(sampler))
+        return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
+
+    def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:
+        """Draw without limits, and count nothing."""
+        check_batch_size(n)
+        sampler = RandomSampler() if sampler is None else sampler
+        decoder, n = self._decoding.whole, min(int(n), MAX_LIMIT)
+        with self._store.source.candidates(node) as candidates:
+            if not isinstance(sampler, TaskSampler):
+                return decoder.rows(candidates.rows(sampler.choose(candidates, n)) if n else [])
+            chosen = sampler.choose_tasks(candidates, n) if n else []
+        tasks = self._store.rows.tasks(chosen)
+        return [decoder.rows(rows) for rows in tasks.values() if rows]
+
+    def _ineligible(self, sampler: Sampler | TaskSampler) -> str:
+        by_priority = isinstance(sampler, Sampler) and sampler.reads_priorities
+        quarantine = self._store.source.restrictions.has_quarantine
+        return ineligible_rows(self._store.info, by_priority=by_priority, quarantine=quarantine)
+
+
+def converted(converter: AnyConverter | None, value: Any) -> Any:
+    """Return what a converter makes of a batch or a task; itself without one."""
+    if converter is None:
+        return value
+    if isinstance(converter, Converter):
+        return converter.to_dataset_row(value)
+    return converter(value)

@@ -1,0 +1,49 @@
+"""Choose what is read of rows, and rebuild them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from sqlbuffer.encoding.records import Decoder
+from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+
+
+class RowDecoding:
+    """Chooses what is read of rows, and rebuilds them.
+
+    Args:
+        source: Opens the rows of the buffer.
+        state_type: Type that states are rebuilt as; None: plain values.
+        action_type: Type that each action is rebuilt as.
+
+    Attributes:
+        whole: Rebuilds whole rows.
+    """
+
+    def __init__(self, source: CandidateSource, state_type: Any, action_type: Any) -> None:
+        self._source = source
+        self._rebuild_state, self._rebuild_action = _rebuild(state_type), _rebuild(action_type)
+        layout = source.buffer.layout
+        self.whole = Decoder(self._rebuild_state, self._rebuild_action, layout)
+
+    def of(self, fields: Sequence[str] | None) -> tuple[Payloads, Decoder]:
+        """Return what reads rows with these fields, and what rebuilds them; None: all fields."""
+        if fields is None:
+            return self._source.whole_rows, self.whole
+        wanted = SelectedFields.parse(fields)
+        # A type takes a whole value.
+        state = self._rebuild_state if wanted.is_whole("state") else None
+        action = self._rebuild_action if wanted.is_whole("actions") else None
+        decoder = Decoder(state, action, self._source.buffer.layout)
+        return self._source.payloads(wanted), decoder
+
+
+def _rebuild(type_: Any) -> Callable[[Any], Any] | None:
+    if type_ is None:
+        return None
+    adapter = TypeAdapter(type_)
+    # Models are stored under the names of their fields.
+    return lambda value: adapter.validate_python(value, by_alias=True, by_name=True)

@@ -1,0 +1,200 @@
+"""Check and encode steps, and hand them to the database."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlbuffer.arguments import checked_session, columns_of, row_of
+from sqlbuffer.encoding.columns import encode_columns
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, encode_meta, pack_final
+from sqlbuffer.encoding.priority_values import check_kept
+from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
+from sqlbuffer.episode_writer import EpisodeWriter
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.specs import check_casting
+from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.storage.labels.label_values import checked_reward
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.write_batch import WriteBatch
+from sqlbuffer.storage.writing.write_queue import MADE_TIME, WriteQueue
+
+logger = logging.getLogger("sqlbuffer")
+
+MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
+
+
+class StepWriter:
+    """Checks and encodes steps, and hands them to the database.
+
+    Args:
+        store: The buffer.
+        flush_s: How long a step of an open episode waits at most before it is stored.
+    """
+
+    def __init__(self, store: BufferStore, flush_s: float) -> None:
+        self._store, self.flush_s = store, flush_s
+        self._queue = WriteQueue(self._write, flush_s, store.pacer.admit)
+
+    def store_rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None = None,
+        session_id: str | None = None,
+        priority: Any = None,
+        ignore: frozenset[str] = frozenset(),
+    ) -> StoreResult:
+        """Store rows; fields to `ignore` make no conflict."""
+        info = self._store.info
+        if priority is not None:
+            check_kept(info.priorities)
+        if not rows:
+            return StoreResult(0, 0, 0)
+        if info.fields.specs:
+            raise FieldError(
+                f"buffer {info.name!r} has typed fields "
+                f"({', '.join(info.fields.specs)}); store rows with extend({{...}})"
+            )
+        records = encode_rows(rows, model_version, priority)
+        if session_id is not None:
+            records = _in_session(records, checked_session(session_id))
+        return self._insert(WriteBatch(records, ignore))
+
+    def add(self, given: dict[str, Any]) -> StoreResult:
+        """Store one row given by its fields."""
+        ignore = frozenset() if "execute_time" in given else MADE_TIME
+        priority = given.pop("priority", None)
+        row = row_of(given, self._store.info.fields.specs)
+        return self.store_rows([row], priority=priority, ignore=ignore)
+
+    def extend(
+        self, arrays: Mapping[str, Any], casting: str, keys: Mapping[str, Any]
+    ) -> StoreResult:
+        """Store steps given as columns."""
+        columns = self._checked(columns_of(arrays, keys))
+        records = encode_columns(self._store.layout, columns, casting=casting)
+        return self._insert(WriteBatch(records, MADE_TIME))
+
+    def store_episode(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        episode_id: str | None,
+        task_id: str | None,
+        keys: Mapping[str, Any],
+        final: Mapping[str, Any] | None,
+        episode_reward: float | None,
+        casting: str,
+        meta: Mapping[str, Any],
+    ) -> StoreResult:
+        """Store a whole episode given as columns; see `ReplayBuffer.store_episode`."""
+        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
+        task = encode_key(key if task_id is None else task_id, "task_id")
+        own_ids = () if episode_id is None else ("id",)  # made of the episode's
+        columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, own_ids))
+        store = self._store
+        records = encode_columns(store.layout, columns, casting=casting, episode=key)
+        if not records:
+            raise FieldError("an episode has at least one step")
+        if episode_id is not None:
+            records = [record._replace(id=f"{key}/{record.t}") for record in records]
+        rewards = [record.reward_t for record in records if record.reward_t is not None]
+        ending = EpisodeEnd(
+            key,
+            task,
+            "complete",
+            len(records),
+            sum(rewards) if rewards else None,
+            records[0].id,
+            records[-1].id,
+            pack_final(store.observation_layout, final, casting),
+            checked_reward(episode_reward, "episode_reward"),
+        )
+        text = encode_meta(meta, store.info.fields.meta, casting)
+        metas = {} if text is None else {(key, task): text}
+        whole = None if episode_id is None else (key, task)
+        return self._insert(WriteBatch(records, MADE_TIME, [ending], metas, whole))
+
+    def episode(
+        self,
+        task_id: str | None,
+        agent_id: str | None,
+        episode_id: str | None,
+        model_version: int | None,
+        session_id: str | None,
+        casting: str,
+        meta: Mapping[str, Any],
+    ) -> EpisodeWriter:
+        """Begin an episode that is written step by step."""
+        store = self._store
+        beginning = self.beginning(
+            task_id, agent_id, episode_id, model_version, session_id, casting, meta
+        )
+        if episode_id is not None:
+            store.writer.begin_episode(beginning)
+        layouts = (store.layout, store.observation_layout)
+        return EpisodeWriter(
+            layouts, self._queue, beginning, casting, store.info.priorities, row_limit(store.info)
+        )
+
+    def beginning(
+        self,
+        task_id: str | None,
+        agent_id: str | None,
+        episode_id: str | None,
+        model_version: int | None,
+        session_id: str | None,
+        casting: str,
+        meta: Mapping[str, Any],
+    ) -> EpisodeStart:
+        """Return what an episode begins with, checked."""
+        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
+        task = encode_key(key if task_id is None else task_id, "task_id")
+        agent = encode_key("default" if agent_id is None else agent_id, "agent_id")
+        version = None if model_version is None else encode_step(model_version, "model_version")
+        session = None if session_id is None else checked_session(session_id)
+        check_casting(casting)
+        text = encode_meta(meta, self._store.info.fields.meta, casting)
+        return EpisodeStart(key, task, agent, version, text, session)
+
+    def flush(self) -> None:
+        """Store the steps of open episodes that wait."""
+        self._queue.flush()
+
+    def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return columns; priorities are for buffers that have some."""
+        if columns.get("priority") is not None:
+            check_kept(self._store.info.priorities)
+        return columns
+
+    def _insert(self, batch: WriteBatch) -> StoreResult:
+        """Check the sizes of rows, compress them, and store them."""
+        if not batch.records:
+            return StoreResult(0, 0, 0)
+        check_row_sizes(batch.records, row_limit(self._store.info))
+        result = self._store.writer.store(self._prepared(batch))
+        if result.conflicts:
+            logger.warning(
+                "buffer %r: %d rows were not stored, it holds their ids with other content: %s",
+                self._store.info.name,
+                result.conflicts,
+                ", ".join(result.conflicting_ids[:10]),
+            )
+        return result
+
+    def _write(self, batch: WriteBatch) -> StoreResult:
+        return self._store.writer.store(self._prepared(batch), admitted=True)
+
+    def _prepared(self, batch: WriteBatch) -> WriteBatch:
+        return replace(batch, records=prepared(batch.records, self._store.layout))
+
+
+def _in_session(records: list[Record], session: str) -> list[Record]:
+    """Return records, those of no session as ones of this."""
+    return [
+        record._replace(session_key=session) if record.session_key is None else record
+        for record in records
+    ]

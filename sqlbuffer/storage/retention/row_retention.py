@@ -1,0 +1,124 @@
+"""Delete rows, shrink a buffer, and take rows out of sampling."""
+
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Connection, delete, update
+
+from sqlbuffer.errors import StorageFullError
+from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.storage.buffers.layouts import layout_of
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.dialects.connections import make_room
+from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.leases.keeping import not_leased
+from sqlbuffer.storage.retention import quarantine
+from sqlbuffer.storage.retention.eviction import evict
+from sqlbuffer.storage.retention.quarantine import Rows
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.removal import remove_where
+
+
+class Retention:
+    """Decides which rows of a buffer stay, and which of them may be sampled.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self.buffer = buffer
+
+    def delete(self, node: Node) -> int:
+        """Delete the rows that match; return how many."""
+        layout = layout_of(self.buffer.info)
+
+        def work(connection: Connection) -> int:
+            layout.lock(connection, self.buffer.info.id)
+            window = self.buffer.note_deletion(connection)
+            # Nothing newer than the window noted: its lower end follows from the newest row.
+            matching = statements.in_window(
+                self.buffer.info.id, window.low, resolve_labels(node, window.has_labels)
+            )
+            seq = statements.seq_for(node)
+            n_removed = remove_where(
+                connection, self.buffer.info.id, matching, seq <= window.high, seq=seq
+            )
+            if n_removed:
+                layout.after_delete(connection, self.buffer.info.id)
+            return n_removed
+
+        return self._delete(work)
+
+    def clear(self) -> int:
+        """Delete all rows, those behind the window too, and the list of episodes; return how many
+        rows were live.
+        """
+        layout = layout_of(self.buffer.info)
+
+        def work(connection: Connection) -> int:
+            layout.lock(connection, self.buffer.info.id)
+            window = self.buffer.note_deletion(connection)
+            id_ = self.buffer.info.id
+            remove_where(connection, id_, experiences.c.seq <= window.low)
+            n_removed = remove_where(
+                connection, self.buffer.info.id, experiences.c.seq <= window.high
+            )
+            connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
+            layout.after_clear(connection, id_)
+            return n_removed
+
+        return self._delete(work)
+
+    def _delete(self, work: Callable[[Connection], int]) -> int:
+        """Return what is done in a transaction that deletes; on a full disk too, where it can."""
+        with translated(self.buffer.url):
+            advice = make_room(self.buffer.engine)
+        try:
+            return self.buffer.write(work)
+        except StorageFullError as error:
+            cause = str(error).partition("; ")[0]
+            raise StorageFullError(f"{cause}; {advice}") from error
+
+    def quarantine(self, rows: Rows, reason: str | None) -> int:
+        """Take rows out of sampling; return how many were not in quarantine."""
+
+        def work(connection: Connection) -> int:
+            self.buffer.lock(connection)
+            low = self.buffer.window_in(connection).low
+            return quarantine.put(connection, self.buffer.info.id, low, rows, reason)
+
+        return self.buffer.write(work)
+
+    def release(self, rows: Rows) -> int:
+        """Put rows back into sampling; return how many were in quarantine."""
+
+        def work(connection: Connection) -> int:
+            self.buffer.lock(connection)
+            low = self.buffer.window_in(connection).low
+            return quarantine.release(connection, self.buffer.info.id, low, rows)
+
+        return self.buffer.write(work)
+
+    def resize(self, limits: Mapping[str, int | None]) -> None:
+        """Set columns of the buffer that are limits, and evict at once what no longer fits."""
+        layout_of(self.buffer.info).check_resize(self.buffer.info.name)
+
+        def work(connection: Connection) -> None:
+            self.buffer.lock(connection)
+            window = self.buffer.note_deletion(connection)
+            connection.execute(
+                update(buffers).where(buffers.c.id == self.buffer.info.id).values(**limits)
+            )
+            if window.evict_by != "row":
+                evict(connection, self.buffer.info.id)
+            else:
+                low = self.buffer.window_in(connection).low
+                left = experiences.c.seq <= low
+                if self.buffer.info.leases:
+                    left = left & not_leased(self.buffer.info.id)
+                remove_where(connection, self.buffer.info.id, left)
+
+        self.buffer.write(work)

@@ -1,0 +1,107 @@
+"""Open the rows of a buffer to reads and to samplers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, text_of
+from sqlbuffer.storage.database.engine import server_epoch
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities
+from sqlbuffer.storage.sampling.restrictions import Restrictions
+
+
+class CandidateSource:
+    """Opens the rows of a buffer to reads and to samplers.
+
+    Args:
+        buffer: The buffer.
+        priorities_of: Returns the priorities of candidates; None: its steps have none.
+
+    Attributes:
+        restrictions: What the buffer requires of rows before they may be sampled.
+        whole_rows: Reads whole rows.
+    """
+
+    def __init__(
+        self,
+        buffer: OpenBuffer,
+        priorities_of: Callable[[Candidates], RowPriorities] | None = None,
+    ) -> None:
+        self.buffer = buffer
+        self.restrictions = Restrictions(buffer.info)
+        self.whole_rows = self.payloads()
+        self._priorities_of = priorities_of
+
+    @contextmanager
+    def candidates(
+        self,
+        node: Node,
+        columns: RowSelection | Sequence[Any] | None = None,
+        *,
+        sampled: bool = False,
+    ) -> Iterator[Candidates]:
+        """Open the rows that match, while the connection lives.
+
+        Args:
+            node: Which rows.
+            columns: What is read of them; whole rows by default.
+            sampled: Only those that may be sampled.
+        """
+        columns = self.whole_rows.reading if columns is None else columns
+        buffer = self.buffer
+        # One state throughout: rows that are evicted meanwhile stay in what is chosen.
+        with (
+            translated(buffer.url),
+            snapshot(buffer.engine, self.window_query) as connection,
+        ):
+            now = self.window_answered(answer(connection))
+            node = resolve_labels(node, bool(now.has_labels))
+            if not (sampled and self.restrictions.are_any(now)):
+                found = Candidates(connection, buffer.info.id, now.low, now.high, node, columns)
+            else:
+                found = self.restrictions.candidates(
+                    connection, now, server_epoch(buffer.engine), node, columns
+                )
+            found.has_labels = bool(now.has_labels)
+            if self._priorities_of is not None:
+                found.priorities = self._priorities_of(found)
+            yield found
+
+    def payloads(
+        self, wanted: SelectedFields | None = None, only: frozenset[str] | None = None
+    ) -> Payloads:
+        """Return what reads rows, whole or in part."""
+        return Payloads(self.buffer.info.id, self.buffer.layout, wanted, only)
+
+    @cached_property
+    def window_query(self) -> str:
+        """The select of the window, as text that can be sent along with another statement."""
+        info = self.buffer.info
+        return text_of(select_sampled_window(info.id, info.evict_by), self.buffer.engine)
+
+    def window_answered(self, found: Sequence[Any]) -> SampledWindow:
+        """Return the window that a select of it found.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        if not found:
+            raise self.buffer.dropped()
+        return SampledWindow(*found[0])
+
+    def sampled_window(self, connection: Connection) -> SampledWindow:
+        """Return which rows may be sampled now, in a transaction."""
+        info = self.buffer.info
+        statement = select_sampled_window(info.id, info.evict_by)
+        return self.window_answered(connection.execute(statement).all())

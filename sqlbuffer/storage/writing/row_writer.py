@@ -1,0 +1,101 @@
+"""Store rows: all of a batch or none, over lost connections."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from sqlbuffer.encoding.episode_records import EpisodeStart
+from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.settling import clean_after_write
+from sqlbuffer.storage.episodes import lifecycle
+from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.writing.insertion import insert_batch
+from sqlbuffer.storage.writing.write_batch import WriteBatch
+
+T = TypeVar("T")
+# Inserts a batch in the transaction of a caller.
+Insert = Callable[..., StoreResult]
+
+
+class RowWriter:
+    """Stores the rows of a buffer.
+
+    Args:
+        buffer: The buffer.
+        payloads: Writes and reads what rows have elsewhere.
+        pacer: The buffer's rate limiter.
+    """
+
+    def __init__(self, buffer: OpenBuffer, payloads: Payloads, pacer: Pacer) -> None:
+        self.buffer, self._payloads, self._pacer = buffer, payloads, pacer
+
+    def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
+        """Store the rows whose ids the buffer does not hold, all or none.
+
+        Args:
+            batch: The rows; may be none.
+            admitted: The rate limiter has let them in.
+
+        Raises:
+            EpisodeExistsError: The batch is an episode that is open, or was aborted.
+            FlowControlError: The rate limiter did not let them in in time.
+        """
+        buffer = self.buffer
+        if not admitted:
+            self._pacer.before_insert(len({record.id for record in batch.records}))
+        once, durability = buffer.once(), buffer.options.durability
+        # What draws the numbers stores the id of the write as well, for a third of the time.
+        notes = batch.whole is None
+
+        def work(connection: Connection) -> StoreResult:
+            return insert_batch(connection, buffer, self._payloads, batch, once.note)
+
+        result: StoreResult = buffer.with_retries(
+            lambda: once.run(buffer.engine, durability, work, notes=notes)
+        )
+        self._clean(result.inserted, batch)
+        return result
+
+    def store_within(self, batch: WriteBatch, work: Callable[[Connection, Insert], T]) -> T:
+        """Return what `work` returns; it inserts rows in one transaction with other changes.
+
+        Args:
+            batch: The rows, as far as they are known before.
+            work: Called with the transaction and a function that inserts a batch there; called
+                again if the transaction was not committed.
+
+        Raises:
+            FlowControlError: The rate limiter did not let the rows in in time.
+        """
+        self._pacer.before_insert(len({record.id for record in batch.records}))
+
+        def inserting(connection: Connection) -> T:
+            return work(connection, partial(insert_batch, connection, self.buffer, self._payloads))
+
+        result = self.buffer.write(inserting)
+        self._clean(len(batch.records), batch)
+        return result
+
+    def begin_episode(self, beginning: EpisodeStart) -> None:
+        """Make the row of an episode.
+
+        Raises:
+            EpisodeExistsError: There is one that is open or has steps.
+        """
+        key, task = beginning.key, beginning.task_id
+
+        def work(connection: Connection) -> None:
+            known = lifecycle.free_episode(connection, self.buffer.info.id, key, task)
+            if known is not None or not lifecycle.begin(connection, self.buffer.info.id, beginning):
+                # Where there was none, another process has begun it meanwhile.
+                raise lifecycle.exists(key, task, "open" if known is None else known[0])
+
+        self.buffer.write(work)
+
+    def _clean(self, n_inserted: int, batch: WriteBatch) -> None:
+        n_bytes = sum(record.payload_bytes or 0 for record in batch.records)
+        clean_after_write(self.buffer.engine, n_inserted, n_bytes, self.buffer.watermark)

@@ -1,0 +1,93 @@
+"""The parts of a store, each made with what it needs and used alone."""
+
+import pytest
+
+from sqlbuffer.encoding.records import encode_rows
+from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.sessions import Sessions
+from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.labels.labelling import Labelling
+from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
+from sqlbuffer.storage.reading.row_queries import RowQueries
+from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.retention.row_retention import Retention
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.use_counts.use_counting import UseCounting
+from sqlbuffer.storage.writing.row_writer import RowWriter
+from sqlbuffer.storage.writing.write_batch import WriteBatch
+from tests.support.rows import make_row
+from tests.support.storage_hooks import open_store
+
+
+@pytest.fixture
+def buffer(buffer_url):
+    store = open_store(buffer_url, max_capacity=3, priorities=True)
+    yield OpenBuffer(store.url, store.info)
+    store.close()
+
+
+@pytest.fixture
+def source(buffer):
+    return CandidateSource(buffer)
+
+
+def write(buffer, source, n=4):
+    batch = WriteBatch(encode_rows([make_row(step=i) for i in range(n)], None, None))
+    return RowWriter(buffer, source.whole_rows, Pacer(buffer)).store(batch)
+
+
+def test_a_store_is_an_open_buffer_and_its_parts():
+    assert BufferStore.__bases__ == (OpenBuffer,)
+
+
+def test_rows_are_written_read_and_deleted(buffer, source):
+    assert list(write(buffer, source).seqs.values()) == [1, 2, 3, 4]
+    queries = RowQueries(buffer, source)
+    assert [row[0] for page in queries.pages(EVERYTHING) for row in page] == [2, 3, 4]
+    retention = Retention(buffer)
+    assert retention.quarantine([3], "why") == 1
+    with source.candidates(EVERYTHING, sampled=True) as candidates:
+        assert list(candidates.keys()) == [2, 4]
+    assert retention.clear() == 3
+    assert queries.count(EVERYTHING) == 0
+
+
+def test_rows_are_inserted_within_a_transaction_of_the_caller(buffer, source):
+    writer = RowWriter(buffer, source.whole_rows, Pacer(buffer))
+    batch = WriteBatch(encode_rows([make_row()], None, None))
+
+    def work(connection, insert):
+        assert insert(batch).inserted == 1
+        return insert(batch).duplicates
+
+    assert writer.store_within(batch, work) == 1
+
+    def failing(connection, insert):
+        insert(WriteBatch(encode_rows([make_row(step=1)], None, None)))
+        raise LookupError("after the insert")
+
+    with pytest.raises(LookupError):
+        writer.store_within(batch, failing)
+    assert RowQueries(buffer, source).count(EVERYTHING) == 1
+
+
+def test_priorities_are_read_by_the_candidates_of_a_source_that_has_them(buffer, source):
+    write(buffer, source)
+    keeping = PriorityKeeping(buffer)
+    assert keeping.update_priorities([2, 3, 99], [0.5, 2.0, 1.0]) == 2
+    with CandidateSource(buffer, keeping.of).candidates(EVERYTHING) as candidates:
+        assert list(candidates.priorities.of([2, 3])) == [0.5, 2.0]
+
+
+def test_the_clock_the_labels_and_the_uses_need_the_buffer_alone(buffer, source):
+    write(buffer, source)
+    sessions = Sessions(buffer)
+    assert (sessions.clock(), sessions.current()) == (None, None)
+    sessions.start("s")
+    assert sessions.set_version(7, "s") is True
+    assert (sessions.clock(), sessions.current()) == (7, "s")
+    assert UseCounting(buffer, source.restrictions).is_on is False
+    assert Expiry(source).run().total == 0
+    assert Labelling(buffer).buffer is buffer
