@@ -4,6 +4,7 @@ import ast
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -28,12 +29,17 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+# Not where tests are collected: each worker does that.
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def imports(name: str) -> Iterator[str]:
     """Yield the package's modules that a module imports, wherever it does."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
@@ -42,7 +48,9 @@ def imports(name: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-IMPORTS = {name: {m for m in imports(name) if m in MODULES and m != name} for name in MODULES}
+@cache
+def all_imports() -> dict[str, set[str]]:
+    return {name: {m for m in imports(name) if m in MODULES and m != name} for name in MODULES}
 
 
 def cycle_of(graph: Mapping[str, Iterable[str]]) -> list[str]:
@@ -105,7 +113,7 @@ def test_no_public_class_name_occurs_twice() -> None:
     mapped = {"Experience": {"sqlbuffer.orm.mapped_classes", "sqlbuffer.steps.data_rows"}}
     names = (
         (node.name, module)
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         if ".compat" not in module
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
@@ -114,7 +122,7 @@ def test_no_public_class_name_occurs_twice() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    assert cycle_of(IMPORTS) == []
+    assert cycle_of(all_imports()) == []
 
 
 @pytest.mark.parametrize(
@@ -123,7 +131,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_no_folders_import_each_other_in_a_circle(package: str) -> None:
     graph: dict[str, set[str]] = defaultdict(set)
     inside = f"{package}."
-    for name, others in IMPORTS.items():
+    for name, others in all_imports().items():
         if not name.startswith(inside):
             continue
         part = name.removeprefix(inside).partition(".")[0]
@@ -136,7 +144,7 @@ def test_dialects_have_fewer_than_ten_operations_and_the_same_ones() -> None:
     operations = {
         name: sorted(
             node.name
-            for node in TREES[f"sqlbuffer.storage.dialects.{name}"].body
+            for node in trees()[f"sqlbuffer.storage.dialects.{name}"].body
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
         )
         for name in ("sqlite", "postgresql")

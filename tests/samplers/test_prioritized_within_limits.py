@@ -14,6 +14,7 @@ from tests.storage.sampling.limited_rows import FIELDS, rows_of, store_episodes,
 from tests.support.priorities import assert_shares, filled, set_priorities, summarize_all
 from tests.support.processes import run_at_once
 from tests.support.sql import run, scalar
+from tests.support.torch_workers import drain
 
 ALPHA, BETA = 0.6, 0.4
 
@@ -255,9 +256,8 @@ def test_workers_of_torch_share_the_uses(buffer_url):
     buffer = ReplayBuffer(buffer_url)
     loader = buffer.loader("step", 8, sampler=PrioritizedSampler(replace=False, seed=1))
     drawn = Counter()
-    with suppress(InsufficientDataError):
-        for batch in DataLoader(IterableDataset(loader), batch_size=None, num_workers=2):
-            drawn.update(batch["seq"].tolist())
+    for batch in drain(DataLoader(IterableDataset(loader), batch_size=None, num_workers=2)):
+        drawn.update(batch["seq"].tolist())
     used = uses_in(buffer_url)
     assert set(used.values()) <= {1, 2}
     n_used = sum(used.values())
