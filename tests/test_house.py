@@ -85,7 +85,7 @@ def test_files_are_short() -> None:
 def test_methods_of_the_buffer_delegate() -> None:
     (buffer,) = (
         node
-        for node in ast.walk(TREES["sqlbuffer.buffer"])
+        for node in ast.walk(trees()["sqlbuffer.buffer"])
         if isinstance(node, ast.ClassDef) and node.name == "ReplayBuffer"
     )
     assert buffer.bases == []
