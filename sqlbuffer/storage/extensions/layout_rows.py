@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, Text, cast, select, text
 
+from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.extensions.tables import buffer_layouts
 from sqlbuffer.storage.store import BufferStore
@@ -23,7 +24,8 @@ def make_layout(
     state: Mapping[str, Any] | None = None,
 ) -> None:
     """Note what a buffer is made with, unless another process was faster."""
-    store.lock(connection)
+    # As a writer: who stores to a ring may not lock the row of the buffer otherwise.
+    lock_as_writer(connection, store.info.id)
     texts = {
         name: None if value is None else orjson.dumps(value).decode()
         for name, value in (("config", config), ("state", state))
