@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
+    from sqlbuffer.config.buffer_config import BufferConfig
+    from sqlbuffer.config.connection import Connection
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.fields.env_fields import fields_from_env
     from sqlbuffer.fields.specs import FieldSpec
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Batch": "steps.batches",
+    "BufferConfig": "config.buffer_config",
     "Candidates": "storage.sampling.candidates",
+    "Connection": "config.connection",
     "EpisodeWriter": "episode_writer",
     "FieldSpec": "fields.specs",
     "LeasedBatch": "front.leasing",
@@ -69,8 +73,10 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 __all__ = [
     "Batch",
+    "BufferConfig",
     "Candidates",
     "ColumnsConverter",
+    "Connection",
     "Converter",
     "DataRow",
     "DefaultConverter",

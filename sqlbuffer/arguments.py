@@ -4,7 +4,6 @@ import difflib
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -12,16 +11,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds
 from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.encoding.records import MAX_NAME_BYTES, encode_key
 from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
 from sqlbuffer.query.builder import QueryBuilder, Tree
-from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
-from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.database.transactions import DURABILITIES
 from sqlbuffer.storage.flow.limiters import HISTORY_S
 
 Condition = Tree | QueryBuilder | None
@@ -40,11 +37,7 @@ class Same(Enum):
 
 SAME = Same.SAME
 
-EVICT_UNITS = ("row", "task", "episode")
-MAX_SECONDS = 1e8  # three years
 MAX_NAME = 200
-MAX_USE = 2**31 - 1
-MAX_LIMIT = 2**63 - 1  # what the databases take
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
     "task_name": None,
@@ -174,86 +167,6 @@ def check_name(name: str) -> None:
         )
 
 
-def checked_capacity(value: Any, name: str = "max_capacity") -> int | None:
-    """Return a positive integer, or None."""
-    if value is None:
-        return None
-    integer = integer_of(value)
-    if integer is None or not 1 <= integer <= MAX_LIMIT:
-        raise BufferConfigError(f"{name} is a positive integer or None (unlimited), got {value!r}")
-    return integer
-
-
-def checked_limits(limits: Limits) -> Limits:
-    """Return limits that a buffer can have, their numbers as Python's."""
-    capacities = ("max_capacity", "max_episodes", "keep_episodes", "max_use", "max_row_bytes")
-    counts, times = ("max_staleness", "min_size"), ("keep_samples_s", "open_timeout_s")
-    given: dict[str, Any] = {
-        **{name: checked_capacity(getattr(limits, name), name) for name in capacities},
-        **{name: _checked_count(getattr(limits, name), name) for name in counts},
-    }
-    for name in times:
-        if (value := getattr(limits, name)) is not None:
-            given[name] = checked_seconds(name, value)
-    limits = replace(limits, **given)
-    _check_together(limits)
-    return limits
-
-
-def _check_together(limits: Limits) -> None:
-    if limits.max_use is not None and limits.max_use > MAX_USE:
-        raise BufferConfigError(f"max_use is at most {MAX_USE}, got {limits.max_use}")
-    check_fits(limits.max_capacity, limits.min_size or 0)
-    check_reached(limits.rate_limiter, limits.min_size or 0)
-    for name in ("priorities", "track_samples", "leases", "current_session_only", "keep_expired"):
-        if getattr(limits, name) not in (None, True, False):
-            raise BufferConfigError(f"{name} is True or False, got {getattr(limits, name)!r}")
-    _check_unit(limits)
-
-
-def _check_unit(limits: Limits) -> None:
-    evict_by = limits.evict_by
-    if evict_by not in (None, *EVICT_UNITS):
-        raise BufferConfigError(f"evict_by is one of {', '.join(EVICT_UNITS)}, got {evict_by!r}")
-    if limits.max_episodes is not None and evict_by not in (None, "episode"):
-        raise BufferConfigError(
-            f"a buffer with max_episodes evicts by episode; leave out evict_by={evict_by!r}"
-        )
-    if limits.leases and (evict_by not in (None, "row") or limits.max_episodes is not None):
-        raise BufferConfigError(
-            "a buffer with leases=True evicts by row; leave out evict_by and max_episodes"
-        )
-
-
-def check_fits(max_capacity: int | None, min_size: int) -> None:
-    """Raise where a buffer never holds so many rows that any is sampled."""
-    if max_capacity is not None and max_capacity < min_size:
-        raise BufferConfigError(
-            f"a buffer of max_capacity={max_capacity} never holds the {min_size} rows that it is "
-            f"sampled from (min_size); let it hold as many"
-        )
-
-
-def check_reached(policy: Policy | None, min_size: int, n_rows: int = 0) -> None:
-    """Raise where a limiter stops inserts before there are so many rows that any is sampled."""
-    room = NO_LIMIT if policy is None else policy.room(FlowCounts(0, 0))
-    if n_rows + room < min_size:
-        raise BufferConfigError(
-            f"{policy} lets {room:,} rows in before any is sampled, and the buffer holds "
-            f"{n_rows:,} and is sampled from {min_size:,} on (min_size): both sides would wait for "
-            f"each other; give the limiter min_size={min_size - n_rows} or more"
-        )
-
-
-def _checked_count(value: Any, name: str) -> int | None:
-    if value is None:
-        return None
-    integer = integer_of(value)
-    if integer is None or not 0 <= integer <= MAX_LIMIT:
-        raise BufferConfigError(f"{name} is an integer from 0 on, got {value!r}")
-    return integer
-
-
 def checked_clock(clock: Any, name: str = "the clock") -> int:
     """Return the clock, or another integer of its kind.
 
@@ -284,30 +197,6 @@ def checked_session(session_id: Any) -> str:
     return encode_key(session_id, "session_id")
 
 
-def checked_alpha(alpha: Any, priorities: bool | None) -> float | None:
-    """Return the exponent of priorities.
-
-    Raises:
-        BufferConfigError: Not a number from 0 to 1, or given beside `priorities=False`.
-    """
-    if alpha is None:
-        return None
-    exponent = real_of(alpha)
-    if exponent is None or not 0 <= exponent <= 1:
-        raise BufferConfigError(f"alpha is a number from 0 to 1, got {alpha!r}")
-    if priorities is False:
-        raise BufferConfigError("alpha goes with priorities=True")
-    return exponent
-
-
-def checked_seconds(name: str, value: Any) -> float:
-    """Return a number of seconds above 0."""
-    seconds = real_of(value)
-    if seconds is None or not 0 < seconds <= MAX_SECONDS:
-        raise BufferConfigError(f"{name} is a number of seconds above 0, got {value!r}")
-    return seconds
-
-
 def check_rate_window(window_s: Any) -> None:
     """Raise unless rates over that many seconds are known.
 
@@ -321,16 +210,6 @@ def check_rate_window(window_s: Any) -> None:
         )
 
 
-def checked_wait(name: str, value: Any) -> float:
-    """Return a number of seconds from 0 on that ends."""
-    seconds = real_of(value)
-    if seconds is None or not 0 <= seconds <= MAX_SECONDS:
-        raise BufferConfigError(
-            f"{name} is a number of seconds, 0 (raise at once) to {MAX_SECONDS:g}, got {value!r}"
-        )
-    return seconds
-
-
 def check_n_step(n_step: int, gamma: float) -> None:
     """Raise unless these are a number of steps from 1 on and a discount from 0 to 1."""
     steps = integer_of(n_step)
@@ -340,17 +219,6 @@ def check_n_step(n_step: int, gamma: float) -> None:
         raise TypeError(f"gamma is a number from 0 to 1, got {gamma!r}")
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma is a number from 0 to 1, got {gamma!r}")
-
-
-def check_options(durability: str | None, retry_s: float) -> None:
-    """Raise unless these are a durability and a number of seconds."""
-    if durability is not None and durability not in DURABILITIES:
-        raise BufferConfigError(
-            f"durability is one of {', '.join(DURABILITIES)}, or omitted, got {durability!r}"
-        )
-    seconds = real_of(retry_s)
-    if seconds is None or not 0 <= seconds < float("inf"):
-        raise BufferConfigError(f"retry_s is a number of seconds, 0 or more, got {retry_s!r}")
 
 
 def check_sufficient(found: int, wanted: int, strict: bool, ineligible: str = "") -> None:
@@ -378,12 +246,12 @@ def ineligible_rows(info: BufferInfo, *, by_priority: bool, quarantine: bool = F
         by_priority: Whether a row of priority 0 is not drawn.
         quarantine: Whether some are in quarantine.
     """
-    kinds = []
-    if info.max_use is not None:
-        kinds.append(f"were sampled {info.max_use} times (max_use)")
-    if info.max_staleness is not None:
-        kinds.append(f"are more than {info.max_staleness} behind the clock (max_staleness)")
-    if info.current_session_only:
+    kinds, limits = [], info.config.sampling
+    if limits.max_use is not None:
+        kinds.append(f"were sampled {limits.max_use} times (max_use)")
+    if limits.max_staleness is not None:
+        kinds.append(f"are more than {limits.max_staleness} behind the clock (max_staleness)")
+    if limits.current_session_only:
         kinds.append("are of another session (current_session_only)")
     if quarantine:
         kinds.append("are in quarantine")

@@ -3,32 +3,31 @@
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from sqlbuffer.arguments import (
     SAME,
     Condition,
     Rows,
     Same,
-    check_fits,
     check_n_step,
     check_name,
-    check_options,
     check_rate_window,
-    check_reached,
-    checked_alpha,
-    checked_capacity,
     checked_clock,
-    checked_limits,
-    checked_seconds,
     checked_session,
-    checked_wait,
+)
+from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config.connection import RETRY_S, Connection
+from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
+from sqlbuffer.config.setting_checks import (
+    check_fits,
+    check_reached,
+    checked_capacity,
+    checked_retry,
 )
 from sqlbuffer.encoding.columns import decode_row
-from sqlbuffer.encoding.compression import check_compression
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
-from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.front.batch_sampler import AnyConverter, BatchSampler, converted
 from sqlbuffer.front.condition_checks import Conditions
@@ -44,7 +43,7 @@ from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.rate_limits import FlowState, Policy, check_policy
+from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
 from sqlbuffer.steps.batches import Batch, RowList
@@ -52,15 +51,12 @@ from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers import catalog
-from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S, OpenerOptions
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.write_queue import FLUSH_S
 
 __all__ = ["ReplayBuffer", "StoreResult"]
 
@@ -73,71 +69,21 @@ class ReplayBuffer:
     Args:
         url: Database URL, SQLAlchemy URL or Engine; without one `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`.
         name: One database holds many buffers.
-        max_capacity: Rows held at most; the oldest leave first. Omitted: what is stored, unlimited
-            for a new buffer.
-        evict_by: `row`, or `task`: the task whose last write is oldest leaves whole. Omitted: what
-            is stored, `row` for a new buffer.
         create: True creates a missing schema and buffer, False neither. Omitted: the buffer, and
             the schema of a new SQLite file.
-        fields: Typed array fields, `{name: spec}`; a spec is a dtype, `(dtype, shape)` or `(dtype,
-            shape, default)`, with -1 for a length that varies. Omitted: what is stored, none for a
-            new buffer.
-        observation_fields: Which of them an observation is made of; `obs` by default.
-        meta_fields: Typed fields of an episode, declared like `fields`: numbers, booleans, texts
-            and small arrays of them, kept as JSON. Omitted: what is stored.
-        compression: `zstd`: the bytes of arrays, of typed fields and inside payloads, are kept
-            compressed where that makes them shorter. Omitted: what is stored, none for a new
-            buffer.
+        config: What is stored about the buffer, as a model. A new buffer is made with it. Of a
+            stored one the settings that the model was made with are compared.
+        connection: What this opener chooses for itself, as a model.
         state_type: Type that states are rebuilt as when read, by pydantic; plain values without
             one.
         action_type: Type that each action is rebuilt as.
-        max_episodes: Episodes held at most; the ended ones that began first leave whole. Omitted:
-            what is stored, unlimited for a new buffer.
-        keep_episodes: How many episodes `v_episodes` lists at most after their steps have left.
-            Omitted: what is stored, a million for a new buffer.
-        open_timeout_s: An open episode without a write for so many seconds is abandoned. Omitted:
-            what is stored, an hour for a new buffer.
-        priorities: True: rows have priorities, which `update_priorities` sets and
-            `PrioritizedSampler` draws by. Omitted: what is stored, none for a new buffer.
-        alpha: How much they matter, from 0, not at all, to 1. Omitted: what is stored, 0.6 for a
-            new buffer. A buffer stored with another one is drawn from by reading all of it.
-        max_use: How often a row is sampled at most; sampling is then a write. Omitted: what is
-            stored, any number for a new buffer.
-        max_staleness: By how much the `model_version` of a row may be behind the clock
-            (`set_clock`) to be sampled. Omitted: what is stored, any for a new buffer.
-        min_size: How many rows there must be before any is sampled. Omitted: what is stored, 0 for
-            a new buffer.
-        track_samples: True: which rows each batch held is noted, and `v_samples` shows it. Omitted:
-            what is stored, False for a new buffer.
-        keep_samples_s: How long the notes are kept. Omitted: what is stored, a week for a new
-            buffer.
-        leases: True: rows are handed out by `lease`, each `max_use` times. Omitted: what is stored,
-            False for a new buffer.
-        current_session_only: True: rows of other sessions than the one that `start_session` began
-            last are not sampled. Omitted: what is stored, False for a new buffer.
-        keep_expired: True: rows that are too old, used up or of another session stay until they are
-            evicted, and may be sampled again should the clock go back. Omitted: what is stored,
-            False for a new buffer: they leave before.
-        max_row_bytes: A row whose payload is larger is refused. Omitted: what is stored, 256 MiB
-            for a new buffer.
-        flush_s: How long a step of `episode()` waits at most before it is stored.
-        durability: What a write that returned survives. Omitted: the death of any process of the
-            client or the server, and what more the server's `synchronous_commit` is set to; SQLite
-            may lose the last writes when the power fails. `full`: the power failing too, at a sync
-            of the disk for each write. `relaxed`: on PostgreSQL the last half second may be lost
-            when the server dies, and writes do not wait for its disk; as omitted on SQLite. The
-            batch is whole or absent, whichever is chosen.
-        retry_s: How long a call is repeated when the connection to the server is lost; a write
-            takes effect once. Opening waits for a server only if this process has reached it
-            before, or if it says that it restarts. 0 raises immediately.
-        rate_limiter: A `RateLimiter` or `RatioWindow` that all processes of the buffer obey: the
-            faster side waits for the other. Omitted: what is stored, none for a new buffer;
-            `set_rate_limiter` changes it.
-        wait_s: How long a call waits for it before it raises `FlowControlError`; 0 raises at once.
+        settings: The settings of `BufferConfig` and `Connection` by name, which override those of
+            the models. Those that are left out, or None, are what is stored, and the defaults of a
+            new buffer. `alpha` is stored with a new buffer; later openers may draw with another.
 
     Raises:
-        BufferConfigError: The buffer is stored with another capacity, eviction or compression, or
-            settings under which none of its rows could ever be sampled.
+        BufferConfigError: The buffer is stored with other settings; the message lists each of them.
+            Or a wrong value, or settings under which none of its rows could ever be sampled.
         FieldError: A malformed field, or the buffer is stored with other fields.
         MissingExtraError: The buffer is compressed, and the package for it is not installed.
         SchemaMissingError: A database without the schema.
@@ -156,83 +102,37 @@ class ReplayBuffer:
     def __init__(
         self,
         url: Database = None,
-        *,
         name: str = "default",
-        max_capacity: int | None = None,
-        evict_by: str | None = None,
+        *,
         create: bool | None = None,
-        fields: Mapping[str, Any] | None = None,
-        observation_fields: Sequence[str] | None = None,
-        meta_fields: Mapping[str, Any] | None = None,
-        compression: str | None = None,
+        config: BufferConfig | None = None,
+        connection: Connection | None = None,
         state_type: Any = None,
         action_type: Any = None,
-        max_episodes: int | None = None,
-        keep_episodes: int | None = None,
-        open_timeout_s: float | None = None,
-        priorities: bool | None = None,
-        alpha: float | None = None,
-        max_use: int | None = None,
-        max_staleness: int | None = None,
-        min_size: int | None = None,
-        track_samples: bool | None = None,
-        keep_samples_s: float | None = None,
-        leases: bool | None = None,
-        current_session_only: bool | None = None,
-        keep_expired: bool | None = None,
-        max_row_bytes: int | None = None,
-        flush_s: float = FLUSH_S,
-        durability: str | None = None,
-        retry_s: float = RETRY_S,
-        rate_limiter: Policy | None = None,
-        wait_s: float = WAIT_S,
+        **settings: Unpack[OpenerSettings],
     ) -> None:
         check_name(name)
-        check_options(durability, retry_s)
-        check_policy(rate_limiter)
-        wait_s = checked_wait("wait_s", wait_s)
-        limits = Limits(
-            max_capacity, evict_by, max_episodes, keep_episodes, open_timeout_s, priorities,
-            max_use, max_staleness, min_size, track_samples, keep_samples_s, rate_limiter,
-            leases, current_session_only, keep_expired, max_row_bytes,
-        )  # fmt: skip
-        limits = checked_limits(limits)
-        alpha = checked_alpha(alpha, priorities)
-        flush_s = checked_seconds("flush_s", flush_s)
-        check_compression(compression)
-        if fields is None and observation_fields is not None:
-            raise FieldError("observation_fields go with fields=...; leave both out to reopen")
-        store = BufferStore.open(
-            url,
-            name,
-            limits=limits,
-            create=create,
-            fields=None
-            if fields is None and meta_fields is None
-            else Fields.parse(fields, observation_fields, meta_fields),
-            compression=compression,
-            options=OpenerOptions(durability, float(retry_s), alpha, wait_s),
-        )
-        self._compose(store, (state_type, action_type), flush_s)
+        config, connection = with_settings(config, connection, settings)
+        store = BufferStore.open(url, name, config, create=create, options=connection)
+        self._compose(store, (state_type, action_type))
 
-    def _compose(self, store: BufferStore, types: tuple[Any, Any], flush_s: float) -> None:
+    def _compose(self, store: BufferStore, types: tuple[Any, Any]) -> None:
         self._store, self._types = store, types
         # The session that this object started, here or in the process that it was pickled in.
         self._own_session: str | None = None
         self._conditions = Conditions(store.info)
         decoding = RowDecoding(store.source, *types)
-        self._writer = StepWriter(store, flush_s)
+        self._writer = StepWriter(store)
         self._sampler = BatchSampler(store, decoding)
         self._reader = RowReader(store.rows, decoding)
         self._changes = RowChanges(store, self._conditions)
         self._leases = Leasing(store, decoding.whole)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {"store": self._store, "types": self._types, "flush_s": self._writer.flush_s}
-        return {**state, "session": self._own_session}
+        return {"store": self._store, "types": self._types, "session": self._own_session}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._compose(state["store"], state["types"], state["flush_s"])
+        self._compose(state["store"], state["types"])
         self._own_session = state["session"]
 
     def __repr__(self) -> str:
@@ -264,24 +164,38 @@ class ReplayBuffer:
         return self._store.shown_url
 
     @property
+    def config(self) -> BufferConfig:
+        """What is stored about the buffer now.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        return self._store.current_config()
+
+    @property
+    def connection(self) -> Connection:
+        """What this opener has chosen for itself."""
+        return self._store.options
+
+    @property
     def fields(self) -> dict[str, FieldSpec]:
         """The typed fields, as stored."""
-        return dict(self._store.info.fields.specs)
+        return dict(self._store.info.config.fields.specs)
 
     @property
     def observation_fields(self) -> tuple[str, ...]:
         """Which of them an observation is made of."""
-        return self._store.info.fields.observations
+        return self._store.info.config.fields.observations
 
     @property
     def meta_fields(self) -> dict[str, FieldSpec]:
         """The typed fields of an episode, as stored."""
-        return dict(self._store.info.fields.meta)
+        return dict(self._store.info.config.fields.meta)
 
     @property
     def compression(self) -> str | None:
         """How the bytes of arrays are compressed, as stored; None: not at all."""
-        return self._store.info.compression
+        return self._store.info.config.payloads.compression
 
     @property
     def max_capacity(self) -> int | None:
@@ -296,33 +210,33 @@ class ReplayBuffer:
     @property
     def evict_by(self) -> str:
         """What leaves at once: `row`, `task` or `episode`."""
-        return self._store.info.evict_by
+        return self._store.info.config.retention.evict_by
 
     @property
     def alpha(self) -> float | None:
         """Exponent of priorities, as stored; None: rows have no priorities."""
         info = self._store.info
-        return info.alpha if info.priorities else None
+        return info.config.priorities.alpha if info.config.priorities.enabled else None
 
     @property
     def max_use(self) -> int | None:
         """How often a row is sampled at most; None is any number."""
-        return self._store.info.max_use
+        return self._store.info.config.sampling.max_use
 
     @property
     def max_staleness(self) -> int | None:
         """By how much a row may be behind the clock to be sampled; None is any."""
-        return self._store.info.max_staleness
+        return self._store.info.config.sampling.max_staleness
 
     @property
     def min_size(self) -> int:
         """How many rows there must be before any is sampled."""
-        return self._store.info.min_size
+        return self._store.info.config.sampling.min_size
 
     @property
     def track_samples(self) -> bool:
         """Whether batches are noted."""
-        return self._store.info.track_samples
+        return self._store.info.config.sampling.track_samples
 
     def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
         """Store one row, unless the buffer holds its id.
@@ -565,7 +479,7 @@ class ReplayBuffer:
             FieldError: An unknown field.
         """
         info = self._store.info
-        reader = StepReader(info.fields, fields, info.compression)
+        reader = StepReader(info.config.fields, fields, info.config.payloads.compression)
         return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
 
     def sample_transitions(
@@ -614,8 +528,8 @@ class ReplayBuffer:
         check_n_step(n_step, gamma)
         info = self._store.info
         reader = TransitionReader(
-            info.fields, int(n_step), float(gamma), names=fields, stack=stack,
-            terminal_field=terminal_field, compression=info.compression,
+            info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
+            terminal_field=terminal_field, compression=info.config.payloads.compression,
         )  # fmt: skip
         return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
 
@@ -1139,7 +1053,7 @@ class ReplayBuffer:
         }
         if not changes:
             raise TypeError("resize() needs max_capacity=... or max_episodes=...")
-        check_fits(changes.get("max_capacity"), self._store.info.min_size)
+        check_fits(changes.get("max_capacity"), self._store.info.config.sampling.min_size)
         if "max_episodes" in changes and self.evict_by != "episode":
             raise BufferConfigError(
                 f"buffer {self.name!r} evicts by {self.evict_by}; a limit of episodes takes a "
@@ -1270,8 +1184,8 @@ class ReplayBuffer:
             BufferNotFoundError: The buffer was dropped.
             StorageReadOnlyError: The role may not: it is a right of learners.
         """
-        check_policy(policy)
-        min_size = self._store.info.min_size
+        policy = rate_limiter_of(policy)
+        min_size = self._store.info.config.sampling.min_size
         if min_size:
             check_reached(policy, min_size, self._store.rows.count(EVERYTHING))
         self._store.pacer.set_policy(policy)
@@ -1302,8 +1216,7 @@ class ReplayBuffer:
             url: The database; see `ReplayBuffer`.
             retry_s: How long to wait for a server that restarts; see `ReplayBuffer`.
         """
-        check_options(None, retry_s)
-        return [info.name for info in catalog.list_buffers(url, float(retry_s))]
+        return catalog.list_buffers(url, checked_retry("retry_s", retry_s))
 
     @staticmethod
     def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
@@ -1317,5 +1230,4 @@ class ReplayBuffer:
         Raises:
             BufferNotFoundError: No such buffer.
         """
-        check_options(None, retry_s)
-        drop_buffer(url, name, float(retry_s))
+        drop_buffer(url, name, checked_retry("retry_s", retry_s))

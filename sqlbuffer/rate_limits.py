@@ -311,30 +311,31 @@ class FlowState:
         return self.sampled / self.inserted if self.inserted > 0 else None
 
 
-def policy_to_json(policy: Policy) -> dict[str, Any]:
-    """Return a policy as the database holds it, with the bounds that its view goes by."""
-    given = {name: value for name, value in vars(policy).items() if value != math.inf}
-    bounds = (
-        {"min_diff": policy.min_diff, "max_diff": policy.max_diff}
-        if isinstance(policy, RateLimiter)
-        else {}
-    )
-    return {"policy": type(policy).__name__, "given": given, **bounds}
-
-
-def policy_from_json(stored: dict[str, Any] | None) -> Policy | None:
-    """Return the policy of what `policy_to_json` made; None of none."""
-    if not stored or "policy" not in stored:
+def policy_to_json(policy: Policy | None) -> dict[str, Any] | None:
+    """Return a policy as JSON: its type and what it was made with."""
+    if policy is None:
         return None
-    return POLICIES[stored["policy"]](**stored["given"])
+    given = {name: value for name, value in vars(policy).items() if value != math.inf}
+    return {"type": type(policy).__name__, **given}
 
 
-def check_policy(policy: Any) -> None:
-    """Raise unless it is a policy or None."""
-    if policy is not None and not isinstance(policy, (RateLimiter, RatioWindow)):
+def rate_limiter_of(given: Any) -> Policy | None:
+    """Return a policy that is given as such, or as the JSON that `policy_to_json` makes.
+
+    Raises:
+        BufferConfigError: Anything else.
+    """
+    if isinstance(given, dict) and given.get("type") in POLICIES:
+        numbers = {name: value for name, value in given.items() if name != "type"}
+        try:
+            return POLICIES[given["type"]](**numbers)
+        except TypeError as error:
+            raise BufferConfigError(f"rate_limiter: {error}, got {given!r}") from None
+    if given is not None and not isinstance(given, (RateLimiter, RatioWindow)):
         raise BufferConfigError(
-            f"rate_limiter is a RateLimiter, a RatioWindow or None, got {policy!r:.100}"
+            f"rate_limiter is a RateLimiter, a RatioWindow or None, got {given!r:.100}"
         )
+    return given
 
 
 def _number(name: str, value: Any, *, above: float | None = None) -> float:

@@ -3,6 +3,7 @@
 import typer
 
 from sqlbuffer.cli.commands import (
+    create,
     db,
     delete,
     info,
@@ -38,6 +39,7 @@ app.command("show", cls=WordLast, epilog=show.EPILOG)(show.show)
 app.command("sql", cls=WordLast, epilog=run_sql.EPILOG)(run_sql.sql)
 app.command("sample", epilog=sample.EPILOG)(sample.sample)
 app.command("watch", epilog=watch.EPILOG)(watch.watch)
+app.command("create", cls=WordLast, epilog=create.EPILOG)(create.create)
 app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
 app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)

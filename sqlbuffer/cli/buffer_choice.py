@@ -28,7 +28,7 @@ def chosen_buffer(url: str | None, name: str | None) -> str:
     from sqlbuffer.storage.migrations import status
 
     status.check(url)
-    names = [info.name for info in catalog.list_buffers(url)]
+    names = catalog.list_buffers(url)
     if not names:
         raise BufferNotFoundError(
             f"{shown_url(url)} has no buffers yet; a program makes one with "

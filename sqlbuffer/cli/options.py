@@ -118,7 +118,7 @@ def database(url: str | None, *, may_be_new: bool = False) -> str | None:
 
 
 def database_and_word(
-    first: str | None, second: str | None, question: str
+    first: str | None, second: str | None, question: str, *, may_be_new: bool = False
 ) -> tuple[str | None, str]:
     """Return the URL and the word of `[URL] WORD`.
 
@@ -126,15 +126,16 @@ def database_and_word(
         first: The first word given.
         second: The second one.
         question: What to say where the word is missing.
+        may_be_new: The command makes a file that is missing.
 
     Raises:
         UsageError: The word is missing.
     """
     if second is not None:
-        return database(first), second
+        return database(first, may_be_new=may_be_new), second
     if first is None or is_database(first):
         raise UsageError(question)
-    return database(None), first
+    return database(None, may_be_new=may_be_new), first
 
 
 def database_and_optional_word(

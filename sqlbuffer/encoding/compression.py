@@ -23,14 +23,22 @@ def check_compression(name: str | None) -> None:
         BufferConfigError: An unknown name.
         MissingExtraError: Its package is not installed.
     """
-    if name is None:
-        return
-    if name not in NAMES:
+    if known_compression(name) is not None:
+        _zstandard()
+
+
+def known_compression(name: str | None) -> str | None:
+    """Return the name of a compression, or None.
+
+    Raises:
+        BufferConfigError: An unknown name.
+    """
+    if name is not None and name not in NAMES:
         raise BufferConfigError(
             f"compression is one of {', '.join(NAMES)}, or omitted, got {name!r}; a later release "
             f"may know more"
         )
-    _zstandard()
+    return name
 
 
 def compress(rows: Sequence[Bytes | None]) -> list[Bytes | None]:

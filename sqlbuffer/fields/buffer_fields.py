@@ -1,32 +1,39 @@
 """The typed fields that a buffer declares for its steps, episodes and observations."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE, is_json_dtype
 from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.strict_models import StrictModel, Verbatim
 
 # Other arguments of the calls that store an episode with its meta.
 RESERVED_META = ("arrays", "final", "casting", "self")
 MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
 
 
-def parse_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
+def parse_specs(given: Any) -> dict[str, FieldSpec]:
     """Return the declared fields by name, in the order of their declaration.
+
+    Args:
+        given: A dict of declarations, or the list that `Fields` makes of them in JSON: objects do
+            not keep their order everywhere.
 
     Raises:
         FieldError: A malformed declaration; names the field.
     """
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
+    if isinstance(given, list) and all(isinstance(each, dict) and "name" in each for each in given):
+        specs = {each["name"]: FieldSpec.from_json(each["name"], each) for each in given}
+    elif isinstance(given, Mapping):
+        specs = {str(name): _parsed(name, spec) for name, spec in given.items()}
+    else:
         raise FieldError(
             f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {given!r}"
         )
-    specs = {str(name): FieldSpec.parse(name, spec) for name, spec in given.items()}
     sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
     if sum(sizes.values()) > MAX_ROW_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -37,11 +44,16 @@ def parse_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
     return specs
 
 
+def _parsed(name: object, given: Any) -> FieldSpec:
+    is_one = isinstance(given, FieldSpec) and given.name == name
+    return given if is_one else FieldSpec.parse(name, given)
+
+
 def _n_items(shape: tuple[int, ...]) -> int:
     return math.prod(n for n in shape if n != VARIABLE)
 
 
-def parse_meta_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
+def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
     """Return the declared fields of an episode; as `parse_specs`.
 
     Raises:
@@ -65,109 +77,111 @@ def parse_meta_specs(given: Mapping[str, Any] | None) -> dict[str, FieldSpec]:
     return specs
 
 
-@dataclass(frozen=True)
-class Fields:
-    """The typed fields of a buffer.
-
-    Attributes:
-        specs: The fields of a step by name, in the order of their declaration.
-        observations: The names of the fields that make an observation.
-        meta: The fields of an episode by name.
-        unsaid: The parts that were not given; the stored ones are used for them.
-    """
-
-    specs: Mapping[str, FieldSpec]
-    observations: tuple[str, ...] = ()
-    meta: Mapping[str, FieldSpec] = field(default_factory=dict)
-    unsaid: frozenset[str] = field(default=frozenset(), compare=False)
-
-    @classmethod
-    def parse(
-        cls,
-        given: Mapping[str, Any] | None,
-        observations: Sequence[str] | None = None,
-        meta: Mapping[str, Any] | None = None,
-    ) -> "Fields":
-        """Return the declared fields; without `observations` an observation is the field `obs`.
-
-        Raises:
-            FieldError: A malformed declaration, an unknown observation field, or a name that is
-                declared twice.
-        """
-        specs, meta_specs = parse_specs(given), parse_meta_specs(meta)
-        if double := set(specs) & set(meta_specs):
-            raise FieldError(
-                f"field {min(double)!r} is declared in fields and in meta_fields; rename one"
-            )
-        named = {"specs": given, "observations": observations, "meta": meta}
-        unsaid = frozenset(part for part, value in named.items() if value is None)
-        if isinstance(observations, str):
-            observations = (observations,)
-        if observations is None:
-            observations = [name for name in specs if name == "obs"]
-        for name in observations:
-            if name not in specs:
-                raise FieldError(
-                    f"observation field {name!r} is not declared; declared are "
-                    f"{', '.join(specs) or 'none'}"
-                )
-        return cls(specs, tuple(observations), meta_specs, unsaid)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON: a list, since objects do not keep their order everywhere."""
-        found = {"fields": _listed(self.specs), "observations": list(self.observations)}
-        return {**found, "meta": _listed(self.meta)} if self.meta else found
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Fields":
-        """Return the fields that `to_json` wrote."""
-        specs, meta = (
-            {each["name"]: FieldSpec.from_json(each["name"], each) for each in stored.get(part, ())}
-            for part in ("fields", "meta")
-        )
-        return cls(specs, tuple(stored["observations"]), meta)
-
-    @property
-    def comparable(self) -> dict[str, bool]:
-        """Whether conditions can use each of them."""
-        return {name: spec.column for name, spec in self.specs.items()}
+def _names(given: Any) -> Any:
+    return (given,) if isinstance(given, str) else given
 
 
 def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
     return [{"name": name, **spec.to_json()} for name, spec in specs.items()]
 
 
-NO_FIELDS = Fields({})
+_ToJson = PlainSerializer(_listed, return_type=list[dict[str, Any]])
 
 
-def check_same(given: Fields, stored: Fields) -> None:
-    """Raise FieldError unless two declarations are the same.
+class Fields(StrictModel):
+    """The typed fields of a buffer.
 
-    The message names the first field that differs and both of its declarations.
+    Attributes:
+        specs: The fields of a step by name, in the order of their declaration. A declaration is a
+            dtype, `(dtype, shape)`, `(dtype, shape, default)`, or a dict of `dtype`, `shape`,
+            `default` and `column`.
+        observations: The names of the fields that make an observation; `obs` by default.
+        meta: The fields of an episode by name: numbers, booleans, texts and small arrays of them.
+
+    Raises:
+        FieldError: A malformed declaration, an unknown observation field, or a name that is
+            declared twice.
+
+    Example:
+        >>> Fields(specs={"obs": ("float32", (4,)), "action": "int64"})
+        Fields(obs float32(4,), action int64; observed: obs)
     """
-    if "specs" not in given.unsaid:
-        _check_same_specs("field", given.specs, stored.specs)
-    if "meta" not in given.unsaid:
-        _check_same_specs("meta field", given.meta, stored.meta)
-    observations = set(given.observations), set(stored.observations)
-    if "observations" not in given.unsaid and observations[0] != observations[1]:
-        raise FieldError(
-            f"the observation fields are stored as {list(stored.observations)}, and were given as "
-            f"{list(given.observations)}; leave them out to use what is stored"
-        )
 
+    specs: Annotated[Mapping[str, FieldSpec], PlainValidator(parse_specs), _ToJson] = Field(
+        default_factory=dict
+    )
+    observations: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        default_factory=lambda found: ("obs",) if "obs" in found.get("specs", ()) else ()
+    )
+    meta: Annotated[Mapping[str, FieldSpec], PlainValidator(parse_meta_specs), _ToJson] = Field(
+        default_factory=dict
+    )
 
-def _check_same_specs(
-    what: str, given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
-) -> None:
-    for name in dict.fromkeys([*stored, *given]):
-        left, right = given.get(name), stored.get(name)
-        if left != right:
+    @model_validator(mode="after")
+    def _check(self) -> "Fields":
+        if double := set(self.specs) & set(self.meta):
             raise FieldError(
-                f"{what} {name!r} is stored as {_described(right)}, and was given as "
-                f"{_described(left)}; leave the fields out to use what is stored, or give the "
+                f"field {min(double)!r} is declared in fields and in meta_fields; rename one"
+            )
+        for name in self.observations:
+            if name not in self.specs:
+                raise FieldError(
+                    f"observation field {name!r} is not declared; declared are "
+                    f"{', '.join(self.specs) or 'none'}"
+                )
+        return self
+
+    @property
+    def comparable(self) -> dict[str, bool]:
+        """Whether conditions can use each of them."""
+        return {name: spec.column for name, spec in self.specs.items()}
+
+    def differences(self, stored: "Fields") -> list[str]:
+        """Return how these fields differ from stored ones, a line each; parts that were not given
+        are not compared.
+        """
+        found = []
+        if "specs" in self.model_fields_set:
+            found += _different_specs("field", self.specs, stored.specs)
+        if "meta" in self.model_fields_set:
+            found += _different_specs("meta field", self.meta, stored.meta)
+        is_given = "observations" in self.model_fields_set
+        if is_given and set(self.observations) != set(stored.observations):
+            found.append(
+                f"the observation fields are stored as {list(stored.observations)}, and were given "
+                f"as {list(self.observations)}"
+            )
+        return found
+
+    def check_same(self, stored: "Fields") -> None:
+        """Raise FieldError unless what was given of these fields is what is stored."""
+        if found := self.differences(stored):
+            raise FieldError(
+                f"{'; '.join(found)}; leave the fields out to use what is stored, or give the "
                 f"buffer another name"
             )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        parts = {"": self.specs, "meta: ": self.meta}
+        shown = [
+            f"{what}{', '.join(f'{name} {spec}' for name, spec in specs.items())}"
+            for what, specs in parts.items()
+            if specs
+        ]
+        if self.observations:
+            shown.append(f"observed: {', '.join(self.observations)}")
+        yield None, Verbatim("; ".join(shown))
+
+
+def _different_specs(
+    what: str, given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
+) -> list[str]:
+    return [
+        f"{what} {name!r} is stored as {_described(stored.get(name))}, and was given as "
+        f"{_described(given.get(name))}"
+        for name in dict.fromkeys([*stored, *given])
+        if given.get(name) != stored.get(name)
+    ]
 
 
 def _described(spec: FieldSpec | None) -> str:

@@ -111,15 +111,21 @@ class FieldSpec:
 
     @classmethod
     def from_json(cls, name: str, stored: Mapping[str, Any]) -> "FieldSpec":
-        """Return the field that `to_json` wrote."""
-        default = stored.get("default")
-        return cls(
-            name,
-            np.dtype(stored["dtype"]),
-            tuple(stored["shape"]),
-            None if default is None else (tuple(default[0]), bytes.fromhex(default[1])),
-            bool(stored.get("column", False)),
-        )
+        """Return the field that `to_json` wrote, or of JSON that was written by hand.
+
+        Raises:
+            FieldError: Anything else; names the field.
+        """
+        given = {part: value for part, value in stored.items() if part != "name"}
+        parts = declared_parts(name, given)
+        default: Any = parts.get("default")
+        if default is not None and not _is_encoded(default):
+            return cls.parse(name, given)
+        dtype = parse_dtype(name, parts["dtype"])
+        if default is not None:
+            default = _decoded(name, dtype, *default)
+        shape = parse_shape(name, parts.get("shape", ()))
+        return cls(name, dtype, shape, default, parts.get("column") is True)
 
     def cast(self, value: Any, *, casting: str = "same_kind") -> NDArray[Any]:
         """Return the value of one row as this field holds it; always a copy.
@@ -162,6 +168,20 @@ class FieldSpec:
         if casting == "same_kind" and self.dtype.kind in "fc":
             _check_finite(self, array, cast)
         return cast
+
+
+def _is_encoded(default: Any) -> bool:
+    return isinstance(default, list) and [type(part) for part in default] == [list, str]
+
+
+def _decoded(
+    name: str, dtype: np.dtype[Any], shape: list[int], raw: str
+) -> tuple[tuple[int, ...], bytes]:
+    try:
+        np.frombuffer(bytes.fromhex(raw), dtype).reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise FieldError(f"field {name!r}: the default {raw!r:.40} is damaged: {error}") from None
+    return tuple(shape), bytes.fromhex(raw)
 
 
 def check_casting(casting: str) -> None:

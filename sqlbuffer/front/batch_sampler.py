@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlbuffer.arguments import (
-    MAX_LIMIT,
     check_batch_size,
     check_sufficient,
     described,
     ineligible_rows,
 )
+from sqlbuffer.config.setting_checks import MAX_LIMIT
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler

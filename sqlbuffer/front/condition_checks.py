@@ -15,7 +15,7 @@ class Conditions:
     """
 
     def __init__(self, info: BufferInfo) -> None:
-        self._comparable = info.fields.comparable
+        self._comparable = info.config.fields.comparable
 
     def node(self, condition: Condition, query_condition: Condition = None) -> Node:
         """Return a condition checked; it has two names."""

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sqlbuffer.arguments import MAX_LIMIT, checked_seconds, checked_wait
+from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds, checked_wait
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
@@ -235,7 +235,7 @@ class Leasing:
         lease_s: float,
     ) -> Lease:
         """Return a lease that is taken by a `with` block; see `ReplayBuffer.lease`."""
-        if not self._store.info.leases:
+        if not self._store.info.config.leases.enabled:
             raise BufferConfigError(
                 f"buffer {self._store.info.name!r} was made without leases; make one with "
                 f"ReplayBuffer(..., leases=True)"

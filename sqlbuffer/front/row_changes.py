@@ -88,7 +88,7 @@ class RowChanges:
 
     def update_priorities(self, seqs: Any, priorities: Any, eps: float) -> PriorityUpdate:
         """Set the priorities of rows."""
-        check_kept(self._store.info.priorities)
+        check_kept(self._store.info.config.priorities.enabled)
         numbers = checked_seqs(seqs)
         reals = np.array(checked_priorities(priorities, len(numbers), "priorities"))
         reals = reals + checked_eps(eps)
@@ -110,6 +110,6 @@ class RowChanges:
         """Put rows back into sampling; return how many."""
         n_released = self._store.retention.release(self._conditions.rows(rows, "release"))
         info = self._store.info
-        if info.leases and info.max_use is not None:
+        if info.config.leases.enabled and info.config.sampling.max_use is not None:
             retire(self._store)  # those that were used up meanwhile
         return n_released

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from sqlbuffer.arguments import MAX_LIMIT
+from sqlbuffer.config.setting_checks import MAX_LIMIT
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.steps.data_rows import DataRow

@@ -32,12 +32,11 @@ class StepWriter:
 
     Args:
         store: The buffer.
-        flush_s: How long a step of an open episode waits at most before it is stored.
     """
 
-    def __init__(self, store: BufferStore, flush_s: float) -> None:
-        self._store, self.flush_s = store, flush_s
-        self._queue = WriteQueue(self._write, flush_s, store.pacer.admit)
+    def __init__(self, store: BufferStore) -> None:
+        self._store = store
+        self._queue = WriteQueue(self._write, store.options.flush_s, store.pacer.admit)
 
     def store_rows(
         self,
@@ -50,13 +49,13 @@ class StepWriter:
         """Store rows; fields to `ignore` make no conflict."""
         info = self._store.info
         if priority is not None:
-            check_kept(info.priorities)
+            check_kept(info.config.priorities.enabled)
         if not rows:
             return StoreResult(0, 0, 0)
-        if info.fields.specs:
+        if info.config.fields.specs:
             raise FieldError(
                 f"buffer {info.name!r} has typed fields "
-                f"({', '.join(info.fields.specs)}); store rows with extend({{...}})"
+                f"({', '.join(info.config.fields.specs)}); store rows with extend({{...}})"
             )
         records = encode_rows(rows, model_version, priority)
         if session_id is not None:
@@ -67,7 +66,7 @@ class StepWriter:
         """Store one row given by its fields."""
         ignore = frozenset() if "execute_time" in given else MADE_TIME
         priority = given.pop("priority", None)
-        row = row_of(given, self._store.info.fields.specs)
+        row = row_of(given, self._store.info.config.fields.specs)
         return self.store_rows([row], priority=priority, ignore=ignore)
 
     def extend(
@@ -113,7 +112,7 @@ class StepWriter:
             pack_final(store.observation_layout, final, casting),
             checked_reward(episode_reward, "episode_reward"),
         )
-        text = encode_meta(meta, store.info.fields.meta, casting)
+        text = encode_meta(meta, store.info.config.fields.meta, casting)
         metas = {} if text is None else {(key, task): text}
         whole = None if episode_id is None else (key, task)
         return self._insert(WriteBatch(records, MADE_TIME, [ending], metas, whole))
@@ -137,7 +136,12 @@ class StepWriter:
             store.writer.begin_episode(beginning)
         layouts = (store.layout, store.observation_layout)
         return EpisodeWriter(
-            layouts, self._queue, beginning, casting, store.info.priorities, row_limit(store.info)
+            layouts,
+            self._queue,
+            beginning,
+            casting,
+            store.info.config.priorities.enabled,
+            row_limit(store.info.config),
         )
 
     def beginning(
@@ -157,7 +161,7 @@ class StepWriter:
         version = None if model_version is None else encode_step(model_version, "model_version")
         session = None if session_id is None else checked_session(session_id)
         check_casting(casting)
-        text = encode_meta(meta, self._store.info.fields.meta, casting)
+        text = encode_meta(meta, self._store.info.config.fields.meta, casting)
         return EpisodeStart(key, task, agent, version, text, session)
 
     def flush(self) -> None:
@@ -167,14 +171,14 @@ class StepWriter:
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return columns; priorities are for buffers that have some."""
         if columns.get("priority") is not None:
-            check_kept(self._store.info.priorities)
+            check_kept(self._store.info.config.priorities.enabled)
         return columns
 
     def _insert(self, batch: WriteBatch) -> StoreResult:
         """Check the sizes of rows, compress them, and store them."""
         if not batch.records:
             return StoreResult(0, 0, 0)
-        check_row_sizes(batch.records, row_limit(self._store.info))
+        check_row_sizes(batch.records, row_limit(self._store.info.config))
         result = self._store.writer.store(self._prepared(batch))
         if result.conflicts:
             logger.warning(

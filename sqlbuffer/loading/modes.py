@@ -81,26 +81,26 @@ class LoaderOptions:
     def source(self, store: BufferStore) -> BatchSource:
         """Return what is read of a buffer."""
         if not self.is_drawn:
-            check_drawn(store.info.name, store.info.max_use, "a pass")
-        node = check(self.condition, store.info.fields.comparable)
+            check_drawn(store.info.name, store.info.config.sampling.max_use, "a pass")
+        node = check(self.condition, store.info.config.fields.comparable)
         return BatchSource(store, node, self._reader(store))
 
     def _reader(self, store: BufferStore) -> BatchReader:
-        own: dict[str, Any]
-        info, own = store.info, {"names": self.fields, "compression": store.info.compression}
+        config = store.info.config
+        own: dict[str, Any] = {"names": self.fields, "compression": config.payloads.compression}
         if self.mode == "step":
-            checked_step_names(info.fields, self.fields, "steps")
-            return StepReader(info.fields, **own)
+            checked_step_names(config.fields, self.fields, "steps")
+            return StepReader(config.fields, **own)
         if self.mode == "trajectory":
             partial = bool(self.include_partial)
-            return TrajectoryReader(info.fields, include_partial=partial, **own)
+            return TrajectoryReader(config.fields, include_partial=partial, **own)
         if self.mode == "window":
             length: Any = self.length  # None is refused with the rest
             return WindowReader(
-                info.fields, length, self.burn_in, self.stride, stack=self.stack, **own
+                config.fields, length, self.burn_in, self.stride, stack=self.stack, **own
             )
         return TransitionReader(
-            info.fields,
+            config.fields,
             int(self.n_step),
             float(self.gamma),
             stack=self.stack,

@@ -160,11 +160,11 @@ class BatchDraws:
             FlowControlError: The rate limiter did not let the batch out in time.
         """
         info = self.buffer.info
-        if info.leases and info.max_use is not None:
+        if info.config.leases.enabled and info.config.sampling.max_use is not None:
             raise BufferConfigError(
                 f"buffer {info.name!r} hands out its rows by lease(), which counts their uses "
-                f"(leases=True with max_use={info.max_use}); use buffer.lease(n), or a buffer "
-                f"without max_use"
+                f"(leases=True with max_use={info.config.sampling.max_use}); use "
+                f"buffer.lease(n), or a buffer without max_use"
             )
         if getattr(sampler, "reads_priorities", False):
             self._priorities.summarize_due(self._source)

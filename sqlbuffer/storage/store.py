@@ -3,11 +3,13 @@
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
+from sqlbuffer.config.connection import DEFAULT_CONNECTION
+from sqlbuffer.config.connection import Connection as OpenerOptions
+from sqlbuffer.encoding.compression import check_compression
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
-from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, OpenBuffer, OpenerOptions
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.sessions import Sessions
 from sqlbuffer.storage.database.engine import (
     close_idle,
@@ -57,11 +59,13 @@ class BufferStore(OpenBuffer):
         engine: Engine | None = None,
         *,
         made_engine: bool = False,
-        options: OpenerOptions = DEFAULT_OPTIONS,
+        options: OpenerOptions = DEFAULT_CONNECTION,
     ) -> None:
         super().__init__(url, info, engine, made_engine=made_engine, options=options)
         self.priorities = PriorityKeeping(self)
-        self.source = CandidateSource(self, self.priorities.of if info.priorities else None)
+        self.source = CandidateSource(
+            self, self.priorities.of if info.config.priorities.enabled else None
+        )
         self.rows = RowQueries(self, self.source)
         self.pacer = Pacer(self)
         self.uses = UseCounting(self, self.source.restrictions)
@@ -81,18 +85,23 @@ class BufferStore(OpenBuffer):
         cls,
         url: str | URL | Engine | None,
         name: str,
+        config: BufferConfig = DEFAULT_CONFIG,
         *,
-        limits: Limits,
         create: bool | None,
-        fields: Fields | None = None,
-        compression: str | None = None,
-        options: OpenerOptions = DEFAULT_OPTIONS,
+        options: OpenerOptions = DEFAULT_CONNECTION,
         layout: str | None = None,
     ) -> "BufferStore":
         """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`).
 
-        A new one has that layout; one that is there may have another.
+        Args:
+            url: The database.
+            name: The buffer.
+            config: What a new buffer is made with. Of a stored one what is given is compared.
+            create: See `ReplayBuffer`.
+            options: What the opener chose.
+            layout: The layout of a new buffer; a stored one may have another.
         """
+        check_compression(config.payloads.compression)
         resolved = resolve_url(url)
         engine = own_engine(url, resolved)
 
@@ -100,16 +109,9 @@ class BufferStore(OpenBuffer):
             with translated(resolved):
                 used = engine if engine is not None else engine_for(resolved)
                 ensure_schema(used, resolved, create)
+                may_create = create is not False
                 return catalog.open_buffer(
-                    used,
-                    resolved,
-                    name,
-                    limits,
-                    fields,
-                    compression,
-                    options.alpha,
-                    layout,
-                    may_create=create is not False,
+                    used, resolved, name, config, options.alpha, layout, may_create=may_create
                 )
 
         found = retried_at_opening(

@@ -56,6 +56,7 @@ def test_every_listing_prints_the_four_formats(run, name):
         ("show", "[URL] TASK"),
         ("sql", "[URL] SELECT"),
         ("resize", "[URL] N|unlimited"),
+        ("create", "[URL] NAME"),
         ("info", "[URL]"),
     ],
 )

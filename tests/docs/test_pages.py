@@ -44,6 +44,7 @@ READ = {
     "docs/quickstart.md",
     "docs/sampling.md",
     "docs/schema.md",
+    "docs/settings.md",
     "docs/stacks.md",
     "docs/staleness.md",
     "docs/transitions.md",
@@ -110,6 +111,35 @@ def test_stacks(read):
     whole = page.names["buffer"].sample_transitions(300, n_step=3, stack={"obs": 4, "action": 3})
     assert whole.action.shape == (300, 3)
     assert whole.obs.dtype == whole.next_obs.dtype == np.uint8
+
+
+def test_settings(read):
+    page = read("docs/settings.md")
+    stored = page.names["config"]
+    assert ReplayBuffer("sqlite:///other.db", "train", create=False).config == stored
+    assert ReplayBuffer(SQLITE_URL, "small").max_capacity == 50
+
+
+def test_settings_names_each_setting_with_its_group_and_default():
+    from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, PLACES
+    from sqlbuffer.config.connection import DEFAULT_CONNECTION
+
+    stored, own = (
+        re.findall(r"^\|.*`.*\|$", part, re.MULTILINE)
+        for part in text_of("docs/settings.md").split("## What an opener chooses")
+    )
+    assert len(stored) == len(PLACES)
+    group = ""
+    for line, (setting, (group_of, name)) in zip(stored, PLACES.items(), strict=True):
+        first, second, default, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        group = first.strip("`") or group
+        shown = f"`{setting}`" if name == setting else f"`{setting}` (`{name}`)"
+        assert (group, second) == (group_of, shown)
+        value = DEFAULT_CONFIG.settings()[setting]
+        words = {"None": ("unlimited", "none"), "{}": ("none",), "()": ("`obs`",)}
+        number = f"{value:,.10g}" if type(value) in (int, float) else f"`{value}`"
+        assert default in words.get(str(value), (str(value), number))
+    assert [line.split("`")[1] for line in own] == list(type(DEFAULT_CONNECTION).model_fields)
 
 
 def test_pacing(read):

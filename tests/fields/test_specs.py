@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import Fields, check_same, parse_specs
+from sqlbuffer.fields.buffer_fields import Fields, parse_specs
 from sqlbuffer.fields.specs import FieldSpec
 
 F32 = np.float32
@@ -104,8 +104,8 @@ def test_names_that_a_batch_uses_itself_are_refused(name):
 
 
 def test_fields_that_differ_from_the_stored_ones_are_named_with_both_declarations():
-    stored = Fields.parse({"obs": ("float32", (4,)), "action": "int64"})
-    check_same(Fields.parse({"action": "int64", "obs": ("float32", (4,))}), stored)
+    stored = Fields(specs={"obs": ("float32", (4,)), "action": "int64"})
+    Fields(specs={"action": "int64", "obs": ("float32", (4,))}).check_same(stored)
     for declared, message in [
         ({"obs": ("float32", (5,)), "action": "int64"}, r"'obs'.*float32\(4,\).*float32\(5,\)"),
         ({"obs": ("float32", (4,))}, "'action' is stored as int64, and was given as nothing"),
@@ -113,7 +113,7 @@ def test_fields_that_differ_from_the_stored_ones_are_named_with_both_declaration
         ({"obs": ("float32", (4,)), "action": "int64", "z": "i1"}, "'z' is stored as nothing"),
     ]:
         with pytest.raises(FieldError, match=message):
-            check_same(Fields.parse(declared), stored)
+            Fields(specs=declared).check_same(stored)
     with pytest.raises(FieldError, match="as a dict"):
         parse_specs([("obs", "float32")])
 
@@ -264,15 +264,15 @@ def test_a_buffer_without_fields_has_empty_records():
 
 def test_an_observation_is_made_of_the_field_obs_unless_something_else_is_said():
     declared = {"obs": "f4", "camera": ("u1", (2,)), "action": "i8"}
-    assert Fields.parse(declared).observations == ("obs",)
-    assert Fields.parse({"action": "i8"}).observations == ()
-    both = Fields.parse(declared, ["obs", "camera"])
+    assert Fields(specs=declared).observations == ("obs",)
+    assert Fields(specs={"action": "i8"}).observations == ()
+    both = Fields(specs=declared, observations=["obs", "camera"])
     assert both.observations == ("obs", "camera")
-    assert Fields.from_json(both.to_json()) == both
+    assert Fields.model_validate_json(both.model_dump_json()) == both
     with pytest.raises(FieldError, match=r"observation field 'image' is not declared.*obs, camera"):
-        Fields.parse(declared, "image")
+        Fields(specs=declared, observations="image")
     with pytest.raises(FieldError, match=r"stored as \['obs', 'camera'\].*given as \['obs'\]"):
-        check_same(Fields.parse(declared, "obs"), both)
+        Fields(specs=declared, observations="obs").check_same(both)
 
 
 @pytest.mark.parametrize(
@@ -313,10 +313,10 @@ def test_integers_beyond_what_numpy_guesses_are_taken_as_they_are():
 
 def test_what_an_observation_is_made_of_need_not_be_said_again():
     declared = {"a": "f4", "b": "f4"}
-    stored = Fields.parse(declared, ["a"])
-    check_same(Fields.parse(declared), stored)
+    stored = Fields(specs=declared, observations=["a"])
+    Fields(specs=declared).check_same(stored)
     with pytest.raises(FieldError, match="observation fields are stored"):
-        check_same(Fields.parse(declared, ["b"]), stored)
+        Fields(specs=declared, observations=["b"]).check_same(stored)
 
 
 def test_a_row_too_large_for_the_databases_is_refused():

@@ -31,7 +31,7 @@ def decoding(store):
 
 def stored(store, n=4):
     rows = [make_row(task=i % 2, step=i) for i in range(n)]
-    result = StepWriter(store, 1.0).store_rows(rows)
+    result = StepWriter(store).store_rows(rows)
     assert (result.inserted, result.duplicates, result.conflicts) == (n, 0, 0)
     return rows, result
 
@@ -40,7 +40,7 @@ def test_the_writer_returns_the_number_of_each_id(store):
     rows, result = stored(store)
     assert list(result.seqs) == [row.id for row in rows]
     assert sorted(result.seqs.values()) == [1, 2, 3, 4]
-    again = StepWriter(store, 1.0).store_rows([*rows, make_row(step=9)])
+    again = StepWriter(store).store_rows([*rows, make_row(step=9)])
     assert (again.inserted, again.duplicates) == (1, 4)
     assert {id_: again.seqs[id_] for id_ in result.seqs} == result.seqs
 

@@ -2,7 +2,7 @@
 
 import re
 
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S, WAIT_S
+from sqlbuffer.config.connection import DEFAULT_CONNECTION
 from sqlbuffer.storage.database import engine, transactions, vacuum
 from sqlbuffer.storage.flow import limiters, pacing
 from sqlbuffer.storage.inspect.buffer_stats import MOST_ROWS
@@ -13,7 +13,7 @@ from tests.docs.pages import SERVER_URL, text_of
 
 def test_pacing_gives_the_figures_that_the_code_has():
     text = " ".join(text_of("docs/pacing.md").split())
-    assert f"{WAIT_S:.0f} seconds unless it is given" in text
+    assert f"{DEFAULT_CONNECTION.wait_s:.0f} seconds unless it is given" in text
     assert f"waits when {write_queue.MAX_ROWS:,} are waiting" in text
     assert (pacing.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
 
@@ -34,7 +34,7 @@ def test_many_writers_gives_the_limits_and_sizes_that_the_code_has():
     assert f"`lock_timeout` | {transactions.LOCK_TIMEOUT_S} s |" in text
     assert f"`statement_timeout` | {transactions.STATEMENT_TIMEOUT_S // 60} minutes |" in text
     assert f"idle_in_transaction_session_timeout` | {transactions.IDLE_TIMEOUT_S} s |" in text
-    assert f"`retry_s` seconds ({RETRY_S:.0f} unless" in text
+    assert f"`retry_s` seconds ({DEFAULT_CONNECTION.retry_s:.0f} unless" in text
     assert f"no turn for {engine.BUSY_TIMEOUT_S:.0f} s" in text
     assert f"more dead rows than {vacuum.MIN_DEAD_ROWS:,} and than a fifth" in text
     assert vacuum.MAX_DEAD_PER_LIVE == 1 / 5

@@ -13,9 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine
 
-from sqlbuffer import ReplayBuffer
-from sqlbuffer.fields.buffer_fields import Fields
-from sqlbuffer.storage.buffers.limits import Limits
+from sqlbuffer import BufferConfig, ReplayBuffer
 from sqlbuffer.storage.database import engine
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
@@ -135,8 +133,6 @@ def keep_blocks(buffer: ReplayBuffer) -> None:
     buffer._store.priorities.upkeep.is_known = True
 
 
-def open_store(url: str, **limits: Any) -> BufferStore:
+def open_store(url: str, **settings: Any) -> BufferStore:
     """Open a buffer without a `ReplayBuffer`, for tests of its parts alone."""
-    fields = limits.pop("fields", None)
-    declared = None if fields is None else Fields.parse(fields, None, None)
-    return BufferStore.open(url, "default", limits=Limits(**limits), create=True, fields=declared)
+    return BufferStore.open(url, "default", BufferConfig.of(**settings), create=True)

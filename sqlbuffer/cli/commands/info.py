@@ -1,10 +1,14 @@
 """`sqlbuffer info`: show what a database holds."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from sqlbuffer.cli.buffer_choice import opened
+from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.formats import Format, chosen, note, write
-from sqlbuffer.cli.options import Csv, Exact, Json, Ndjson, Url, database, example
+from sqlbuffer.cli.options import BufferName, Csv, Exact, Json, Ndjson, Url, database, example
 from sqlbuffer.cli.overviews import for_people, note_if_measured
 
 # The table leaves these out if no buffer has a value of them.
@@ -12,7 +16,11 @@ _RARE = (
     "expired", "used_up", "other_session", "partial", "leased", "quarantined", "clock",
     "max_staleness", "max_use", "min_size", "alpha",
 )  # fmt: skip
-EPILOG = example("sqlbuffer info sqlite:///replay.db", "sqlbuffer info replay.db --json")
+EPILOG = example(
+    "sqlbuffer info sqlite:///replay.db",
+    "sqlbuffer info replay.db --json",
+    "sqlbuffer info replay.db --config --buffer cartpole > settings.json",
+)
 
 
 def info(
@@ -21,11 +29,26 @@ def info(
     json: Json = False,
     csv: Csv = False,
     ndjson: Ndjson = False,
+    buffer: BufferName = None,
+    config: Annotated[
+        bool,
+        typer.Option(
+            "--config", help="Print the settings of a buffer as JSON, for `sqlbuffer create`."
+        ),
+    ] = False,
 ) -> None:
     """Show what a database is and all there is to know of its buffers.
 
     Times are UTC. In a file or a pipe tables are not cut. `sqlbuffer ls` says less, and sooner.
     """
+    if config:
+        if json or csv or ndjson or exact:
+            raise UsageError("--config prints JSON of its own; leave out the other options")
+        with opened(database(url), buffer) as one:
+            typer.echo(one.config.model_dump_json(indent=2))
+        return
+    if buffer is not None:
+        raise UsageError("--buffer goes with --config; `sqlbuffer info URL` shows all buffers")
     from sqlbuffer.cli.terminal import console, shown_url
     from sqlbuffer.storage.database.sizes import shown_size
     from sqlbuffer.storage.inspect import listings

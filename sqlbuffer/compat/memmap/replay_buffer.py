@@ -30,7 +30,6 @@ from sqlbuffer.compat.memmap.slots.opening import (
 from sqlbuffer.compat.memmap.slots.slot_reader import checked_index
 from sqlbuffer.compat.memmap.slots.store_calls import StoreCalls
 from sqlbuffer.compat.memmap.slots.update_calls import UpdateCalls
-from sqlbuffer.fields.buffer_fields import check_same
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots
 from sqlbuffer.storage.extensions.slots.slot_writers import register
 from sqlbuffer.storage.store import BufferStore
@@ -126,7 +125,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         else:
             with roles_in_errors(folder):
                 store = open_or_make(folder, name, config, core, overwrite)
-        check_same(core, store.info.fields)
+        core.check_same(store.info.config.fields)
         self._set_up(folder, store, config, read_only, flush_every_store_step, cache_bytes)
 
     @classmethod

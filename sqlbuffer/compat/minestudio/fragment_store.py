@@ -77,7 +77,7 @@ class FragmentStore:
     def check_size(self, record: Record) -> None:
         """Raise where a fragment is larger than the buffer takes."""
         try:
-            check_row_sizes([record], row_limit(self._store.info), "")
+            check_row_sizes([record], row_limit(self._store.info.config), "")
         except FieldError as error:
             raise FragmentError(str(error)) from None
 

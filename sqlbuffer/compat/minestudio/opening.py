@@ -6,7 +6,6 @@ from sqlbuffer.compat.minestudio import argument_checks
 from sqlbuffer.compat.minestudio.config import Config, folder_of, location
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, StorageUnreachableError
-from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.extensions.fragments import pool
 from sqlbuffer.storage.extensions.fragments.versions import clear
 from sqlbuffer.storage.extensions.tables import FRAGMENTS
@@ -49,7 +48,7 @@ def open_existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
     """
     check_name(name)
     try:
-        store = BufferStore.open(url, name, limits=Limits(), create=False)
+        store = BufferStore.open(url, name, create=False)
     except (BufferNotFoundError, SchemaMissingError, StorageUnreachableError) as error:
         if not isinstance(error, StorageUnreachableError) or "cannot open" in str(error):
             # What to do about it is said here, but for tables that an administrator makes.
@@ -73,8 +72,8 @@ def open_existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
 def plain_store(url: Any, name: str) -> BufferStore:
     """Return a buffer, made where there is none; it may have no chunks yet."""
     check_name(name)
-    store = BufferStore.open(url, name, limits=Limits(), create=None, layout=FRAGMENTS)
-    if store.info.layout != FRAGMENTS or store.info.max_capacity:
+    store = BufferStore.open(url, name, create=None, layout=FRAGMENTS)
+    if store.info.layout != FRAGMENTS or store.info.config.retention.max_capacity:
         raise FragmentError(
             f"buffer {name!r} at {store.shown_url} was made by another part of this package, or "
             f"resized by it; choose another name=..., or undo that with resize(None)"

@@ -1,13 +1,15 @@
 """An open buffer: its connections, its transactions and its window."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, case, update
 from sqlalchemy.engine import URL
 
+from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config.connection import DEFAULT_CONNECTION
+from sqlbuffer.config.connection import Connection as OpenerOptions
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
     BufferNotFoundError,
@@ -17,6 +19,7 @@ from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow, select_window
 from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.settling import settled_seq
+from sqlbuffer.storage.buffers.stored_config import read_config
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import (
     begin_epoch,
@@ -29,31 +32,8 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
-RETRY_S = 30.0
-WAIT_S = 300.0
-
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class OpenerOptions:
-    """What an opener of a buffer chose for itself.
-
-    Attributes:
-        durability: `relaxed`, `full`, or None for what the server or the file is set to.
-        retry_s: How long a call tries again after a lost connection.
-        alpha: Exponent of priorities; None: that of the buffer.
-        wait_s: How long a call waits for the buffer's rate limiter.
-    """
-
-    durability: str | None = None
-    retry_s: float = RETRY_S
-    alpha: float | None = None
-    wait_s: float = WAIT_S
-
-
-DEFAULT_OPTIONS = OpenerOptions()
 
 
 class OpenBuffer:
@@ -79,14 +59,14 @@ class OpenBuffer:
         engine: Engine | None = None,
         *,
         made_engine: bool = False,
-        options: OpenerOptions = DEFAULT_OPTIONS,
+        options: OpenerOptions = DEFAULT_CONNECTION,
     ) -> None:
         self.url, self.info, self.options = url, info, options
         self._engine, self._made_engine = engine, made_engine
-        specs = info.fields.specs
-        self.layout = Layout(specs, info.compression)
+        fields, compression = info.config.fields, info.config.payloads.compression
+        self.layout = Layout(fields.specs, compression)
         self.observation_layout = Layout(
-            {name: specs[name] for name in info.fields.observations}, info.compression
+            {name: fields.specs[name] for name in fields.observations}, compression
         )
         self.watermark = Watermark(info.id)
 
@@ -148,6 +128,15 @@ class OpenBuffer:
         def look() -> BufferWindow:
             with translated(self.url), self.engine.connect() as connection:
                 return self.window_in(connection)
+
+        return self.with_retries(look)
+
+    def current_config(self) -> BufferConfig:
+        """Return the configuration as it is stored now."""
+
+        def look() -> BufferConfig:
+            with translated(self.url), self.engine.connect() as connection:
+                return read_config(connection, self.info.id)
 
         return self.with_retries(look)
 

@@ -32,7 +32,6 @@ _NO_JIT = "SET LOCAL jit = off"
 # Who interrupts a question does not wait longer for the server to hear of it.
 CANCEL_TIMEOUT_S = 5.0
 
-DURABILITIES = ("relaxed", "full")
 # A server may wait for more than its own disk: `full` does not lower that.
 _SYNCHRONOUS_COMMIT = {
     "relaxed": "SET LOCAL synchronous_commit = off",

@@ -212,7 +212,7 @@ class PriorityRing(ItemRing):
         own, info = candidates.priorities.of(seqs), self.store.info
         beta = wanted.beta if ledger.beta is None else ledger.beta
         least = candidates.priorities.least()
-        weights = importance_weights(own, info.alpha, beta, least)
+        weights = importance_weights(own, info.config.priorities.alpha, beta, least)
         counted = Counter(seqs)
         total = add_uses(connection, info.id, counted)
         used_up = []
@@ -245,7 +245,10 @@ class PriorityRing(ItemRing):
         wanted: WantedItems,
     ) -> list[int] | None:
         """Return the numbers that are drawn; None where the range has no items."""
-        key, alpha = key_of(np.random.default_rng(wanted.seed)), self.store.info.alpha
+        key, alpha = (
+            key_of(np.random.default_rng(wanted.seed)),
+            self.store.info.config.priorities.alpha,
+        )
         if wanted.which is None:
             return draw_by_weight(key, candidates, wanted.size, alpha)
         n_held = self.item_count.of(connection, window)

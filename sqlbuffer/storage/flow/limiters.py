@@ -30,15 +30,14 @@ from sqlbuffer.rate_limits import (
     RatioWindow,
     Role,
     Waiting,
-    policy_from_json,
-    policy_to_json,
+    rate_limiter_of,
 )
+from sqlbuffer.storage.buffers.stored_config import change_config, flow_column
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.flow.tables import flow, flow_history, flow_waits
 from sqlbuffer.storage.schema.column_types import IntegerList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
-from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.schema.server_clock import age_s, unix_now, utc_now
 from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
 
@@ -129,7 +128,7 @@ def read(connection: Connection, buffer_id: int) -> FlowReading:
     """
     row = _counted(connection, buffer_id)
     stored = None if row[0] is None else orjson.loads(row[0])
-    policy = policy_from_json(stored)
+    policy = None if stored is None else rate_limiter_of(stored["limiter"])
     given, n_limited, n_sampled = map(int, row[1:4])
     if policy is None or stored is None:
         return FlowReading(None, given, n_sampled, FlowCounts(given, n_sampled))
@@ -194,13 +193,9 @@ def set_policy(connection: Connection, buffer_id: int, policy: Policy | None) ->
     Raises:
         BufferNotFoundError: The buffer was dropped.
     """
-    value = null()
-    row = _counted(connection, buffer_id)
-    if policy is not None:
-        before = {"inserted_before": int(row[1]), "sampled_before": int(row[2])}
-        stored = orjson.dumps({**policy_to_json(policy), **before}).decode()
-        value = cast(bindparam("flow", stored, Text()), JSON)  # type: ignore[assignment]
-    connection.execute(update(buffers).where(buffers.c.id == buffer_id).values(flow=value))
+    counted = _counted(connection, buffer_id)
+    begun = flow_column(policy, int(counted[1]), int(counted[2]))
+    change_config(connection, buffer_id, {"rate_limiter": policy}, flow=begun)
     if isinstance(policy, RatioWindow):
         # What another window has counted does not belong to this one.
         nothing = {"pushed": 0.0, "sampled": 0.0, "decayed_at": null()}

@@ -58,7 +58,7 @@ class Pacer:
     def __init__(self, store: OpenBuffer) -> None:
         self._store = store
         self._mutex = ForkLock()
-        self._policy: Policy | None = store.info.rate_limiter
+        self._policy: Policy | None = store.info.config.flow.rate_limiter
         self._begin()
 
     def _begin(self) -> None:

@@ -2,9 +2,9 @@
 
 from contextlib import AbstractContextManager
 
+from sqlbuffer.config.connection import RETRY_S
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.buffers.open_buffer import RETRY_S
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.readonly import Answer, Stream, query, stream
@@ -76,8 +76,10 @@ SELECT m.buffer, m.rows, m.capacity, m.rows * 1.0 / m.capacity AS fill, NULL AS 
     CASE WHEN b.has_quarantine THEN
         (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > m.low_seq)
     ELSE 0 END AS quarantined,
-    b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
-FROM ({_MEASURED_ROWS}) m JOIN buffers b ON b.id = m.buffer_id
+    b.clock, v.max_staleness, v.max_use, v.min_size, b.alpha
+FROM ({_MEASURED_ROWS}) m
+JOIN buffers b ON b.id = m.buffer_id
+JOIN v_buffers v ON v.buffer_id = m.buffer_id
 ORDER BY m.buffer
 """
 _TASKS = """

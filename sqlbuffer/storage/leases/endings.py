@@ -112,7 +112,7 @@ def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
     Raises:
         LeaseLostError: The lease has run out; nothing is counted.
     """
-    max_use = leases.buffer.info.max_use
+    max_use = leases.buffer.info.config.sampling.max_use
 
     def work(connection: Connection) -> None:
         values = {**_values(leases, held), COUNT: max_use}

@@ -178,7 +178,7 @@ class Claim:
                     return None, late
                 self._take(connection)
                 held = self._held(connection, now, deadline)
-                if leases.buffer.info.track_samples:
+                if leases.buffer.info.config.sampling.track_samples:
                     note = LogEntry(f"lease ({self._wanted.order})")
                     held.number = log_batch(connection, leases.uses, held.seqs, now.clock, note)
         except IntegrityError as error:

@@ -62,7 +62,7 @@ class LeaseKeeping:
     def _window_and_first(self) -> str:
         info, queue = self.buffer.info, queue_items.c
         first = select(func.min(queue.seq)).where(queue.buffer_id == info.id)
-        window = select_sampled_window(info.id, info.evict_by)
+        window = select_sampled_window(info.id, info.config.retention.evict_by)
         return text_of(window.add_columns(first.scalar_subquery()), self.buffer.engine)
 
     @contextmanager

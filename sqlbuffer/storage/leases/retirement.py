@@ -50,7 +50,7 @@ def retire(buffer: OpenBuffer, *, kept: bool = False) -> int:
         kept: Those too that the buffer keeps (`keep_expired`).
     """
     n_retired = 0
-    if buffer.info.keep_expired and not kept:
+    if buffer.info.config.retention.keep_expired and not kept:
         return n_retired
     while buffer.with_retries(lambda: _is_any_used_up(buffer)):
         n_now = buffer.write(lambda connection: _retire(connection, buffer), "relaxed")

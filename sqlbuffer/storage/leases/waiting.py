@@ -134,14 +134,16 @@ class Look:
                 now = leases.source.window_answered([] if row is None else [row[1:]])
                 self._low = now.low
                 if self._limits == (limits := leases.restrictions.limits_of_leases(now)):
-                    return bool(row and row[0] and now.span >= leases.buffer.info.min_size)
+                    return bool(
+                        row and row[0] and now.span >= leases.buffer.info.config.sampling.min_size
+                    )
                 # The first look, or the clock has moved: other limits held for what was counted.
                 self._limits = limits
 
     def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:
         info = self._leases.buffer.info
         scope = Scope(info.id, self._low, None, self._limits or NO_LIMITS)
-        statement = _look(info.id, info.evict_by, self._limits, self._wanted)
+        statement = _look(info.id, info.config.retention.evict_by, self._limits, self._wanted)
         return statement, scope.parameters(**{COUNT: self._wanted.n})
 
 
@@ -173,7 +175,9 @@ def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
 def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
     """Return what there was too little of, for people."""
     with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
-        window = select_sampled_window(leases.buffer.info.id, leases.buffer.info.evict_by)
+        window = select_sampled_window(
+            leases.buffer.info.id, leases.buffer.info.config.retention.evict_by
+        )
         now = SampledWindow(*connection.execute(window).one())
         limits = leases.restrictions.limits_of_leases(now)
         scope = Scope(leases.buffer.info.id, now.low, None, limits)

@@ -43,7 +43,7 @@ class Priorities:
     def __init__(
         self, candidates: Candidates, info: BufferInfo, alpha: float | None, upkeep: Upkeep
     ) -> None:
-        self.alpha = info.alpha if alpha is None else alpha
+        self.alpha = info.config.priorities.alpha if alpha is None else alpha
         self.total: float | None = None
         self._candidates, self._info, self._upkeep = candidates, info, upkeep
         self._seen: list[tuple[Integers, Reals]] = []
@@ -51,7 +51,7 @@ class Priorities:
     @property
     def has_blocks(self) -> bool:
         """Whether sums of weights are kept; else all of them are read, which is logged once."""
-        if self.alpha == self._info.alpha:
+        if self.alpha == self._info.config.priorities.alpha:
             return True
         if not self._upkeep.has_warned:
             self._upkeep.has_warned = True
@@ -59,7 +59,7 @@ class Priorities:
                 "buffer %r is stored with alpha=%g and was opened with alpha=%g: each batch reads "
                 "the priorities of all rows; open it without alpha, or make a buffer with that one",
                 self._info.name,
-                self._info.alpha,
+                self._info.config.priorities.alpha,
                 self.alpha,
             )
         return False

@@ -76,7 +76,7 @@ class PriorityKeeping:
             blocks: Their numbers; may be empty.
         """
         n_summarized = 0
-        if not self.buffer.info.priorities:
+        if not self.buffer.info.config.priorities.enabled:
             return n_summarized
         try:
             settled = self.buffer.settled()
@@ -90,7 +90,7 @@ class PriorityKeeping:
         """Add up the blocks of priorities that draws would otherwise read row by row, where these
         are many; called before a draw by priority.
         """
-        if not self.upkeep.is_known and self.buffer.info.priorities:
+        if not self.upkeep.is_known and self.buffer.info.config.priorities.enabled:
             self._note_missing_summaries(source)
         self.upkeep.run(self.summarize)
 
@@ -103,7 +103,7 @@ class PriorityKeeping:
     def alpha(self) -> float:
         """The exponent that rows are drawn by."""
         return (
-            self.buffer.info.alpha
+            self.buffer.info.config.priorities.alpha
             if self.buffer.options.alpha is None
             else self.buffer.options.alpha
         )
@@ -120,4 +120,5 @@ class PriorityKeeping:
     @property
     def blocks(self) -> Blocks:
         """How the priorities are kept."""
-        return Blocks(self.buffer.info.id, self.buffer.info.block_size, self.buffer.info.alpha)
+        info = self.buffer.info
+        return Blocks(info.id, info.block_size, info.config.priorities.alpha)

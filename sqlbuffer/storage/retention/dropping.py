@@ -1,9 +1,8 @@
 """Drop a buffer."""
 
-from sqlalchemy import Engine, delete
+from sqlalchemy import Engine, delete, select
 from sqlalchemy.engine import URL
 
-from sqlbuffer.storage.buffers.buffer_info import find_buffer
 from sqlbuffer.storage.buffers.catalog import not_found
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.engine import resolve_url
@@ -35,14 +34,14 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         dropped: Ids of buffers of that name that earlier attempts may have deleted.
     """
     with translated(url), writing(engine) as connection:
-        found = find_buffer(connection, name)
-        if dropped and (found is None or found.id not in dropped):
+        found = connection.scalar(select(buffers.c.id).where(buffers.c.name == name))
+        if dropped and (found is None or found not in dropped):
             return
         if found is None:
             raise not_found(name, url)
-        connection.execute(delete(buffers).where(buffers.c.id == found.id))
-        remove_where(connection, found.id)
+        connection.execute(delete(buffers).where(buffers.c.id == found))
+        remove_where(connection, found)
         for table in metadata.tables.values():
             if "buffer_id" in table.c and table is not experiences:
-                connection.execute(delete(table).where(table.c.buffer_id == found.id))
-        dropped.append(found.id)
+                connection.execute(delete(table).where(table.c.buffer_id == found))
+        dropped.append(found)

@@ -75,12 +75,14 @@ class Expiry:
         info = source.buffer.info
         # What leases have used up they take out themselves.
         has_limits = (
-            (info.max_use is not None and not info.leases)
-            or info.max_staleness is not None
-            or info.current_session_only
+            (info.config.sampling.max_use is not None and not info.config.leases.enabled)
+            or info.config.sampling.max_staleness is not None
+            or info.config.sampling.current_session_only
         )
-        self._is_on = has_limits and not info.keep_expired
-        self._has_leases_that_use_up = info.leases and info.max_use is not None
+        self._is_on = has_limits and not info.config.retention.keep_expired
+        self._has_leases_that_use_up = (
+            info.config.leases.enabled and info.config.sampling.max_use is not None
+        )
         self.due_at = time.monotonic() + EXPIRE_EVERY_S
         self._at = 0
         self._state: tuple[int | None, int | None] = (None, None)
@@ -183,7 +185,7 @@ class Expiry:
         may_leave: list[Any] = []
         if now.has_quarantine:
             may_leave.append(~is_in_quarantine(own.buffer_id, own.seq))
-        if info.leases:
+        if info.config.leases.enabled:
             may_leave.append(not_leased(info.id))
         statement = (
             select(own.seq, own.episode_id, own.t, own.task_id, cause)
@@ -198,7 +200,7 @@ class Expiry:
         self, connection: Connection, low: int, limits: Eligibility, rows: Sequence[_Row]
     ) -> list[_Row]:
         """Return those of the rows that leave alone, or with all that they belong to."""
-        unit = self._buffer.info.evict_by
+        unit = self._buffer.info.config.retention.evict_by
         if unit == "task":
             whole = self._ineligible_tasks(connection, low, limits, {row.task_id for row in rows})
             return [row for row in rows if row.task_id in whole]
@@ -262,7 +264,7 @@ class Expiry:
         where no row can appear any more.
         """
         buffer, own = self._buffer, experiences.c
-        if buffer.info.evict_by != "row":
+        if buffer.info.config.retention.evict_by != "row":
             return
         first = connection.execute(
             select(own.seq)

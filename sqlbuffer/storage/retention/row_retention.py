@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete
 
 from sqlbuffer.errors import StorageFullError
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers.layouts import layout_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.stored_config import change_config
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import make_room
 from sqlbuffer.storage.episodes.tables import episodes
@@ -109,15 +110,13 @@ class Retention:
         def work(connection: Connection) -> None:
             self.buffer.lock(connection)
             window = self.buffer.note_deletion(connection)
-            connection.execute(
-                update(buffers).where(buffers.c.id == self.buffer.info.id).values(**limits)
-            )
+            change_config(connection, self.buffer.info.id, limits)
             if window.evict_by != "row":
                 evict(connection, self.buffer.info.id)
             else:
                 low = self.buffer.window_in(connection).low
                 left = experiences.c.seq <= low
-                if self.buffer.info.leases:
+                if self.buffer.info.config.leases.enabled:
                     left = left & not_leased(self.buffer.info.id)
                 remove_where(connection, self.buffer.info.id, left)
 

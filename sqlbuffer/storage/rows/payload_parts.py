@@ -16,6 +16,7 @@ from sqlalchemy import Connection, null
 
 from sqlbuffer.codec.array_bytes import ALIGNMENT
 from sqlbuffer.codec.plain_json import dumps
+from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.encoding.compression import shown_row
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record
@@ -28,7 +29,6 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
@@ -126,9 +126,10 @@ def _check_row_size(record: Record, limit: int, where: str) -> None:
         )
 
 
-def row_limit(info: BufferInfo) -> int:
+def row_limit(config: BufferConfig) -> int:
     """Return how many bytes the payload of a row of a buffer may have."""
-    return min(info.max_row_bytes, MAX_INLINE_BYTES) if info.fields.specs else info.max_row_bytes
+    most = config.payloads.max_row_bytes
+    return min(most, MAX_INLINE_BYTES) if config.fields.specs else most
 
 
 def prepared(records: Sequence[Record], layout: Layout) -> list[Record]:

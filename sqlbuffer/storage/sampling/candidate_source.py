@@ -88,7 +88,9 @@ class CandidateSource:
     def window_query(self) -> str:
         """The select of the window, as text that can be sent along with another statement."""
         info = self.buffer.info
-        return text_of(select_sampled_window(info.id, info.evict_by), self.buffer.engine)
+        return text_of(
+            select_sampled_window(info.id, info.config.retention.evict_by), self.buffer.engine
+        )
 
     def window_answered(self, found: Sequence[Any]) -> SampledWindow:
         """Return the window that a select of it found.
@@ -103,5 +105,5 @@ class CandidateSource:
     def sampled_window(self, connection: Connection) -> SampledWindow:
         """Return which rows may be sampled now, in a transaction."""
         info = self.buffer.info
-        statement = select_sampled_window(info.id, info.evict_by)
+        statement = select_sampled_window(info.id, info.config.retention.evict_by)
         return self.window_answered(connection.execute(statement).all())

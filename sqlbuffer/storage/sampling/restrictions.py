@@ -32,11 +32,11 @@ class Restrictions:
         self.has_quarantine = False
         self._large_enough: tuple[int, int] | None = None
         self._are_any = (
-            info.max_use is not None
-            or info.max_staleness is not None
-            or info.current_session_only
-            or info.min_size > 0
-            or info.track_samples
+            info.config.sampling.max_use is not None
+            or info.config.sampling.max_staleness is not None
+            or info.config.sampling.current_session_only
+            or info.config.sampling.min_size > 0
+            or info.config.sampling.track_samples
         )
 
     def are_any(self, now: SampledWindow) -> bool:
@@ -83,9 +83,9 @@ class Restrictions:
     def limits(self, now: SampledWindow) -> Eligibility:
         """Return what holds at a moment."""
         return Eligibility(
-            self._info.max_use,
-            oldest_version(now.clock, self._info.max_staleness),
-            now.session if self._info.current_session_only else None,
+            self._info.config.sampling.max_use,
+            oldest_version(now.clock, self._info.config.sampling.max_staleness),
+            now.session if self._info.config.sampling.current_session_only else None,
             bool(now.has_quarantine),
         )
 
@@ -104,18 +104,18 @@ class Restrictions:
 
     def _check_size(self, connection: Connection, now: SampledWindow, epoch: int) -> None:
         """Raise where there are too few rows; they are counted once, until some are deleted."""
-        needed, state = self._info.min_size, (now.deletions, epoch)
+        needed, state = self._info.config.sampling.min_size, (now.deletions, epoch)
         if not needed or (now.span >= needed and self._large_enough == state):
             return
         n_rows = now.live_rows
-        if self._info.evict_by == "row":
+        if self._info.config.retention.evict_by == "row":
             n_rows = self._count(connection, now, needed)
         if n_rows < needed:
             raise InsufficientDataError(
                 f"buffer {self._info.name!r} holds {n_rows} rows, and is sampled from {needed} on "
                 f"(min_size); wait for more data"
             )
-        if self._info.evict_by == "row":
+        if self._info.config.retention.evict_by == "row":
             self._large_enough = state
 
     def _count(self, connection: Connection, now: SampledWindow, needed: int) -> int:

@@ -55,7 +55,7 @@ END
 $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
-GRANT UPDATE (max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
+GRANT UPDATE (config, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
     n_partial, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 -- Items of compat.ding that leave take their weight out of the sums.

@@ -142,7 +142,7 @@ def _fewer(
     if not kept.parts:
         return kind.take(found.content, []), None
     number = None
-    if uses.buffer.info.track_samples:
+    if uses.buffer.info.config.sampling.track_samples:
         number = uses.write(lambda connection: _log(connection, uses, found, kept, note))
     return _joined(kept, kind), number
 
@@ -168,7 +168,7 @@ def _claim(
         now: _Kept[T] = _Kept([], [], [])
         now.add(found, places, kind)
         number = None
-        if len(places) == len(index) and uses.buffer.info.track_samples:
+        if len(places) == len(index) and uses.buffer.info.config.sampling.track_samples:
             number = _log(connection, uses, found, _both(kept, now), note)
         return now, len(places), number
 
@@ -192,10 +192,13 @@ def _joined(kept: _Kept[T], kind: ClaimKind[T]) -> T:
 
 def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> list[bool]:
     """Count a use of each row of the units, and return which could be used whole."""
-    if uses.buffer.info.max_use is None:
+    if uses.buffer.info.config.sampling.max_use is None:
         return [True] * len(units)
     taken = _take(
-        connection, uses, [seq for unit in units for seq in unit], uses.buffer.info.max_use
+        connection,
+        uses,
+        [seq for unit in units for seq in unit],
+        uses.buffer.info.config.sampling.max_use,
     )
     won: list[bool] = []
     back: list[int] = []
@@ -232,7 +235,7 @@ def _take(
 def give_back(uses: UseCounting, units: Sequence[Unit]) -> None:
     """Undo the uses of things that were not handed out."""
     left = Counter(seq for unit in units for seq in unit)
-    if not left or uses.buffer.info.max_use is None:
+    if not left or uses.buffer.info.config.sampling.max_use is None:
         return
 
     def work(connection: Connection) -> None:
@@ -261,7 +264,9 @@ def _log(
 def _clean(uses: UseCounting, found: Found[Any]) -> None:
     """Delete the counts of rows that have left the window; eviction leaves them behind."""
     keep, low = uses.housekeeping, found.window_low
-    if uses.buffer.info.max_use is None or not is_cleaning_due(keep.cleaned_to, low):
+    if uses.buffer.info.config.sampling.max_use is None or not is_cleaning_due(
+        keep.cleaned_to, low
+    ):
         return
 
     def work(connection: Connection) -> int:

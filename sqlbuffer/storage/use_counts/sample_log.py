@@ -27,7 +27,7 @@ def log_read_batch(
     uses: UseCounting, seqs: Sequence[int], clock: int | None, note: LogEntry
 ) -> int | None:
     """Log a batch that was read without a sampler, and return its number; None without a log."""
-    if not uses.buffer.info.track_samples or not seqs:
+    if not uses.buffer.info.config.sampling.track_samples or not seqs:
         return None
     return uses.write(lambda connection: log_batch(connection, uses, seqs, clock, note))
 
@@ -69,7 +69,7 @@ def _forget_old(connection: Connection, uses: UseCounting) -> None:
     own = samples.c
     old = select(own.id).where(
         own.buffer_id == uses.buffer.info.id,
-        own.sampled_at < seconds_ago(uses.buffer.info.keep_samples_s),
+        own.sampled_at < seconds_ago(uses.buffer.info.config.sampling.keep_samples_s),
     )
     connection.execute(
         delete(samples).where(own.id.in_(old.order_by(own.sampled_at).limit(REMOVED_AT_ONCE)))

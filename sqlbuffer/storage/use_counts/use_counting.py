@@ -44,7 +44,8 @@ class UseCounting:
     @property
     def is_on(self) -> bool:
         """Whether sampling writes."""
-        return self.buffer.info.max_use is not None or self.buffer.info.track_samples
+        sampling = self.buffer.info.config.sampling
+        return sampling.max_use is not None or sampling.track_samples
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Return the result of work in a transaction that sampling needs.
@@ -56,7 +57,7 @@ class UseCounting:
             return self.buffer.write(work)
         except StorageReadOnlyError as error:
             info = self.buffer.info
-            what = "max_use" if info.max_use is not None else "track_samples"
+            what = "max_use" if info.config.sampling.max_use is not None else "track_samples"
             raise StorageReadOnlyError(
                 f"sampling from buffer {info.name!r} writes ({what}): {error}"
             ) from error

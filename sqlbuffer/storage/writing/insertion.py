@@ -127,7 +127,7 @@ def _held_length(connection: Connection, buffer_id: int, whole: EpisodeKey | Non
 def _end_episodes(
     connection: Connection, buffer: OpenBuffer, batch: WriteBatch, seqs: Mapping[str, int]
 ) -> None:
-    if buffer.info.evict_by == "episode":
+    if buffer.info.config.retention.evict_by == "episode":
         # First, as whoever evicts or annotates: an episode that ends may be one too many.
         lock_as_writer(connection, buffer.info.id)
     lifecycle.end(connection, buffer.info.id, batch.endings, seqs)

@@ -20,7 +20,6 @@ from sqlbuffer.waits import held
 
 logger = logging.getLogger("sqlbuffer")
 
-FLUSH_S = 1.0
 # A time that the library made is no content: it makes no conflict.
 MADE_TIME = frozenset(("execute_time",))
 # A thread with nothing to do stays for so long.
@@ -54,7 +53,7 @@ class WriteQueue:
         admit: The buffer's rate limiter.
     """
 
-    def __init__(self, write: Write, flush_s: float = FLUSH_S, admit: Admit = admit_all) -> None:
+    def __init__(self, write: Write, flush_s: float, admit: Admit = admit_all) -> None:
         self._write, self._flush_s, self._admit = write, flush_s, admit
         self.forget()
         _queues.add(self)

@@ -64,8 +64,9 @@ def test_transitions_need_observation_fields_and_the_constructor_names_them(make
 
 
 def observations(url, name):
-    specs = scalar(url, "SELECT field_specs FROM buffers WHERE name = :name", name=name)
-    return (json.loads(specs) if isinstance(specs, str) else specs)["observations"]
+    config = scalar(url, "SELECT config FROM buffers WHERE name = :name", name=name)
+    found = json.loads(config) if isinstance(config, str) else config
+    return found["fields"]["observations"]
 
 
 def test_observation_fields_are_kept_and_compared_where_they_are_given(make, buffer_url):

@@ -85,7 +85,7 @@ def test_learners_and_writers_neither_deadlock_nor_lose_an_update(make_database_
     assert scalar(url, "SELECT max_priority FROM buffers") == 10.0 + 300 + N_BATCHES * 2 - 1
     fresh = ReplayBuffer(url)
     fresh._store.priorities.summarize(range(max(held) // 16 + 1))
-    assert check_blocks(url, buffer._store.info.alpha) > 10
+    assert check_blocks(url, buffer._store.info.config.priorities.alpha) > 10
     if unit == "row":
         assert set(held) == set(range(max(held) - 599, max(held) + 1))
 

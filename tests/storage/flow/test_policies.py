@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import RateLimiter, RatioWindow
 from sqlbuffer.errors import BufferConfigError, SQLBufferError
-from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, policy_from_json, policy_to_json
+from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, policy_to_json, rate_limiter_of
 
 RATIOS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0])  # exact in binary
 ROWS = st.integers(0, 5_000)
@@ -207,7 +207,7 @@ def test_a_window_that_cannot_work_is_refused(arguments):
 )
 def test_policies_pickle_and_are_stored(policy):
     assert pickle.loads(pickle.dumps(policy)) == policy
-    assert policy_from_json(policy_to_json(policy)) == policy
+    assert rate_limiter_of(policy_to_json(policy)) == policy
     assert hash(policy) == hash(pickle.loads(pickle.dumps(policy)))
 
 

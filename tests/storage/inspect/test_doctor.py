@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import RateLimiter, ReplayBuffer
+from sqlbuffer.errors import SchemaTooNewError
 from sqlbuffer.storage.database import filesystems
 from sqlbuffer.storage.database.writer_lock import writer_lock
 from sqlbuffer.storage.dialects import sqlite
@@ -19,7 +20,14 @@ from tests.support import sql
 from tests.support.array_rows import make_array_row
 from tests.support.postgres import running_server
 
-COMMON = ["reachable", "schema", "can read", "can write", "triggers, views, indexes"]
+COMMON = [
+    "reachable",
+    "schema",
+    "can read",
+    "can write",
+    "triggers, views, indexes",
+    "settings",
+]
 OF_SQLITE = ["lock file", "journal mode", "WAL size", "file system", "disk space"]
 OF_POSTGRESQL = [
     "autovacuum",
@@ -143,6 +151,26 @@ def test_rows_behind_the_window_are_counted_and_resize_removes_them(run, schema_
         assert run("resize", schema_url, "5", "--buffer", "b").exit_code == 0
         found = findings(schema_url)["buffer 'b'"]
     assert (found.status, found.detail) == ("OK", "5 rows, capacity 5")
+
+
+def test_a_column_that_says_something_else_than_the_configuration_is_a_warning(schema_url):
+    ReplayBuffer(schema_url, name="b", max_capacity=100, rate_limiter=RateLimiter(2.0)).close()
+    ReplayBuffer(schema_url, name="c", max_capacity=100).close()
+    assert findings(schema_url)["settings"].detail == "2 configurations agree with the columns"
+    sql.run(schema_url, "UPDATE buffers SET max_capacity = 5, flow = NULL WHERE name = 'b'")
+    found = findings(schema_url)["settings"]
+    assert found.status == "WARN"
+    assert "buffer 'b': max_capacity is 5, and its configuration says 100; flow is" in found.detail
+    assert "'c'" not in found.detail
+    assert "sqlbuffer resize URL N" in found.remedy
+
+
+def test_a_configuration_of_a_later_release_fails(schema_url):
+    ReplayBuffer(schema_url, name="b").close()
+    sql.run(schema_url, """UPDATE buffers SET config = '{"weather": {}}'""")
+    found = findings(schema_url)["settings"]
+    assert (found.status, found.error) == ("FAIL", SchemaTooNewError)
+    assert "'weather'" in found.detail
 
 
 def test_a_count_that_went_wrong_fails(run, schema_url):

@@ -160,7 +160,7 @@ def tasks_stored(buffer):
 
 
 def fields_of(buffer):
-    return buffer._store.info.fields
+    return buffer._store.info.config.fields
 
 
 def read(buffer, reader, n=32, sampler=None):

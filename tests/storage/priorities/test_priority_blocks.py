@@ -186,7 +186,7 @@ class Walk:
         self.connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self.url, self.rng = url, np.random.default_rng(seed)
         self.buffer = make_buffer(url, fields={"x": "int64"}, **LIMITS[unit])
-        self.alpha, self.unit = self.buffer._store.info.alpha, unit
+        self.alpha, self.unit = self.buffer._store.info.config.priorities.alpha, unit
         self.priorities, self.largest = {}, None
 
     def read(self, statement):

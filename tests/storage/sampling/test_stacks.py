@@ -143,7 +143,7 @@ def test_steps_behind_the_window_are_gone_though_they_are_still_in_the_table(buf
     run(buffer_url, "UPDATE buffers SET low_seq = 3")
     stacked = buffer.sample_transitions(60, stack={"obs": 3})
     assert set(stacked.info["t"]) == {5, 6, 7}
-    fields = buffer._store.info.fields
+    fields = buffer._store.info.config.fields
 
     def draw(reader):
         sampler = RandomSampler(replace=True)

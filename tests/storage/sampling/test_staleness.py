@@ -318,7 +318,7 @@ def test_old_rows_are_not_asked_for_again_and_again(buffer_url):
 def test_steps_before_the_first_that_may_be_sampled_are_read_still(buffer_url):
     # What is known to be barred bounds keys, not the steps that are read along with them.
     with ReplayBuffer(buffer_url, fields=FIELDS, max_staleness=1) as buffer:
-        reader = WindowReader(buffer._store.info.fields, 2, 1)
+        reader = WindowReader(buffer._store.info.config.fields, 2, 1)
         store_episodes(buffer, [[1] * 300, [1, 1, 1, 3, 3, 3]])
         buffer.set_clock(3)
         for _ in range(4):

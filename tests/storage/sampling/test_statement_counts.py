@@ -48,7 +48,7 @@ def buffer(request, buffer_url):
 
 def test_a_batch_costs_two_statements(buffer):
     for kind, make in READERS.items():
-        reader = make(buffer._store.info.fields)
+        reader = make(buffer._store.info.config.fields)
         for name, sampler in SAMPLERS.items():
             with selects(buffer) as noted:
                 assert draw(buffer, reader, sampler(), 8).n_rows == 8
@@ -57,7 +57,7 @@ def test_a_batch_costs_two_statements(buffer):
 
 def test_keys_that_are_given_cost_one_statement(buffer):
     for kind, make in READERS.items():
-        reader = make(buffer._store.info.fields)
+        reader = make(buffer._store.info.config.fields)
         with buffer._store.source.candidates(check(None), reader.columns) as candidates:
             with selects(buffer) as noted:
                 batch = reader.read(candidates, np.arange(1, 60))
@@ -72,7 +72,7 @@ def test_a_round_of_rejection_costs_one_statement(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
         # Of every 40 steps the last 20 have no successor so far away.
         store(buffer, buffer_url, [Made(40, end="cut", status="open") for _ in range(30)])
-        reader = TransitionReader(buffer._store.info.fields, 20)
+        reader = TransitionReader(buffer._store.info.config.fields, 20)
         rounds = []
 
         class Counting(RandomSampler):
@@ -93,7 +93,7 @@ def test_too_few_are_noticed_without_end(buffer_url):
         store(buffer, buffer_url, [Made(6, status="aborted") for _ in range(5)])
         for sampler in (RandomSampler(replace=True), RandomSampler(), RandomSampler(seed=1)):
             for make in READERS.values():
-                reader = make(buffer._store.info.fields)
+                reader = make(buffer._store.info.config.fields)
                 if isinstance(reader, StepReader):
                     continue
                 with selects(buffer) as noted:
@@ -103,7 +103,7 @@ def test_too_few_are_noticed_without_end(buffer_url):
 
 def test_a_condition_that_few_match_costs_one_statement_for_their_keys(buffer):
     condition = QueryBuilder().eq("exp_meta.task_id", "e3").build()
-    reader = TransitionReader(buffer._store.info.fields, 2)
+    reader = TransitionReader(buffer._store.info.config.fields, 2)
     with selects(buffer) as noted:
         batch = draw(buffer, reader, RandomSampler(replace=True), 8, condition)
     assert set(batch.info["episode"]) == {"e3"}

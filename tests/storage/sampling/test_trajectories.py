@@ -28,7 +28,7 @@ def buffer(buffer_url):
 
 
 def draw(buffer, n, *, sampler=None, condition=None, reader=None, **options):
-    reader = reader or TrajectoryReader(buffer._store.info.fields, **options)
+    reader = reader or TrajectoryReader(buffer._store.info.config.fields, **options)
     sampler = sampler or RandomSampler(replace=True)
     return buffer._store.draws.draw(
         check(condition),
@@ -149,7 +149,7 @@ def test_a_condition_is_on_the_first_step(buffer, buffer_url):
 def test_keys_are_those_of_the_episodes_and_read_in_their_order(buffer, buffer_url):
     store(buffer, buffer_url, [Made(2), Made(3, status="open"), Made(4, gone={0, 2}), Made(1)])
     for partial, expected in ((False, [0, 3]), (True, [0, 1, 2, 3])):
-        reader = TrajectoryReader(buffer._store.info.fields, include_partial=partial)
+        reader = TrajectoryReader(buffer._store.info.config.fields, include_partial=partial)
         with buffer._store.source.candidates(check(None), reader.columns) as candidates:
             keys = reader.keys(candidates)
             assert keys.tolist() == sorted(keys.tolist())

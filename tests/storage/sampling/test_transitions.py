@@ -192,7 +192,7 @@ def test_returns_are_those_of_the_formula():
 
 
 def sequences(buffer, n, n_step, names):
-    reader = TransitionReader(buffer._store.info.fields, n_step, sequence_fields=names)
+    reader = TransitionReader(buffer._store.info.config.fields, n_step, sequence_fields=names)
     sampler = RandomSampler(replace=True)
     return buffer._store.draws.draw(
         EVERYTHING, lambda found: reader.draw(found, sampler, n), reader.columns

@@ -5,22 +5,11 @@ CREATE TABLE buffers (
     max_capacity BIGINT,
     max_episodes BIGINT,
     evict_unit TEXT DEFAULT 'row' NOT NULL,
-    field_specs JSONB,
-    compression TEXT,
-    codec_version SMALLINT DEFAULT 1 NOT NULL,
     alpha DOUBLE PRECISION,
     max_priority DOUBLE PRECISION,
     block_size INTEGER DEFAULT 256 NOT NULL,
-    max_use INTEGER,
-    max_staleness BIGINT,
     clock BIGINT,
     session_id INTEGER,
-    current_session_only BOOLEAN DEFAULT false NOT NULL,
-    keep_expired BOOLEAN DEFAULT false NOT NULL,
-    max_row_bytes BIGINT DEFAULT 268435456 NOT NULL,
-    min_size BIGINT DEFAULT 0 NOT NULL,
-    track_samples BOOLEAN DEFAULT false NOT NULL,
-    keep_samples_s DOUBLE PRECISION DEFAULT 604800 NOT NULL,
     flow JSONB,
     low_seq BIGINT DEFAULT 0 NOT NULL,
     clean_seq BIGINT DEFAULT 0 NOT NULL,
@@ -35,6 +24,7 @@ CREATE TABLE buffers (
     n_other_session BIGINT DEFAULT 0 NOT NULL,
     n_partial BIGINT DEFAULT 0 NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    config JSONB DEFAULT '{}' NOT NULL,
     has_uses BOOLEAN DEFAULT false NOT NULL,
     has_quarantine BOOLEAN DEFAULT false NOT NULL,
     has_labels BOOLEAN DEFAULT false NOT NULL,
@@ -54,22 +44,11 @@ COMMENT ON COLUMN buffers.layout IS 'what it keeps beside its rows; null: nothin
 COMMENT ON COLUMN buffers.max_capacity IS 'rows held at most; null is unlimited';
 COMMENT ON COLUMN buffers.max_episodes IS 'episodes held at most; null is unlimited';
 COMMENT ON COLUMN buffers.evict_unit IS 'what leaves at once: row, task or episode';
-COMMENT ON COLUMN buffers.field_specs IS 'declared fields';
-COMMENT ON COLUMN buffers.compression IS 'how the bytes of arrays are compressed; null: not';
-COMMENT ON COLUMN buffers.codec_version IS 'format of payloads';
 COMMENT ON COLUMN buffers.alpha IS 'priority exponent';
 COMMENT ON COLUMN buffers.max_priority IS 'largest priority ever set; null: none was';
 COMMENT ON COLUMN buffers.block_size IS 'numbers in a block of priority_blocks';
-COMMENT ON COLUMN buffers.max_use IS 'how often a row may be sampled; null: any number of times';
-COMMENT ON COLUMN buffers.max_staleness IS 'rows older by the clock are not sampled; null: any age';
 COMMENT ON COLUMN buffers.clock IS 'the learner''s iteration or model version';
 COMMENT ON COLUMN buffers.session_id IS 'key of the session now; null: none was started';
-COMMENT ON COLUMN buffers.current_session_only IS 'rows of other sessions are not sampled';
-COMMENT ON COLUMN buffers.keep_expired IS 'rows that may never be sampled again stay until they are evicted';
-COMMENT ON COLUMN buffers.max_row_bytes IS 'a row whose payload is larger is refused';
-COMMENT ON COLUMN buffers.min_size IS 'rows there must be before any is sampled';
-COMMENT ON COLUMN buffers.track_samples IS 'batches are noted in samples';
-COMMENT ON COLUMN buffers.keep_samples_s IS 'how long they are kept';
 COMMENT ON COLUMN buffers.flow IS 'what limits inserts and samples, and the counts when it was set';
 COMMENT ON COLUMN buffers.low_seq IS 'rows up to this seq have left';
 COMMENT ON COLUMN buffers.clean_seq IS 'nothing is left in priorities up to this seq';
@@ -84,6 +63,7 @@ COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they were used as
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they were of another session';
 COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete';
 COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
+COMMENT ON COLUMN buffers.config IS 'all settings; SQL reads those that are columns too';
 COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
 COMMENT ON COLUMN buffers.has_quarantine IS 'rows may have a row in quarantine';
 COMMENT ON COLUMN buffers.has_labels IS 'rows may have rows in labels and label_history';

@@ -28,7 +28,8 @@ FROM (
          WHERE l.buffer_id = b.id AND NOT l.acknowledged AND l.leased_until > clock_timestamp()) AS leased,
         CASE WHEN b.has_quarantine THEN
             (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > w.low_seq) ELSE 0 END AS quarantined,
-        b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
+        b.clock, (b.config #>> '{sampling,max_staleness}')::bigint AS max_staleness, (b.config #>> '{sampling,max_use}')::integer AS max_use,
+        coalesce((b.config #>> '{sampling,min_size}')::bigint, 0) AS min_size, b.alpha
     FROM v_windows w
     JOIN buffers b ON b.id = w.buffer_id
 ) v

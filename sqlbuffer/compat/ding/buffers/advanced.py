@@ -42,8 +42,8 @@ from sqlbuffer.compat.ding.rings.private_prioritized_ring import PrivatePrioriti
 from sqlbuffer.compat.ding.rings.ring import NewItems, PrioritizedRing, SampledItems
 from sqlbuffer.compat.ding.rings.shared_prioritized_ring import SharedPrioritizedRing
 from sqlbuffer.compat.ding.utils import generate_id
-from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.buffers.open_buffer import OpenerOptions
+from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config.connection import Connection
 from sqlbuffer.storage.extensions.item_draws import WantedItems
 from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
 
@@ -140,12 +140,13 @@ class AdvancedReplayBuffer(RingBuffer):
     def _opened(self, url: str | None, name: str) -> PrioritizedRing:
         if url is None:
             return PrivatePrioritizedRing(self._size, self.alpha, self._rate_limit)
-        limits, options = Limits(priorities=True), OpenerOptions(alpha=self.alpha)
-        store = opened_ring(url, name, "advanced", self._size, limits, options).store
-        if store.info.alpha != self.alpha:
+        config = BufferConfig.of(priorities=True, alpha=self.alpha)
+        own = Connection(alpha=self.alpha)
+        store = opened_ring(url, name, "advanced", self._size, config, own).store
+        if (stored := store.info.config.priorities.alpha) != self.alpha:
             raise ReplayConfigError(
-                f"buffer {name!r} at {store.shown_url} was made with alpha={store.info.alpha:g}, "
-                f"not {self.alpha:g}; give that one, or another name: {{'name': ...}}"
+                f"buffer {name!r} at {store.shown_url} was made with alpha={stored:g}, not "
+                f"{self.alpha:g}; give that one, or another name: {{'name': ...}}"
             )
         ring = PriorityRing(store, "advanced", self._size, self._rate_limit)
         return SharedPrioritizedRing(ring, self._source)

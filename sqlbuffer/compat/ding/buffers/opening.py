@@ -1,13 +1,12 @@
 """Opens the ring in the database that a config names."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sqlbuffer.compat.ding.errors import ReplayConfigError
+from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
+from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.buffers.limits import Limits
-from sqlbuffer.storage.buffers.open_buffer import DEFAULT_OPTIONS, OpenerOptions
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, make_ring
 from sqlbuffer.storage.extensions.tables import RING
@@ -19,8 +18,8 @@ def opened_ring(
     name: str,
     kind: str,
     size: int,
-    limits: Limits | None = None,
-    options: OpenerOptions = DEFAULT_OPTIONS,
+    config: BufferConfig = DEFAULT_CONFIG,
+    options: Connection = DEFAULT_CONNECTION,
 ) -> ItemRing:
     """Return the ring at a URL, made where there is none.
 
@@ -29,17 +28,15 @@ def opened_ring(
         name: Its name there.
         kind: What it is used as.
         size: How many items it holds.
-        limits: What else it is limited to.
+        config: How else it is made.
         options: What the opener chooses for itself.
 
     Raises:
         ReplayConfigError: It was made otherwise.
     """
-    wanted = replace(limits or Limits(), max_capacity=size)
+    wanted = config.replace({"max_capacity": size})
     try:
-        store = BufferStore.open(
-            url, name, limits=wanted, create=None, options=options, layout=RING
-        )
+        store = BufferStore.open(url, name, wanted, create=None, options=options, layout=RING)
     except BufferConfigError as error:
         said = str(error).replace("max_capacity=", "replay_buffer_size=")
         raise ReplayConfigError(

@@ -65,7 +65,7 @@ class SharedRing:
                 for record, item in zip(records, items, strict=True)
             ]
         try:
-            check_row_sizes(records, row_limit(self._ring.store.info), "item {}: ")
+            check_row_sizes(records, row_limit(self._ring.store.info.config), "item {}: ")
         except FieldError as error:
             raise ItemError(str(error)) from None
         return records

@@ -42,14 +42,11 @@ def core_fields(tracks: Mapping[str, DeclaredField], observations: Any = None) -
         MemmapError: No such field.
     """
     names = core_names(tracks)
-    unsaid = frozenset({"observations"} if observations is None else ())
-    if observations is None:
-        observations = [name for name in tracks if name == "obs"]
-    elif not isinstance(observations, (tuple, list)):
+    if not isinstance(observations, (tuple, list, type(None))):
         raise MemmapTypeError(
             f"observation_fields are names of fields such as ('state',), got {observations!r}"
         )
-    for name in observations:
+    for name in observations or ():
         if name not in tracks:
             raise MemmapError(
                 f"observation_fields: {name!r} is none of the fields {', '.join(tracks) or 'none'}"
@@ -64,7 +61,9 @@ def core_fields(tracks: Mapping[str, DeclaredField], observations: Any = None) -
         )
         for name, track in tracks.items()
     }
-    return Fields(specs, tuple(names[name] for name in observations), unsaid=unsaid)
+    if observations is None:
+        return Fields(specs=specs)
+    return Fields(specs=specs, observations=tuple(names[name] for name in observations))
 
 
 def own_columns(tracks: Mapping[str, DeclaredField]) -> dict[str, str]:

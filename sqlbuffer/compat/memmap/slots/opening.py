@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlbuffer.compat.memmap.config.buffer_config import Config, target
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
+from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.errors import (
     BufferNotFoundError,
     SchemaMissingError,
@@ -14,7 +15,6 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
 )
 from sqlbuffer.fields.buffer_fields import Fields
-from sqlbuffer.storage.buffers.limits import Limits
 from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
 from sqlbuffer.storage.extensions.slots.slot_writers import other_writers
 from sqlbuffer.storage.extensions.tables import SLOTS
@@ -65,12 +65,11 @@ def open_or_make(
         _drop(store, url, folder)
         store = None
     if store is None:
-        store = BufferStore.open(
-            url, name, limits=Limits(), create=None, fields=fields, layout=SLOTS
-        )
+        wanted = BufferConfig(fields=fields)
+        store = BufferStore.open(url, name, wanted, create=None, layout=SLOTS)
     # Its maker may have died, or may not have had the right, before it had slots.
     is_begun = store.info.layout == SLOTS and stored_config(store, SLOTS) is None
-    if is_begun and store.info.fields.specs == fields.specs:
+    if is_begun and store.info.config.fields.specs == fields.specs:
         given = config.to_json()
         store.write(lambda connection: make_layout(connection, store, given))
     check_same(folder, config, config_of(store))
@@ -102,7 +101,7 @@ def roles_in_errors(folder: Any) -> Iterator[None]:
 
 def _found(url: str, name: str) -> BufferStore | None:
     try:
-        return BufferStore.open(url, name, limits=Limits(), create=False)
+        return BufferStore.open(url, name, create=False)
     except (BufferNotFoundError, SchemaMissingError):
         return None
 

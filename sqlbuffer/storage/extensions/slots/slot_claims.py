@@ -213,7 +213,7 @@ class SlotClaims:
         holders = {holder for _, _, holder in found} - {None, self.holder}
         alive = {self.holder}
         if holders:
-            alive |= living(connection, self._id, self.store.info.open_timeout_s)
+            alive |= living(connection, self._id, self.store.info.config.episodes.open_timeout_s)
         return Ahead(
             {slot: turn for slot, turn, holder in found if holder is None},
             {slot for slot, _, holder in found if holder in alive},

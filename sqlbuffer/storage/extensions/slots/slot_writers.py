@@ -29,7 +29,7 @@ def living(connection: Connection, buffer_id: int, timeout_s: float) -> set[str]
 def other_writers(store: BufferStore) -> list[str]:
     """Return those of other processes that write to a buffer's slots."""
     with store.engine.connect() as connection:
-        found = living(connection, store.info.id, store.info.open_timeout_s)
+        found = living(connection, store.info.id, store.info.config.episodes.open_timeout_s)
     return sorted(each for each in found if not is_here(each))
 
 
@@ -41,7 +41,7 @@ def register(store: BufferStore, holder: str) -> None:
     def work(connection: Connection) -> None:
         lock_ring(connection, store.info.id)
         empty_slots(connection, store.info.id)
-        found = _writers(connection, store.info.id, store.info.open_timeout_s)
+        found = _writers(connection, store.info.id, store.info.config.episodes.open_timeout_s)
         for gone in (name for name, is_living in found.items() if not is_living):
             forget(connection, store.info.id, WRITER, gone)
         note_seen(connection, store.info.id, WRITER, holder)

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
+from sqlbuffer.storage.buffers import stored_config
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
@@ -62,7 +63,7 @@ def examine(url: str | URL | None, *, full: bool = False) -> Iterator[Finding]:
     for check in [
         *checks.server,
         *(checks.full if full else ()),
-        *((*checks.schema, _objects, _buffers) if has_schema else ()),
+        *((*checks.schema, _objects, _settings, _buffers) if has_schema else ()),
     ]:
         yield from _guarded(check, engine, resolved)
 
@@ -122,6 +123,16 @@ def _expected_objects(dialect: str) -> set[tuple[str, str]]:
     for verb, kind, name in _CREATE.findall(migrate.sql(dialect)):
         (found.add if verb == "CREATE" else found.discard)((kind.lower(), name))
     return found
+
+
+def _settings(connection: Connection, url: URL) -> Sequence[Finding]:
+    """Compare the columns that SQL reads with the configurations."""
+    found = stored_config.disagreements(connection)
+    wrong = [f"buffer {name!r}: {'; '.join(lines)}" for name, lines in found.items() if lines]
+    if not wrong:
+        return [Finding("settings", "OK", f"{len(found):,} configurations agree with the columns")]
+    remedy = "set the columns back by SQL, or the limits with `sqlbuffer resize URL N`"
+    return [Finding("settings", "WARN", ". ".join(wrong), remedy)]
 
 
 def _buffers(connection: Connection, url: URL) -> Sequence[Finding]:

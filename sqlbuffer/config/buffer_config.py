@@ -1,0 +1,189 @@
+"""Everything that is stored about a buffer, as one model."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+from pydantic import model_validator
+
+from sqlbuffer.config.setting_checks import check_fits
+from sqlbuffer.config.setting_groups import (
+    Compression,
+    EpisodeConfig,
+    EvictUnit,
+    FlowConfig,
+    LeaseConfig,
+    PayloadConfig,
+    PriorityConfig,
+    RetentionConfig,
+    SamplingConfig,
+)
+from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.rate_limits import Policy
+from sqlbuffer.strict_models import StrictModel, Verbatim
+
+# Settings whose names differ as keyword arguments from those in their groups.
+_ARGUMENTS = {
+    ("fields", "specs"): "fields",
+    ("fields", "observations"): "observation_fields",
+    ("fields", "meta"): "meta_fields",
+    ("priorities", "enabled"): "priorities",
+    ("leases", "enabled"): "leases",
+}
+
+
+class BufferSettings(TypedDict, total=False):
+    """The settings of `BufferConfig` as keyword arguments; None is an omitted one."""
+
+    max_capacity: int | None
+    max_episodes: int | None
+    evict_by: EvictUnit | None
+    keep_expired: bool | None
+    keep_episodes: int | None
+    open_timeout_s: float | None
+    fields: Mapping[str, Any] | None
+    observation_fields: Sequence[str] | None
+    meta_fields: Mapping[str, Any] | None
+    compression: Compression | None
+    max_row_bytes: int | None
+    priorities: bool | None
+    alpha: float | None
+    max_use: int | None
+    max_staleness: int | None
+    min_size: int | None
+    current_session_only: bool | None
+    track_samples: bool | None
+    keep_samples_s: float | None
+    leases: bool | None
+    rate_limiter: Policy | None
+
+
+class BufferConfig(StrictModel):
+    """Everything that is stored about a buffer, in groups.
+
+    `BufferConfig.of(max_capacity=100)` takes the settings as `ReplayBuffer` does. In JSON they are
+    in their groups: `model_dump_json` writes it, `model_validate_json` reads it.
+
+    Attributes:
+        retention: How much the buffer holds, and what leaves first.
+        episodes: How long episodes are kept and waited for.
+        fields: Its typed fields.
+        payloads: How the payloads of rows are stored.
+        priorities: The priorities of rows.
+        sampling: Which rows may be sampled, and what is kept of the batches.
+        leases: Leases of rows.
+        flow: What keeps collectors and learners in pace.
+
+    Raises:
+        BufferConfigError: A wrong value, or settings under which no row could ever be sampled.
+        FieldError: A malformed field.
+
+    Example:
+        >>> config = BufferConfig.of(max_capacity=1_000, priorities=True)
+        >>> config
+        BufferConfig.of(max_capacity=1000, priorities=True)
+        >>> config.priorities.alpha
+        0.6
+        >>> BufferConfig.model_validate_json(config.model_dump_json()) == config
+        True
+    """
+
+    retention: RetentionConfig = RetentionConfig()
+    episodes: EpisodeConfig = EpisodeConfig()
+    fields: Fields = Fields()
+    payloads: PayloadConfig = PayloadConfig()
+    priorities: PriorityConfig = PriorityConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    leases: LeaseConfig = LeaseConfig()
+    flow: FlowConfig = FlowConfig()
+
+    @classmethod
+    def of(cls, **settings: Unpack[BufferSettings]) -> "BufferConfig":
+        """Return the configuration with these settings; None leaves the default.
+
+        Raises:
+            TypeError: An unknown setting.
+        """
+        return cls().replace({name: v for name, v in settings.items() if v is not None})
+
+    def replace(self, settings: Mapping[str, Any]) -> "BufferConfig":
+        """Return this configuration with other settings.
+
+        Args:
+            settings: The settings by their names as keyword arguments. None is a value, such as
+                unlimited.
+
+        Raises:
+            TypeError: An unknown setting.
+        """
+        values: dict[str, dict[str, Any]] = {group: {} for group in type(self).model_fields}
+        for argument, value in {**self.given(), **settings}.items():
+            if argument not in PLACES:
+                raise TypeError(f"there is no setting {argument!r}{_similar(argument)}")
+            group, name = PLACES[argument]
+            values[group][name] = value
+        return type(self)(**{group: own for group, own in values.items() if own})
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings by their names as keyword arguments."""
+        return {
+            argument: getattr(getattr(self, group), name)
+            for argument, (group, name) in PLACES.items()
+        }
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that this configuration was made with, the defaults left out."""
+        return {
+            argument: value
+            for argument, value in self.settings().items()
+            if PLACES[argument][1] in getattr(self, PLACES[argument][0]).model_fields_set
+        }
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "BufferConfig":
+        check_fits(self.retention.max_capacity, self.sampling.min_size)
+        if self.leases.enabled and self.retention.evict_by != "row":
+            raise BufferConfigError(
+                "a buffer with leases=True evicts by row; leave out evict_by and max_episodes"
+            )
+        return self
+
+    @classmethod
+    def advice_on(cls, name: str) -> str:
+        """Return what to do about a key that the model does not have."""
+        if name in PLACES:
+            return f"put it into the group {PLACES[name][0]!r}"
+        return super().advice_on(name)
+
+    def __repr_name__(self) -> str:
+        return "BufferConfig.of"
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        default = type(self)().settings()
+        for argument, value in self.settings().items():
+            if value == default[argument]:
+                continue
+            if isinstance(value, Mapping):
+                value = {name: Verbatim(spec) for name, spec in value.items()}
+            yield argument, value
+
+
+DEFAULT_CONFIG = BufferConfig()
+
+
+def _places() -> dict[str, tuple[str, str]]:
+    return {
+        _ARGUMENTS.get((group, name), name): (group, name)
+        for group, field in BufferConfig.model_fields.items()
+        for name in type(field.default).model_fields
+    }
+
+
+# Where each setting is in the model, by its name as a keyword argument.
+PLACES = _places()
+
+
+def _similar(argument: str) -> str:
+    nearest = difflib.get_close_matches(argument, PLACES, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(PLACES)}"

@@ -1,0 +1,43 @@
+"""The keyword arguments that open a buffer: settings that are stored, and the opener's own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig, BufferSettings
+from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection, ConnectionSettings
+from sqlbuffer.errors import FieldError
+
+
+class OpenerSettings(BufferSettings, ConnectionSettings, total=False):
+    """The settings that `ReplayBuffer` takes as keyword arguments."""
+
+
+def with_settings(
+    config: BufferConfig | None, connection: Connection | None, settings: Mapping[str, Any]
+) -> tuple[BufferConfig, Connection]:
+    """Return two models with settings that override theirs.
+
+    Args:
+        config: What is stored; None: the defaults.
+        connection: What the opener chooses; None: the defaults.
+        settings: Settings of either by name. `alpha` is one of both. A stored one that is None is
+            omitted.
+
+    Raises:
+        BufferConfigError: A wrong value.
+        FieldError: A malformed field.
+        TypeError: An unknown setting.
+    """
+    own = {name: settings[name] for name in Connection.model_fields if name in settings}
+    stored = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and (name == "alpha" or name not in own)
+    }
+    if "observation_fields" in stored and config is None and "fields" not in stored:
+        raise FieldError("observation_fields go with fields=...; leave both out to reopen")
+    connection = connection or DEFAULT_CONNECTION
+    return (
+        (config or DEFAULT_CONFIG).replace(stored),
+        Connection(**{**connection.model_dump(exclude_unset=True), **own}),
+    )
