@@ -13,6 +13,7 @@ from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
 from sqlbuffer.aio.async_lease import AsyncLease
 from sqlbuffer.aio.thread_calls import in_thread
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.waits import begin_wait
@@ -71,9 +72,11 @@ class AsyncReplayBuffer:
         self.sync = buffer
 
     @classmethod
-    async def open(cls, url: Database = None, **settings: Any) -> "AsyncReplayBuffer":
+    async def open(
+        cls, url: Database = None, name: str = "default", **options: Any
+    ) -> "AsyncReplayBuffer":
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
-        return cls(await in_thread(ReplayBuffer, url, **settings))
+        return cls(await in_thread(ReplayBuffer, url, name, **options))
 
     store = as_coroutine(ReplayBuffer.store)
     store_batch = as_coroutine(ReplayBuffer.store_batch)
@@ -114,6 +117,10 @@ class AsyncReplayBuffer:
     set_rate_limiter = as_coroutine(ReplayBuffer.set_rate_limiter)
     stats = as_coroutine(ReplayBuffer.stats)
     close = as_coroutine(ReplayBuffer.close)
+
+    async def config(self) -> BufferConfig:
+        """Return what is stored about the buffer now."""
+        return await in_thread(lambda: self.sync.config)
 
     async def clock(self) -> int | None:
         """Return what `set_clock` set last; None before."""

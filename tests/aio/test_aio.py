@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sqlbuffer
-from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder
+from sqlbuffer import BufferConfig, DataRow, Experience, ExpMeta, QueryBuilder
 from sqlbuffer.aio import AsyncReplayBuffer
 
 
@@ -42,6 +42,7 @@ def test_every_call_does_what_the_buffer_does(database_url: str) -> None:
             assert "experiences" in await buffer.sql(of_t9)
             assert await buffer.explain(of_t9)
             await buffer.resize(20)
+            assert await buffer.config() == BufferConfig.of(max_capacity=20)
             assert await buffer.delete(of_t9) == 6
             assert await buffer.clear() == 14
             assert await AsyncReplayBuffer.list(database_url) == ["default"]
