@@ -36,6 +36,7 @@ def number(text):
     return int(text.replace(",", ""))
 
 
+@pytest.mark.slow
 def test_the_demo_counts_what_it_did_and_can_be_repeated(run, database_url):
     results = [run("demo", "--url", database_url, *SHORT) for _ in range(2)]
     counts = [cells(result.output, "rows written") for result in results]

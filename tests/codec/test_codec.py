@@ -389,6 +389,7 @@ class TestEqual:
         assert equal(back(value), back(value), strict=True)
         assert equal(back(value), back(value))
 
+    @pytest.mark.slow
     @settings(max_examples=50)
     @given(payloads, payloads)
     def test_strictly_equal_values_have_equal_encodings(self, left, right):

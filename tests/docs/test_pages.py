@@ -268,6 +268,7 @@ def test_sampling(read):
     assert sorted(page.names["drawn"]) == sorted(f"task-{n}" for n in range(20))
 
 
+@pytest.mark.slow
 def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_says(read, schema_url):
     """Test the first row of a batch with 15 degrees of freedom, at p = 0.001."""
     sampler = read("docs/sampling.md").names["RewardWeighted"](seed=5)
@@ -356,6 +357,7 @@ def test_coming_from_minestudio_names_what_the_package_has_and_has_not():
     assert {name for name in names if not re.search(rf"`{name}\b", text)} == set()
 
 
+@pytest.mark.slow
 def test_coming_from_di_engine(read):
     page = read("docs/coming-from-di-engine.md")
     assert page.names["row"].exp_data.reward_t == 1.0

@@ -38,6 +38,7 @@ def page(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_a_page_is_done_as_it_is_written(page, read):
     done = read(page(GOOD))
     assert done.printed["sqlbuffer ls | grep default"].count("default") == 1

@@ -144,6 +144,7 @@ def test_sequences_stacks_and_windows_have_their_shapes(stored):
     assert first.mask.shape == (4, 5)
 
 
+@pytest.mark.slow
 def test_datasets_of_torch_take_each_mode(stored):
     for mode, (options, expected) in MODES.items():
         dataset = Dataset(stored, mode, info=["episode", "t"], **options)

@@ -95,6 +95,7 @@ def write_until(url, path):
     return number
 
 
+@pytest.mark.slow
 def test_each_pass_is_exact_while_another_process_writes(buffer_url, tmp_path):
     with ReplayBuffer(buffer_url, max_capacity=200, fields=FIELDS) as buffer:
         fill(buffer, 200)

@@ -66,11 +66,13 @@ def check_pass(buffer, n_workers, method):
         assert second != flat(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_workers", "method"), WORKERS)
 def test_workers_cover_a_pass_once_between_them(buffer, n_workers, method):
     check_pass(buffer, n_workers, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 2, "prefetch": 2}])
 def test_persistent_workers_begin_another_epoch_with_what_is_there_then(buffer, options):
     fill(buffer, 30)
@@ -104,6 +106,7 @@ def test_all_workers_have_the_range_of_the_first_of_them(buffer):
     assert sorted(seen + flat(first) + flat(second)) == list(range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_two_workers_draw_the_same_batch(buffer, persistent):
     fill(buffer, 1000)
@@ -117,6 +120,7 @@ def test_no_two_workers_draw_the_same_batch(buffer, persistent):
     assert len({tuple(batch) for batch in found}) == len(found) == 24
 
 
+@pytest.mark.slow
 def test_the_seed_given_decides_and_not_that_of_torch(buffer):
     fill(buffer, 100)
     found = []
@@ -252,6 +256,7 @@ def test_what_a_dataset_cannot_be_made_of_says_so(make, error, message):
             make(buffer)
 
 
+@pytest.mark.slow
 def test_the_library_is_imported_without_torch_which_is_asked_for_where_it_is_needed():
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -314,6 +319,7 @@ def test_the_orders_of_workers_have_each_number_once(shuffle, n_workers):
         assert sorted(found) == list(range(11, 11 + span))
 
 
+@pytest.mark.slow
 def test_forked_workers_read_a_file_that_their_parent_writes_and_closes(make_database_url):
     """Neither the workers nor the rows of the parent suffer when connections were open."""
     url = make_database_url("sqlite", schema=True)

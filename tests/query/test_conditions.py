@@ -179,6 +179,7 @@ class TestOtherTypes:
         for value in (True, [1], {}):
             assert found(buffer, leaf("eq", value, "exp_meta.task_id")) == []
 
+    @pytest.mark.slow
     def test_a_number_is_neither_more_nor_less_than_a_text(self, buffer):
         texts = dict.fromkeys(("task_id", "agent_id", "pre_agent", "episode_id", "session_id"), "5")
         buffer.add(id="5", task_name="5", **texts)
@@ -487,6 +488,7 @@ def first_column(url, statement):
 
 
 class TestSize:
+    @pytest.mark.slow
     def test_fifty_thousand_members(self, buffer):
         fill(buffer, *({"x": x} for x in (7, "id7", 7.0, "other", 10**6)), reward=7.0)
         ids = [f"id{i}" for i in range(50_000)]
@@ -500,6 +502,7 @@ class TestSize:
             assert [row.id for row in buffer.get_all(tree)] == expected
         assert buffer.delete(leaf("in", [*ids, "0"], "id")) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "field", ["exp_meta.step", "exp_data.state.x", "exp_data.actions[0].x", "episode_id"]
     )
@@ -513,6 +516,7 @@ class TestSize:
         assert buffer.size(none_of) == 2
         assert buffer.delete(any_of) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("field", ["exp_meta.step", "exp_data.state[0].x"])
     @pytest.mark.parametrize("first", [True, False])
     def test_nesting_up_to_the_limit_works_and_beyond_is_refused(self, buffer, field, first):

@@ -162,6 +162,7 @@ def leaf(field, op, value):
     return {"field": field, "op": op, "value": value}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     rows=st.lists(st.fixed_dictionaries(values), min_size=1, max_size=6),

@@ -85,6 +85,7 @@ def test_steps_and_episodes_are_those_of_single_environments(schema_url, mode):
     check(schema_url, make_cartpole, "sync", mode, n_steps=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_environments_in_processes_are_stored_alike(sqlite_url, mode):
     check(sqlite_url, make_cartpole, "async", mode, n_steps=60)
@@ -266,6 +267,7 @@ def test_the_vector_environment_shines_through(sqlite_url):
         assert len(buffer) == N_ENVS
 
 
+@pytest.mark.slow
 def test_environments_that_are_recorded_inside_a_vector_store_from_their_processes(schema_url):
     make = make_cartpole
     actions = actions_of(make, 60)

@@ -26,6 +26,7 @@ def check_draws(buffer, url, n=12):
     return len(held)
 
 
+@pytest.mark.slow
 def test_rows_that_commit_late_join_the_draw_with_their_own_priorities(make_database_url):
     url = make_database_url("postgresql", schema=True)
     buffer = filled(url, [1.0 + i % 7 for i in range(100)])

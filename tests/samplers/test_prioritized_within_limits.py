@@ -53,6 +53,7 @@ def test_rows_that_are_too_old_are_not_drawn_and_the_others_keep_their_shares(
     assert_shares(drawn, weights_of(left))
 
 
+@pytest.mark.slow
 def test_the_clock_bars_rows_at_once_and_lets_them_in_again(buffer_url):
     buffer = versions_1_to_5(buffer_url)
     sampler = PrioritizedSampler(seed=1, exact=True)
@@ -91,6 +92,7 @@ def claim(url, seed, n):
     return handed_out
 
 
+@pytest.mark.slow
 def test_learners_at_once_use_each_row_as_often_as_it_may_be(buffer_url):
     """Whose claims meet, so that batches are put together of several draws."""
     priorities = 1.0 + np.arange(200) % 7
@@ -295,6 +297,7 @@ def test_a_limiter_counts_batches_by_priority_and_holds_them(buffer_url):
         assert sum(uses_in(buffer_url).values()) == sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["task", "episode"])
 def test_what_leaves_whole_leaves_the_others_their_shares(buffer_url, unit):
     limits = {"max_capacity": 60, "evict_by": "task"} if unit == "task" else {"max_episodes": 6}

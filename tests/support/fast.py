@@ -1,8 +1,12 @@
-"""`--fast`, for use while editing: SQLite only, no test that starts a process, no slow test."""
+"""`--fast`, for use while editing: SQLite only, no test that starts a process, no slow test.
+
+Of a test with many cases on a database, the first three run.
+"""
 
 import multiprocessing.process
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +14,8 @@ import pytest
 
 _OF_POSTGRESQL = {"postgres_server", "postgres_url", "both_urls", "icu_server", "jit_database_url"}
 _LEFT_OUT = {*_OF_POSTGRESQL, "large_url"}  # which takes 20 s to fill
+_OF_A_DATABASE = {"make_database_url", "url_of", "filled_once"}
+_MOST_CASES = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,8 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("fast"):
         return
-    config.hook.pytest_deselected(items=[item for item in items if _is_left_out(item)])
-    items[:] = [item for item in items if not _is_left_out(item)]
+    cases: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if _is_left_out(item) or cases[test] == _MOST_CASES:
+            left_out.append(item)
+        else:
+            kept.append(item)
+            cases[test] += not _OF_A_DATABASE.isdisjoint(getattr(item, "fixturenames", ()))
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 @pytest.fixture(scope="session", autouse=True)

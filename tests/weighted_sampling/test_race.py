@@ -98,6 +98,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize(("batch_size", "looseness"), [(1, 1.0), (8, 20.0), (200, 1.0)])
 def test_draws_with_replacement_have_their_probabilities(name, looseness, batch_size):
@@ -135,6 +136,7 @@ def ordered_probabilities(weights, n):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("looseness", "read"), [(1.0, (0, 2)), (30.0, ())])
 @pytest.mark.parametrize(
     "own", [(1.0, 2.0, 4.0, 3.0), (1.0, 1.0, 300.0, 2.0), (1e-6, 1.0, 1e-6, 1e6)]
@@ -328,6 +330,7 @@ def test_each_stratum_gives_a_row_and_rows_have_their_probabilities(name, whole)
         assert (high >= np.arange(n) - 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "n"),
     [(np.ones(160), 40), (normal(160) + 0.05, 30), (normal(300), 100), (np.ones(40), 24)],

@@ -54,6 +54,7 @@ def open_and_write(shared, lock, task_id):
     MultiProcMemoryStorage(shared, [], lock).add_batch([row(task_id, step) for step in range(5)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", FRESH])
 def test_children_that_open_the_same_dict_at_once_share_one_file(manager, method):
     context = multiprocessing.get_context(method)
@@ -69,6 +70,7 @@ def test_children_that_open_the_same_dict_at_once_share_one_file(manager, method
     assert MultiProcMemoryStorage(shared, [], lock).size() == 20
 
 
+@pytest.mark.slow
 def test_shared_file_lives_as_long_as_its_manager():
     manager = multiprocessing.Manager()
     shared, lock = manager.dict(), manager.Lock()
@@ -100,6 +102,7 @@ def test_process_that_looks_into_the_dict_does_not_remove_the_file(manager):
     assert storage.size() == 1
 
 
+@pytest.mark.slow
 def test_storage_keeps_the_manager_of_its_dict_alive():
     def make():
         manager = multiprocessing.Manager()

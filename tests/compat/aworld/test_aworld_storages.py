@@ -304,6 +304,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_owner_ends_and_children_may_write_till_then(tmp_path):
     """The children are not joined by the script: Python does that when it ends."""
     script = tmp_path / "owner.py"

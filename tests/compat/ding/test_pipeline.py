@@ -114,6 +114,7 @@ def test_two_learners_and_a_collector_share_every_count(buffer_url):
         each.close()
 
 
+@pytest.mark.slow
 def test_threads_that_push_sample_and_update_at_once_lose_no_count(make, place):
     config = {"size": 500, "anneal_step": 100}
     first = make("advanced", **config)

@@ -115,6 +115,7 @@ with buffer.one_episode(task=2):
 """
 
 
+@pytest.mark.slow
 def test_d5_an_episode_whose_process_was_killed_is_not_gone_on_with(buffer_url):
     process = subprocess.Popen(
         [sys.executable, "-c", _DIES, buffer_url], stdout=subprocess.PIPE, text=True

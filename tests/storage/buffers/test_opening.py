@@ -136,6 +136,7 @@ def open_and_store(url, number):
     return buffer.store(make_row(number)).inserted
 
 
+@pytest.mark.slow
 def test_8_processes_create_schema_and_buffer_at_once(database_url):
     results = run_at_once([(open_and_store, database_url, i) for i in range(8)])
     assert results == [1] * 8

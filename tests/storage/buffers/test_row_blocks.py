@@ -108,6 +108,7 @@ def test_a_writer_counts_full_blocks_and_any_process_adds_them_up(large):
     assert fresh_len(large) == rows_shown(large) == n_rows(large) - 7
 
 
+@pytest.mark.slow
 def test_deletes_inside_the_window_are_subtracted(large):
     with ReplayBuffer(large) as buffer:
         before = len(buffer)
@@ -158,6 +159,7 @@ def test_counts_of_blocks_that_have_left_the_window_go(large):
     assert [block for block, _ in run(large, KEPT)] == [low // BLOCK + 1]
 
 
+@pytest.mark.slow
 def test_buffers_that_evict_whole_tasks_count_no_blocks(buffer_url):
     with ReplayBuffer(buffer_url, evict_by="task", max_capacity=100_000) as buffer:
         store(buffer, 5_000)
@@ -165,6 +167,7 @@ def test_buffers_that_evict_whole_tasks_count_no_blocks(buffer_url):
     assert run(buffer_url, KEPT) == []
 
 
+@pytest.mark.slow
 def test_numbers_of_a_transaction_that_is_undone_are_no_rows(buffer_url):
     with fill(buffer_url, 4_000) as buffer:
         opened = buffer._store
@@ -192,6 +195,7 @@ class TestOnPostgreSQL:
         assert scalar(filled, self.COUNT, settled=20_000) == 3
         assert run(filled, KEPT) == run(filled, TRUE)
 
+    @pytest.mark.slow
     def test_a_block_is_not_counted_while_a_row_may_still_come_to_it(self, filled):
         with ReplayBuffer(filled) as buffer:
             with connected(filled) as late:

@@ -211,6 +211,7 @@ def write_slowly(url, name, batches):
                 )
 
 
+@pytest.mark.slow
 def test_each_row_of_8_writers_is_settled_once(buffer_url, buffer):
     writers = [(write_rows, buffer_url, f"w{n}", 60) for n in range(6)]
     writers += [(write_slowly, buffer_url, f"slow{n}", 25) for n in range(2)]

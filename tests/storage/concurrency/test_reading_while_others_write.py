@@ -52,6 +52,7 @@ def test_a_stream_shows_a_transaction_whole_or_not_at_all(late_writer):
     assert tasks_of(buffer).count("late") == 2
 
 
+@pytest.mark.slow
 def test_a_length_remembers_no_count_of_rows_that_may_still_come(late_writer):
     buffer, connection = late_writer
     buffer.store_batch(make_rows(range(2 * BLOCK), task="later"))

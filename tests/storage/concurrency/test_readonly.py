@@ -93,6 +93,7 @@ def read_only(path):
     return f"sqlite:///file:{path}?mode=ro&uri=true"
 
 
+@pytest.mark.slow
 def test_a_read_only_open_reads_while_others_write(open_folder):
     path = open_folder / "replay.db"
     for text in read_beside_a_writer(path, read_while_others_write, read_only(path)):
@@ -100,6 +101,7 @@ def test_a_read_only_open_reads_while_others_write(open_folder):
         assert "not writable" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [read_only, "sqlite:///{}".format], ids=["read_only", "plain"])
 def test_a_user_who_may_not_write_the_file_reads_while_others_write(open_folder, form):
     path = open_folder / "replay.db"

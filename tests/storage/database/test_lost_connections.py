@@ -260,6 +260,7 @@ class Clock:
         self.now += seconds
 
 
+@pytest.mark.slow
 def test_after_retry_s_the_error_says_what_cannot_be_reached(proxy, caplog, monkeypatch):
     monkeypatch.setattr(retrying, "time", Clock())
     buffer = ReplayBuffer(proxy.url, retry_s=2.5)

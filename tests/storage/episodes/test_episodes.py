@@ -154,6 +154,7 @@ def test_an_episode_without_rewards_has_no_return(buffer_url, buffer):
     assert episodes(buffer_url)[0][6] is None
 
 
+@pytest.mark.slow
 def test_many_writers_store_episodes_of_one_task_at_once(buffer_url, buffer):
     calls = [(store_episodes, buffer, name) for name in "abcd"]
     assert run_at_once(calls) == [30] * 4

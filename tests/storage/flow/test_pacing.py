@@ -275,6 +275,7 @@ def test_who_waits_is_seen_by_others_until_it_may_go_on(buffer_url):
         assert run(buffer_url, "SELECT * FROM v_waiting") == []
 
 
+@pytest.mark.slow
 def test_the_view_says_what_flow_says(buffer, buffer_url):
     query = "SELECT inserted, sampled, ratio, may_insert, may_sample FROM v_flow"
     for step in range(24):
@@ -310,6 +311,7 @@ def test_a_wait_ends_at_its_timeout_and_leaves_no_mark(buffer_url):
         pickle.loads(pickle.dumps(FlowControlError("said")))
 
 
+@pytest.mark.slow
 def test_a_wait_can_be_interrupted(buffer_url):
     with ReplayBuffer(buffer_url, rate_limiter=LIMITER, wait_s=100) as buffer:
 
@@ -385,6 +387,7 @@ def learn(url, n_batches):
     return sum(len(buffer.sample(16)) for _ in range(n_batches))
 
 
+@pytest.mark.slow
 def test_a_learner_and_two_collectors_settle_at_the_ratio(buffer_url, tmp_path):
     stop = tmp_path / "stop"
     # What is in flight counts as inserted: each collector may have five rows that are not seen yet.

@@ -46,6 +46,7 @@ def judge(url: str, own: int, n_judges: int) -> None:
                 buffer.annotate(seqs, reward=seqs * 1000.0 + version, version=version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_judges_of_the_same_rows_agree_with_writers_beside_them(
     buffer_url: str, limit: str
@@ -75,6 +76,7 @@ def note_versions(url: str, n: int) -> None:
             buffer.annotate([3, 1, 2], reward=1.0)
 
 
+@pytest.mark.slow
 def test_each_annotation_without_a_version_has_its_own(buffer_url: str) -> None:
     with ReplayBuffer(buffer_url) as buffer:
         for i in range(3):

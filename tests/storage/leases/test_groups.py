@@ -183,6 +183,7 @@ def test_what_is_not_whole_in_time_is_dropped(buffer, buffer_url, order):
     assert sorted(tasks_leased(buffer, 2)) == ["a", "c"]
 
 
+@pytest.mark.slow
 def test_a_group_that_is_held_is_not_dropped(buffer, buffer_url):
     grow_old(buffer_url, "true")
     options = {"group_by": "task_id", "min_group_size": 3, "group_timeout_s": 900}

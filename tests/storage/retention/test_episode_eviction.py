@@ -209,6 +209,7 @@ def read_until(url, n):
                 return most
 
 
+@pytest.mark.slow
 def test_both_limits_hold_under_concurrent_writers(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_episodes=6, max_capacity=40) as buffer:
         calls = [(write_some, buffer_url, name, 20) for name in "abcd"]
@@ -260,6 +261,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS, max_episodes=st.integers(1, 3), max_capacity=st.none() | st.integers(1, 9))
 def test_it_holds_what_a_model_in_memory_holds(buffer_url, actions, max_episodes, max_capacity):

@@ -260,6 +260,7 @@ def test_one_statement_may_write_to_several_buffers(make_database_url):
     assert [len(buffer) for buffer in buffers] == [3, 3, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_the_count_stays_right_when_rows_are_deleted_by_hand(buffer_url, evict_by):
     buffer = ReplayBuffer(buffer_url, max_capacity=20_000, evict_by=evict_by)
@@ -280,6 +281,7 @@ def test_the_count_stays_right_when_rows_are_deleted_by_hand(buffer_url, evict_b
         assert len(buffer) == 3
 
 
+@pytest.mark.slow
 def test_a_count_in_another_process_follows_deletes_and_resizes(buffer_url):
     counting = ReplayBuffer(buffer_url)
     counting.store_batch(make_rows(range(9_000)))
@@ -313,6 +315,7 @@ def write(url, task, n_rows, sizes):
     return written
 
 
+@pytest.mark.slow
 def test_the_window_is_exact_at_every_moment_of_a_run_with_several_writers(buffer_url):
     capacity, sizes = 200, (1, 40, 7, 64, 13)
     buffer = ReplayBuffer(buffer_url, max_capacity=capacity)
@@ -443,6 +446,7 @@ def test_by_task_shrinking_evicts_whole_tasks_at_once(buffer_url):
     assert len(buffer) == scalar(buffer_url, "SELECT count(*) FROM tasks") == 0
 
 
+@pytest.mark.slow
 def test_by_task_two_writers_never_pass_the_capacity(buffer_url):
     capacity = 60
     buffer = ReplayBuffer(buffer_url, max_capacity=capacity, evict_by="task")
@@ -485,6 +489,7 @@ def test_by_task_a_task_table_that_lost_its_rows_makes_no_writer_hang(make_datab
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_two_deletes_by_hand_do_not_lock_each_other_out(make_database_url):
     url = make_database_url("postgresql", schema=True)
     for number in range(5):

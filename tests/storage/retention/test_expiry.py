@@ -294,6 +294,7 @@ def test_several_at_once_count_each_row_once(buffer_url):
         assert len(buffer) == 700
 
 
+@pytest.mark.slow
 def test_payloads_that_leave_give_their_space_back(buffer_url, monkeypatch):
     monkeypatch.setattr(vacuum, "SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(vacuum, "MIN_DEAD_BYTES", 2**20)

@@ -108,6 +108,7 @@ def test_a_task_with_a_barred_row_is_left_whole(buffer_url):
             assert [steps_in(task) for task in named] == [[0, 1]]
 
 
+@pytest.mark.slow
 def test_uniform_over_the_free_tasks_of_a_large_buffer(buffer_url):
     # More rows than are ranked: numbers are drawn, and kept where a task begins.
     versions = [3 if (i // 8) % 4 or i % 8 else 1 for i in range(6_000)]
@@ -147,6 +148,7 @@ def free_runs(before, after):
     }
 
 
+@pytest.mark.slow
 def test_a_transition_has_no_barred_step(stored):
     # The observation after it is a step as well, or the final one.
     for buffer in stored:
@@ -168,6 +170,7 @@ def test_a_window_has_no_barred_step(stored):
             assert places_in(next(iter(loader))) == expected
 
 
+@pytest.mark.slow
 def test_a_trajectory_has_no_barred_step(stored):
     for buffer in stored:
         for include_partial in (False, True):
@@ -175,6 +178,7 @@ def test_a_trajectory_has_no_barred_step(stored):
             assert set(next(iter(loader)).info["episode"]) == {"e0", "e3"}
 
 
+@pytest.mark.slow
 def test_arrays_and_mixtures_leave_barred_rows_out(stored):
     free = {4 * int(name[1:]) + t + 1 for name, t in free_runs(0, 0)}
     for buffer in stored:

@@ -1,5 +1,6 @@
 """Every condition selects the same rows in SQLite, in PostgreSQL and in plain Python."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from sqlalchemy import select
 
@@ -35,9 +36,7 @@ def ids_by_database(buffer, conditions):
     return [{id_ for id_, *matches in found if matches[i]} for i in range(len(conditions))]
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(drawn=rows_and_conditions())
-def test_random_conditions_select_the_same_rows_everywhere(buffers, drawn):
+def check_equivalence(buffers, drawn):
     rows, conditions = drawn
     store_afresh(buffers, rows)
     expected = [{row.id for row in QueryFilter(tree).filter(rows)} for tree in conditions]
@@ -48,3 +47,11 @@ def test_random_conditions_select_the_same_rows_everywhere(buffers, drawn):
     # And the whole way, through the front door.
     for buffer in buffers.values():
         assert {row.id for row in buffer.get_all(conditions[0])} == expected[0]
+
+
+# Ten times as many are tried among the integrations.
+@pytest.mark.slow
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(drawn=rows_and_conditions())
+def test_random_conditions_select_the_same_rows_everywhere(buffers, drawn):
+    check_equivalence(buffers, drawn)

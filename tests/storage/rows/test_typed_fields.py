@@ -320,6 +320,7 @@ def test_arrays_of_a_batch_may_be_changed(buffer):
     assert batch.obs.flags.c_contiguous
 
 
+@pytest.mark.slow
 def test_rows_leave_first_in_first_out_and_writers_share_the_buffer(buffer_url):
     buffer = ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=30)
     calls = [(extend_often, buffer, start) for start in (0, 100)]

@@ -46,6 +46,7 @@ def buffer(request, buffer_url):
         yield buffer
 
 
+@pytest.mark.slow
 def test_a_batch_costs_two_statements(buffer):
     for kind, make in READERS.items():
         reader = make(buffer._store.info.config.fields)

@@ -51,6 +51,7 @@ def reference(made, partial):
     return held[0], n
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=EPISODES, partial=st.booleans(), replace=st.booleans())
 def test_every_trajectory_is_that_of_the_reference(buffer, buffer_url, made, partial, replace):
@@ -100,6 +101,7 @@ def way(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replace", [False, True])
 def test_episodes_long_and_short_are_drawn_alike(buffer, buffer_url, way, replace):
     from scipy.stats import chisquare

@@ -201,6 +201,7 @@ def test_a_mixture_counts_what_it_hands_out(make_database_url, buffer_url):
         assert sum(uses_in(buffer_url, "b").values()) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_empty", ["raise", "redistribute"])
 def test_what_a_mixture_does_not_hand_out_is_neither_counted_nor_noted(buffer_url, on_empty):
     limiter = RateLimiter(1, error_buffer=100)
@@ -306,6 +307,7 @@ def learn(url, replaced):
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])
 def test_four_learners_use_each_row_exactly_as_often_as_it_may_be(buffer_url, replaced):
     with ReplayBuffer(buffer_url, max_use=MAX_USE) as buffer:
@@ -323,6 +325,7 @@ def learn_forever(url, path):
     return True
 
 
+@pytest.mark.slow
 def test_a_killed_learner_leaves_nothing_used_too_often(buffer_url, tmp_path):
     with ReplayBuffer(buffer_url, max_use=MAX_USE) as buffer:
         buffer.store_batch(rows_of([None] * N_ROWS))
@@ -342,6 +345,7 @@ def test_a_killed_learner_leaves_nothing_used_too_often(buffer_url, tmp_path):
     assert 0 <= counted.total() - seen.total() <= BATCH
 
 
+@pytest.mark.slow
 def test_learners_of_tasks_do_not_share_one(buffer_url):
     with ReplayBuffer(buffer_url, max_use=1) as buffer:
         buffer.store_batch(rows_of([None] * 90, per_task=3))
@@ -412,6 +416,7 @@ def test_writers_at_capacity_do_not_wait_for_a_claim(make_database_url):
             assert stored_rows(url) == 20
 
 
+@pytest.mark.slow
 def test_numbers_that_were_used_up_are_not_asked_for_again_and_again(buffer_url):
     with ReplayBuffer(buffer_url, max_use=1) as buffer:
         buffer.store_batch(rows_of([None] * 5_000))

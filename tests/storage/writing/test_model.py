@@ -117,13 +117,12 @@ class Machine(RuleBasedStateMachine):
         assert len(self.buffer) == self.buffer.size(EVERY_ROW) == len(self.model.rows)
 
 
-@pytest.mark.parametrize("evict_by", ["row", "task"])
-def test_the_buffer_is_what_the_model_says(buffer_url, evict_by):
-    machine = type("BoundMachine", (Machine,), {"url": buffer_url, "evict_by": evict_by})
+def check_model(url, evict_by, max_examples):
+    """Check that the buffer is what the model says, after each series of steps."""
     run_state_machine_as_test(
-        machine,
+        type("BoundMachine", (Machine,), {"url": url, "evict_by": evict_by}),
         settings=settings(
-            max_examples=15,
+            max_examples=max_examples,
             stateful_step_count=20,
             derandomize=True,
             phases=[Phase.generate],  # shrinking would take minutes, and the steps are few
@@ -132,3 +131,10 @@ def test_the_buffer_is_what_the_model_says(buffer_url, evict_by):
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+# Three times as many are tried among the integrations.
+@pytest.mark.slow
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_the_buffer_is_what_the_model_says(buffer_url, evict_by):
+    check_model(buffer_url, evict_by, 5)

@@ -183,6 +183,7 @@ def test_a_conflict_with_a_row_that_the_same_batch_evicts_is_not_silent(buffer_u
     assert result.conflicting_ids == ("r0",)
 
 
+@pytest.mark.slow
 def test_resends_into_a_full_buffer_cost_no_live_row(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=100)
     rows = make_rows(range(100), prefix="r")
@@ -380,6 +381,7 @@ def drop(url, name):
     ReplayBuffer.drop(url, name)
 
 
+@pytest.mark.slow
 def test_buffers_can_be_dropped_at_the_same_time(buffer_url):
     for number in range(4):
         ReplayBuffer(buffer_url, name=f"b{number}").store_batch(make_rows(range(500)))
@@ -428,6 +430,7 @@ def send(url, batches):
     )
 
 
+@pytest.mark.slow
 def test_two_processes_that_send_the_same_batches_store_them_once(buffer_url):
     batches = [make_rows(range(start, start + 100), prefix="r") for start in range(0, 2_000, 100)]
     with ReplayBuffer(buffer_url) as buffer:
@@ -450,6 +453,7 @@ def send_in_step(url, batches, barrier):
     return inserted
 
 
+@pytest.mark.slow
 def test_two_processes_that_send_the_same_rows_in_opposite_order_store_them_once(buffer_url):
     batches = [make_rows(range(start, start + 300), prefix="r") for start in range(0, 3_000, 300)]
     backwards = [batch[::-1] for batch in batches]

@@ -25,6 +25,7 @@ def no_torch(monkeypatch):
         monkeypatch.delitem(sys.modules, f"{loading.__package__}.{name}", raising=False)
 
 
+@pytest.mark.slow
 def test_importing_and_storing_import_no_torch(tmp_path):
     program = (
         "import sys; from sqlbuffer.compat.memmap import ReplayBuffer\n"

@@ -33,6 +33,7 @@ def test_forked_workers_read_by_themselves(buffer_url):
     buffer.close()
 
 
+@pytest.mark.slow
 def test_spawned_workers_read_by_themselves(tmp_path):
     buffer = fill(ReplayBuffer(tmp_path, **SHAPE))
     loader = buffer.dataloader(
