@@ -283,7 +283,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         writer = self._check_writable("clear")
         self._t = 0
         writer.drop()
-        self._slots.clear()
+        self._store.retention.clear()
 
     def reset_(self) -> None:
         """Delete all episodes."""

@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.extensions.tables import participants
-from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.schema.metadata import json_parameter
 
 _TABLE = participants.c
 _ONE = (
@@ -31,7 +31,7 @@ _CHANGE = (
     update(participants)
     .where(_ONE)
     .values(
-        state=cast(bindparam("value", type_=Text()), JSON),
+        state=json_parameter("value"),
         oldest_version=bindparam("oldest", type_=BigInteger()),
     )
 )

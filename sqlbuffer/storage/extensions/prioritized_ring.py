@@ -14,9 +14,7 @@ import orjson
 from sqlalchemy import (
     BigInteger,
     Connection,
-    Text,
     bindparam,
-    cast,
     update,
 )
 
@@ -53,7 +51,7 @@ from sqlbuffer.storage.retention.stale_rows import StaleRows
 from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.schema.metadata import json_parameter
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.use_counts.uses import add_uses, clean_uses, is_cleaning_due, uses_of
 from sqlbuffer.storage.writing.row_writer import Insert
@@ -71,7 +69,7 @@ _SET = (
     .values(
         next_number=bindparam("n", type_=BigInteger()),
         next_place=bindparam("place", type_=BigInteger()),
-        state=cast(bindparam("kept", type_=Text()), JSON),
+        state=json_parameter("kept"),
     )
 )
 

@@ -3,7 +3,17 @@
 from typing import Any
 
 import orjson
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Text, cast, literal
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    bindparam,
+    cast,
+    literal,
+)
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.schema.column_types import IntegerList, RealList
@@ -46,6 +56,11 @@ def seq_key() -> tuple[Column[int], Column[int]]:
     return buffer_key(), Column(
         "seq", BigInteger, primary_key=True, autoincrement=False, comment="the experience"
     )
+
+
+def json_parameter(name: str) -> Any:
+    """Return the parameter for a JSON column that is given as text."""
+    return cast(bindparam(name, type_=Text()), JSON)
 
 
 def json_literal(value: Any) -> Any:

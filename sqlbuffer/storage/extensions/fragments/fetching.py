@@ -15,6 +15,8 @@ from sqlalchemy import (
 from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.extensions.fragments.leaving import (
+    IS_NAMED,
+    OWN,
     ItemGroup,
     at_places,
     evict,
@@ -26,7 +28,6 @@ from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, read
 from sqlbuffer.storage.extensions.participants import forget, note_seen, state_of
 from sqlbuffer.storage.extensions.tables import CONSUMER, item_groups
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.store import BufferStore
 
 # The worker, the number there, and the id of a fragment.
@@ -38,14 +39,13 @@ _FRAGMENTS = select(
     experiences.c.seq, experiences.c.task_id, experiences.c.step, experiences.c.id
 ).where(has_key(ID, bindparam("seqs", type_=SeqList())))
 _TABLE = item_groups.c
-_NAMED = (_TABLE.buffer_id == ID) & is_number_of(_TABLE.number, bindparam("named", type_=SeqList()))
-_PIN = update(item_groups).where(_NAMED).values(n_pins=_TABLE.n_pins + 1)
+_PIN = update(item_groups).where(OWN, IS_NAMED).values(n_pins=_TABLE.n_pins + 1)
 _USE = _PIN.values(use_count=_TABLE.use_count + 1)
-_UNPIN = update(item_groups).where(_NAMED).values(n_pins=_TABLE.n_pins - 1)
-_UNUSE = update(item_groups).where(_NAMED).values(use_count=_TABLE.use_count - 1)
+_UNPIN = update(item_groups).where(OWN, IS_NAMED).values(n_pins=_TABLE.n_pins - 1)
+_UNUSE = update(item_groups).where(OWN, IS_NAMED).values(use_count=_TABLE.use_count - 1)
 _BACK = (
     update(item_groups)
-    .where(_TABLE.buffer_id == ID, _TABLE.number == bindparam("which", type_=BigInteger()))
+    .where(OWN, _TABLE.number == bindparam("which", type_=BigInteger()))
     .values(place=bindparam("place_", type_=Integer()))
 )
 

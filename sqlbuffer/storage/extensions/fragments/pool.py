@@ -21,22 +21,15 @@ from sqlalchemy import (
 from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
 from sqlbuffer.storage.extensions.tables import FRAGMENTS, buffer_layouts
 from sqlbuffer.storage.rows.payload_parts import keep_parts
-from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.schema.metadata import json_parameter
 from sqlbuffer.storage.store import BufferStore
 
 ID = bindparam("of", type_=Integer())
 _OWN = buffer_layouts.c.buffer_id == ID
 _POOL = select(cast(buffer_layouts.c.config, Text), cast(buffer_layouts.c.state, Text)).where(_OWN)
 _LOCKED = _POOL.with_for_update()
-
-
-def _as_json(name: str) -> Any:
-    """Return the parameter for a JSON column that is given as text."""
-    return cast(bindparam(name, type_=Text()), JSON)
-
-
-_SAVE = update(buffer_layouts).where(_OWN).values(state=_as_json("value"))
-_CHANGE = update(buffer_layouts).where(_OWN).values(config=_as_json("value"))
+_SAVE = update(buffer_layouts).where(_OWN).values(state=json_parameter("value"))
+_CHANGE = update(buffer_layouts).where(_OWN).values(config=json_parameter("value"))
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,16 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
-    delete,
     select,
     text,
     update,
 )
 from sqlalchemy.dialects import postgresql
 
-from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.extensions.slots.slot_layout import (
-    clear_slots,
     note_change,
 )
 from sqlbuffer.storage.extensions.tables import buffer_layouts, slots
-from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.store import BufferStore
@@ -207,18 +203,6 @@ class Slots:
         rows = [{"buffer_id": self._id, "slot": s, "value": v} for s, v in values.items()]
         if rows:
             connection.execute(statement, rows)
-
-    def clear(self) -> None:
-        """Delete all episodes and forget the slots of every writer."""
-
-        def work(connection: Connection) -> None:
-            self.lock(connection)
-            self.store.note_deletion(connection)
-            remove_where(connection, self._id)
-            connection.execute(delete(episodes).where(of_buffer(episodes, self._id)))
-            clear_slots(connection, self._id)
-
-        self.store.write(work)
 
 
 def ring_of(connection: Connection, store: BufferStore, *, locked: bool = False) -> Ring:

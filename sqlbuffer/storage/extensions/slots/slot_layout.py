@@ -18,46 +18,31 @@ _EMPTY = text(
 )
 
 
-def lock_ring(connection: Connection, buffer_id: int) -> None:
-    """Keep writers of slots waiting until the transaction ends.
-
-    Call it before anything else is locked: writers lock the ring before they delete what a slot
-    showed.
-    """
-    connection.execute(_LOCK, {"buffer_id": buffer_id})
-
-
 def note_change(connection: Connection, buffer_id: int) -> None:
-    """Tell readers that what they read before has changed; the caller holds the ring."""
+    """Tell readers that what they read before has changed; the caller holds the lock."""
     connection.execute(_NOTE, {"buffer_id": buffer_id})
 
 
-def empty_slots(connection: Connection, buffer_id: int) -> None:
-    """Empty the slots whose finished episode has no step any more; the caller holds the ring."""
-    connection.execute(_EMPTY, {"buffer_id": buffer_id})
-    note_change(connection, buffer_id)
-
-
-def clear_slots(connection: Connection, buffer_id: int) -> None:
-    """Forget the slots of every writer, and begin with the first; the caller holds the ring."""
-    connection.execute(delete(slots).where(slots.c.buffer_id == buffer_id))
-    zero = update(buffer_layouts).where(buffer_layouts.c.buffer_id == buffer_id)
-    connection.execute(zero.values(next_number=0, n_held=0))
-
-
 class SlotLayout(BufferLayout):
-    """Slots show episodes: core calls that delete steps empty them."""
+    """Slots show episodes: calls that delete steps empty them."""
 
     def lock(self, connection: Connection, buffer_id: int) -> None:
-        lock_ring(connection, buffer_id)
+        """Keep writers of slots waiting: they lock the same before they delete steps."""
+        connection.execute(_LOCK, {"buffer_id": buffer_id})
 
     def after_delete(self, connection: Connection, buffer_id: int) -> None:
-        empty_slots(connection, buffer_id)
+        """Empty the slots whose finished episode has no step any more."""
+        connection.execute(_EMPTY, {"buffer_id": buffer_id})
+        note_change(connection, buffer_id)
 
     def after_clear(self, connection: Connection, buffer_id: int) -> None:
-        clear_slots(connection, buffer_id)
+        """Forget the slots of every writer, and begin with the first."""
+        connection.execute(delete(slots).where(slots.c.buffer_id == buffer_id))
+        zero = update(buffer_layouts).where(buffer_layouts.c.buffer_id == buffer_id)
+        connection.execute(zero.values(next_number=0, n_held=0))
 
     def check_resize(self, name: str) -> None:
+        """Refuse: what the slots show stays until they are used again."""
         raise BufferConfigError(
             f"buffer {name!r} is one of sqlbuffer.compat.memmap and holds what its slots show; "
             f"make it again with another max_episodes=..."

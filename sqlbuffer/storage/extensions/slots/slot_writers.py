@@ -2,9 +2,9 @@
 
 from sqlalchemy import Connection, select
 
+from sqlbuffer.storage.buffers.layouts import layout_of
 from sqlbuffer.storage.database.holders import is_alive, is_here
 from sqlbuffer.storage.extensions.participants import forget, note_seen
-from sqlbuffer.storage.extensions.slots.slot_layout import empty_slots, lock_ring
 from sqlbuffer.storage.extensions.tables import WRITER, participants
 from sqlbuffer.storage.schema.server_clock import age_s
 from sqlbuffer.storage.store import BufferStore
@@ -39,8 +39,9 @@ def register(store: BufferStore, holder: str) -> None:
     """
 
     def work(connection: Connection) -> None:
-        lock_ring(connection, store.info.id)
-        empty_slots(connection, store.info.id)
+        layout = layout_of(store.info)
+        layout.lock(connection, store.info.id)
+        layout.after_delete(connection, store.info.id)
         found = _writers(connection, store.info.id, store.info.config.episodes.open_timeout_s)
         for gone in (name for name, is_living in found.items() if not is_living):
             forget(connection, store.info.id, WRITER, gone)
