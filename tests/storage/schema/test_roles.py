@@ -104,7 +104,7 @@ def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, 
         buffer.set_clock(3)
         assert len(buffer.sample(3)) == 3
         assert len(buffer.sample_tasks(1)[0]) == 4
-        counting.give_back(buffer._store, [(1,)])
+        counting.give_back(buffer._store.uses, [(1,)])
         buffer._store.uses.housekeeping.cleaned_to = -2 * CLEANED_AT_ONCE
         assert len(buffer.sample(1)) == 1
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
