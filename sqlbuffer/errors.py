@@ -56,7 +56,9 @@ class ImmutableRowError(SQLBufferError, TypeError):
 
 
 class BufferConfigError(SQLBufferError, ValueError):
-    """A buffer was opened with a setting other than the stored one; the message names both."""
+    """A setting is wrong, or not the stored one: the message names it, and what is expected or
+    stored.
+    """
 
 
 class EpisodeExistsError(SQLBufferError, ValueError):

@@ -1,7 +1,7 @@
 """Everything that is stored about a buffer, as one model."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from pydantic import model_validator
@@ -120,7 +120,7 @@ class BufferConfig(StrictModel):
         values: dict[str, dict[str, Any]] = {group: {} for group in type(self).model_fields}
         for argument, value in {**self.given(), **settings}.items():
             if argument not in PLACES:
-                raise TypeError(f"there is no setting {argument!r}{_similar(argument)}")
+                raise unknown_setting(argument, PLACES)
             group, name = PLACES[argument]
             values[group][name] = value
         return type(self)(**{group: own for group, own in values.items() if own})
@@ -184,6 +184,8 @@ def _places() -> dict[str, tuple[str, str]]:
 PLACES = _places()
 
 
-def _similar(argument: str) -> str:
-    nearest = difflib.get_close_matches(argument, PLACES, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(PLACES)}"
+def unknown_setting(name: str, known: Iterable[str]) -> TypeError:
+    """Return the error for a keyword argument that is none of the settings."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+    return TypeError(f"there is no setting {name!r}; {advice}")

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig, BufferSettings
+from sqlbuffer.config.buffer_config import (
+    DEFAULT_CONFIG,
+    PLACES,
+    BufferConfig,
+    BufferSettings,
+    unknown_setting,
+)
 from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection, ConnectionSettings
 from sqlbuffer.errors import FieldError
 
@@ -26,8 +32,13 @@ def with_settings(
     Raises:
         BufferConfigError: A wrong value.
         FieldError: A malformed field.
-        TypeError: An unknown setting.
+        TypeError: An unknown setting, or something else than a model.
     """
+    _check_models(config, connection)
+    known = (*PLACES, *Connection.model_fields)
+    for name in settings:
+        if name not in known:
+            raise unknown_setting(name, known)
     own = {name: settings[name] for name in Connection.model_fields if name in settings}
     stored = {
         name: value
@@ -41,3 +52,15 @@ def with_settings(
         (config or DEFAULT_CONFIG).replace(stored),
         Connection(**{**connection.model_dump(exclude_unset=True), **own}),
     )
+
+
+def _check_models(config: Any, connection: Any) -> None:
+    if config is not None and not isinstance(config, BufferConfig):
+        raise TypeError(
+            f"config is a BufferConfig, got {config!r:.100}; BufferConfig.of(max_capacity=...) "
+            f"makes one"
+        )
+    if connection is not None and not isinstance(connection, Connection):
+        raise TypeError(
+            f"connection is a Connection, got {connection!r:.100}; Connection(wait_s=...) makes one"
+        )

@@ -61,8 +61,14 @@ def test_alpha_is_stored_and_the_openers_own():
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(TypeError, match="no setting 'retries'"):
-        with_settings(None, None, {"retries": 3})
+    with pytest.raises(TypeError, match="no setting 'retrys'; did you mean retry_s"):
+        with_settings(None, None, {"retrys": 3})
+    with pytest.raises(TypeError, match=r"no setting 'x'; there are max_capacity, .*, flush_s"):
+        with_settings(None, None, {"x": 3})
+    with pytest.raises(TypeError, match=r"config is a BufferConfig, got .'max_capacity': 5."):
+        with_settings({"max_capacity": 5}, None, {})
+    with pytest.raises(TypeError, match="connection is a Connection, got 5"):
+        with_settings(None, 5, {})
     with pytest.raises(FieldError, match="observation_fields go with fields"):
         with_settings(None, None, {"observation_fields": ["obs"]})
     with pytest.raises(BufferConfigError, match="wait_s is a number of seconds"):
