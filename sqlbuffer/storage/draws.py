@@ -16,7 +16,6 @@ from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
-from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention.expiry import Expiry
@@ -28,9 +27,9 @@ from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.strategy import RowStrategy, TaskStrategy
-from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, claimed, give_back
-from sqlbuffer.storage.use_counts.sample_log import LogEntry, forget, log_read_batch
-from sqlbuffer.storage.use_counts.use_counting import UseCounting
+from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, give_back
+from sqlbuffer.storage.use_counts.sample_log import LogEntry
+from sqlbuffer.storage.use_counts.sampling_session import SamplingSession, SamplingSessions
 
 BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"
@@ -46,69 +45,14 @@ class SampledRows(NamedTuple):
     columns: Mapping[str, NDArray[Any] | None]
 
 
-class SamplingSession:
-    """One batch on its way out of a buffer.
-
-    Attributes:
-        n_rows: How many rows are handed out; set it before the session ends.
-        batch_id: The number of the batch in the sample log, if it is logged.
-    """
-
-    def __init__(self, draws: "BatchDraws", sampler: RowStrategy | TaskStrategy, n: int) -> None:
-        self._draws, self._sampler, self._n = draws, sampler, n
-        self.n_rows = 0
-        self.batch_id: int | None = None
-
-    def draw(
-        self,
-        node: Node,
-        columns: Columns,
-        choose: Callable[[Candidates, int, bool], T],
-        kind: ClaimKind[T],
-        least: int,
-    ) -> T:
-        """Return what is chosen; its uses are counted, and it is logged.
-
-        Args:
-            node: Which rows.
-            columns: What is read of them.
-            choose: Called with how many are wanted, and whether it is the first time.
-            kind: How several draws are joined.
-            least: Fewer are not counted or logged.
-        """
-        draw, uses = self._draws.draw, self._draws.uses
-        if self._n == 0 or not uses.is_on:
-            return draw(node, lambda candidates: choose(candidates, self._n, True), columns)
-
-        def found(n: int, is_first: bool) -> Found[T]:
-            def chosen(candidates: Candidates) -> Found[T]:
-                content = choose(candidates, n, is_first)
-                units, probabilities = kind.units(content), kind.probabilities(content)
-                return Found(content, units, candidates.clock, candidates.window_low, probabilities)
-
-            return draw(node, chosen, columns)
-
-        content, self.batch_id = claimed(
-            uses,
-            found,
-            self._n,
-            kind,
-            _log_entry_of(self._sampler),
-            least=least,
-            adds_up=bool(getattr(self._sampler, "replace", False)),
-        )
-        return content
-
-
 class BatchDraws:
-    """BatchDraws batches from a buffer.
+    """Draws batches from a buffer.
 
     Args:
         source: Opens the rows of the buffer to samplers.
         queries: Reads the rows of tasks.
         priorities: Keeps the priorities.
-        uses: Counts and logs what is drawn.
-        pacer: The buffer's rate limiter.
+        sessions: Pace, count and log what is drawn.
         expiry: Removes rows that may never be sampled again.
     """
 
@@ -117,13 +61,12 @@ class BatchDraws:
         source: CandidateSource,
         queries: RowQueries,
         priorities: PriorityKeeping,
-        uses: UseCounting,
-        pacer: Pacer,
+        sessions: SamplingSessions,
         expiry: Expiry,
     ) -> None:
-        self.buffer, self.uses = source.buffer, uses
+        self.buffer, self._sessions = source.buffer, sessions
         self._source, self._queries, self._priorities = source, queries, priorities
-        self._pacer, self._expiry = pacer, expiry
+        self._expiry = expiry
 
     @retry_on_disconnect
     def draw(self, node: Node, choose: Callable[[Candidates], T], columns: Columns = None) -> T:
@@ -168,10 +111,46 @@ class BatchDraws:
             )
         if getattr(sampler, "reads_priorities", False):
             self._priorities.summarize_due(self._source)
-        with self._pacer.sampling(n) as drawn:
-            session = SamplingSession(self, sampler, n)
+        with self._sessions.open(n) as session:
             yield session
-            drawn(session.n_rows)
+
+    def _counted(
+        self,
+        session: SamplingSession,
+        sampler: RowStrategy | TaskStrategy,
+        n: int,
+        node: Node,
+        columns: Columns,
+        choose: Callable[[Candidates, int, bool], T],
+        kind: ClaimKind[T],
+        least: int,
+    ) -> T:
+        """Return what is chosen; its uses are counted, and it is logged.
+
+        Args:
+            session: The session that it is drawn in.
+            sampler: Draws it.
+            n: How many are wanted.
+            node: Which rows.
+            columns: What is read of them.
+            choose: Called with how many are wanted, and whether it is the first time.
+            kind: How several draws are joined.
+            least: Fewer are not counted or logged.
+        """
+        if n == 0 or not self._sessions.uses.is_on:
+            return self.draw(node, lambda candidates: choose(candidates, n, True), columns)
+
+        def found(n: int, is_first: bool) -> Found[T]:
+            def chosen(candidates: Candidates) -> Found[T]:
+                content = choose(candidates, n, is_first)
+                units, probabilities = kind.units(content), kind.probabilities(content)
+                return Found(content, units, candidates.clock, candidates.window_low, probabilities)
+
+            return self.draw(node, chosen, columns)
+
+        adds_up = bool(getattr(sampler, "replace", False))
+        entry = _log_entry_of(sampler)
+        return session.counted(found, n, kind, entry, least=least, adds_up=adds_up)
 
     def sample_batch(
         self,
@@ -200,7 +179,7 @@ class BatchDraws:
             return _with_columns(reader.draw(candidates, sampler, n), sampler, candidates)
 
         with self.session(sampler, n) as session:
-            batch = session.draw(node, reader.columns, choose, BATCHES, n)
+            batch = self._counted(session, sampler, n, node, reader.columns, choose, BATCHES, n)
             batch = _numbered(batch, session.batch_id)
             columns = sampler.finished(batch, self._priorities.alpha)
             if columns:
@@ -227,7 +206,7 @@ class BatchDraws:
 
         reading = (payloads or self._source.whole_rows).reading
         with self.session(sampler, n) as session:
-            rows = session.draw(node, reading, choose, ROWS, least)
+            rows = self._counted(session, sampler, n, node, reading, choose, ROWS, least)
             finished = sampler.finished(rows.columns, self._priorities.alpha)
             rows = rows._replace(columns={**rows.columns, **finished})
             session.n_rows = len(rows.rows)
@@ -252,7 +231,7 @@ class BatchDraws:
             return [rows for rows in found.values() if rows]
 
         with self.session(sampler, n) as session:
-            tasks = session.draw(node, None, choose, TASKS, least)
+            tasks = self._counted(session, sampler, n, node, None, choose, TASKS, least)
             session.n_rows = sum(map(len, tasks))
         return tasks, session.batch_id
 
@@ -264,17 +243,17 @@ class BatchDraws:
             clock: The buffer's clock when it was read.
             what: What the log names instead of a sampler.
         """
-        seqs = batch.info["seq"].tolist()
-        return _numbered(batch, log_read_batch(self.uses, seqs, clock, LogEntry(what)))
+        session = self._sessions.unpaced()
+        session.log_read(batch.info["seq"].tolist(), clock, LogEntry(what))
+        return _numbered(batch, session.batch_id)
 
     def return_batch(self, batch: Batch) -> None:
         """Undo what was counted and logged of a batch that is not handed out."""
         if not batch.n_rows:
             return
-        give_back(self.uses, BATCHES.units(batch))
-        self._pacer.give_back(batch.n_rows)
-        if BATCH_ID in batch.info:
-            forget(self.uses, int(batch.info[BATCH_ID][0]))
+        give_back(self._sessions.uses, BATCHES.units(batch))
+        batch_id = int(batch.info[BATCH_ID][0]) if BATCH_ID in batch.info else None
+        self._sessions.undo(batch.n_rows, batch_id)
 
 
 def _with_columns(batch: Batch, sampler: RowStrategy, candidates: Candidates) -> Batch:

@@ -30,6 +30,7 @@ from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.row_retention import Retention
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
 from sqlbuffer.storage.use_counts.use_counting import UseCounting
 from sqlbuffer.storage.writing.row_writer import RowWriter
 
@@ -70,11 +71,9 @@ class BufferStore(OpenBuffer):
         self.pacer = Pacer(self)
         self.uses = UseCounting(self, self.source.restrictions)
         self.expiry = Expiry(self.source)
-        self.draws = BatchDraws(
-            self.source, self.rows, self.priorities, self.uses, self.pacer, self.expiry
-        )
-        remove_expired = self.expiry.run_if_due
-        self.leases = LeaseKeeping(self.source, self.uses, self.pacer, remove_expired)
+        sessions = SamplingSessions(self.uses, self.pacer)
+        self.draws = BatchDraws(self.source, self.rows, self.priorities, sessions, self.expiry)
+        self.leases = LeaseKeeping(self.source, sessions, self.expiry.run_if_due)
         self.writer = RowWriter(self, self.source.whole_rows, self.pacer)
         self.labels = Labelling(self)
         self.retention = Retention(self)

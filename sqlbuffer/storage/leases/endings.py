@@ -45,7 +45,6 @@ from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.schema.server_clock import in_seconds
-from sqlbuffer.storage.use_counts.sample_log import forget
 
 _USES = items.c.n_uses + 1
 _MARK = update(leases).where(OF_LEASE, ~leases.c.acknowledged, RUNS)
@@ -145,9 +144,7 @@ def give_back(leases: LeaseKeeping, held: HeldRows) -> None:
         _evict(connection, leases, held.seqs, leases.buffer.window_in(connection).low)
 
     leases.buffer.write(work, "relaxed")
-    leases.pacer.give_back(len(held.seqs))
-    if held.number is not None:
-        forget(leases.uses, held.number)
+    leases.sessions.undo(len(held.seqs), held.number)
 
 
 def _values(leases: LeaseKeeping, held: HeldRows) -> dict[str, Any]:

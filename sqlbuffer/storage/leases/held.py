@@ -6,6 +6,7 @@ is lost, even if no other consumer has claimed its rows since.
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import (
     BigInteger,
@@ -51,7 +52,8 @@ from sqlbuffer.storage.schema.column_types import KeyList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY
 from sqlbuffer.storage.schema.server_clock import in_seconds, is_past, seconds_ago
-from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
+from sqlbuffer.storage.use_counts.sample_log import LogEntry
+from sqlbuffer.storage.use_counts.sampling_session import SamplingSession
 
 # How long the rows of leases that nobody ended are kept.
 KEPT_S = 3_600.0
@@ -146,19 +148,22 @@ class Claim:
         self._chosen: list[list[int]] = []
         self.scope: Scope | None = None
 
-    def attempt(self) -> HeldRows | None:
+    def attempt(self, session: SamplingSession) -> HeldRows | None:
         """Return the batch, or None where there is too little.
+
+        Args:
+            session: Logs the batch.
 
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        held, late = self._leases.buffer.with_retries(self._attempt)
+        held, late = self._leases.buffer.with_retries(partial(self._attempt, session))
         self._leases.remove_expired()
         if late:
             drop(self._leases, self._wanted, late)
         return held
 
-    def _attempt(self) -> tuple[HeldRows | None, list[LeaseGroup]]:
+    def _attempt(self, session: SamplingSession) -> tuple[HeldRows | None, list[LeaseGroup]]:
         leases = self._leases
         deadline = time.monotonic() + self._wanted.lease_s
         try:
@@ -178,9 +183,9 @@ class Claim:
                     return None, late
                 self._take(connection)
                 held = self._held(connection, now, deadline)
-                if leases.buffer.info.config.sampling.track_samples:
-                    note = LogEntry(f"lease ({self._wanted.order})")
-                    held.number = log_batch(connection, leases.uses, held.seqs, now.clock, note)
+                note = LogEntry(f"lease ({self._wanted.order})")
+                session.log(connection, held.seqs, now.clock, note)
+                held.number = session.batch_id
         except IntegrityError as error:
             # An attempt of ours whose server process ended only now: look again.
             raise Deadlock(f"{error.orig}; try again") from error

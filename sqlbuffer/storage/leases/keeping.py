@@ -13,11 +13,10 @@ from sqlbuffer.storage.buffers.buffer_window import select_sampled_window
 from sqlbuffer.storage.buffers.open_buffer import text_of
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.dialects.connections import claiming
-from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.server_clock import is_past
-from sqlbuffer.storage.use_counts.use_counting import UseCounting
+from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
 
 T = TypeVar("T")
 
@@ -38,8 +37,7 @@ class LeaseKeeping:
 
     Args:
         source: Opens the rows of the buffer.
-        uses: Counts and logs what is handed out.
-        pacer: The buffer's rate limiter.
+        sessions: Pace, count and log what is handed out.
         remove_expired: Removes rows that may never be sampled again, when it is time.
 
     Attributes:
@@ -49,12 +47,11 @@ class LeaseKeeping:
     def __init__(
         self,
         source: CandidateSource,
-        uses: UseCounting,
-        pacer: Pacer,
+        sessions: SamplingSessions,
         remove_expired: Callable[[], None],
     ) -> None:
         self.buffer, self.restrictions = source.buffer, source.restrictions
-        self.source, self.uses, self.pacer = source, uses, pacer
+        self.source, self.sessions = source, sessions
         self.remove_expired = remove_expired
         self.ledger = Ledger()
 

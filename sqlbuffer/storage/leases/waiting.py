@@ -70,9 +70,9 @@ def _attempt(
 ) -> tuple[HeldRows | None, str]:
     """Try once; return the batch, or None and why there is none where it is known."""
     try:
-        with leases.pacer.sampling(wanted.n, wait_s) as drawn:
-            held = claim.attempt()
-            drawn(0 if held is None else len(held.seqs))
+        with leases.sessions.open(wanted.n, wait_s) as session:
+            held = claim.attempt(session)
+            session.n_rows = 0 if held is None else len(held.seqs)
     except FlowControlError:
         raise
     except InsufficientDataError as error:
