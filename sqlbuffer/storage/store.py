@@ -4,8 +4,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
-from sqlbuffer.config.connection import DEFAULT_CONNECTION
-from sqlbuffer.config.connection import Connection as OpenerOptions
+from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
 from sqlbuffer.encoding.compression import check_compression
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
@@ -60,7 +59,7 @@ class BufferStore(OpenBuffer):
         engine: Engine | None = None,
         *,
         made_engine: bool = False,
-        options: OpenerOptions = DEFAULT_CONNECTION,
+        options: Connection = DEFAULT_CONNECTION,
     ) -> None:
         super().__init__(url, info, engine, made_engine=made_engine, options=options)
         self.priorities = PriorityKeeping(self)
@@ -87,7 +86,7 @@ class BufferStore(OpenBuffer):
         config: BufferConfig = DEFAULT_CONFIG,
         *,
         create: bool | None,
-        options: OpenerOptions = DEFAULT_CONNECTION,
+        options: Connection = DEFAULT_CONNECTION,
         layout: str | None = None,
     ) -> "BufferStore":
         """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`).

@@ -7,9 +7,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from sqlalchemy import Connection, Engine, Select, case, update
 from sqlalchemy.engine import URL
 
+from sqlbuffer.config import connection as opener
 from sqlbuffer.config.buffer_config import BufferConfig
-from sqlbuffer.config.connection import DEFAULT_CONNECTION
-from sqlbuffer.config.connection import Connection as OpenerOptions
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
     BufferNotFoundError,
@@ -59,7 +58,7 @@ class OpenBuffer:
         engine: Engine | None = None,
         *,
         made_engine: bool = False,
-        options: OpenerOptions = DEFAULT_CONNECTION,
+        options: opener.Connection = opener.DEFAULT_CONNECTION,
     ) -> None:
         self.url, self.info, self.options = url, info, options
         self._engine, self._made_engine = engine, made_engine
