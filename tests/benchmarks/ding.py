@@ -1,4 +1,4 @@
-"""`sqlbuffer.compat.ding` beside DI-engine itself, where that is installed.
+"""`sqlbuffer.compat.ding` beside DI-engine itself, where that is installed: at a URL, and private.
 
 Both are called the same way, with their defaults: transitions of CartPole, dicts of small arrays.
 """
@@ -6,7 +6,7 @@ Both are called the same way, with their defaults: transitions of CartPole, dict
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,30 +23,45 @@ LIST = 100
 BATCH = 64
 CLASSES = ("NaiveReplayBuffer", "AdvancedReplayBuffer")
 NAMES = "vs DI-engine"
+PRIVATE = "none: private"
+# How many times the time of DI-engine a private buffer may take.
+MOST_PUSH, MOST_SAMPLE = 3, 2
 # Pushed before the rest in lists so long.
 FILLED_BY = 1_000
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """Yield the figures of one database."""
-    n_items = bench.scale.times(ITEMS)
-    items = _items(min(n_items, FILLED_BY))
-    with bench.database() as url, ExitStack() as stack:
+    """Yield the figures of one database; with those of SQLite, the figures of private buffers."""
+    with bench.database() as url:
         sqlbuffer.ReplayBuffer(url, create=True).close()  # which makes the tables
-        for name in CLASSES:
+        yield from _measured(bench, url)
+    if bench.kind == "sqlite":
+        yield from _measured(bench, None)
+
+
+def _measured(bench: Bench, url: str | None) -> Iterator[Figure]:
+    n_items = bench.scale.times(ITEMS)
+    for name in CLASSES:
+        with ExitStack() as stack:
             buffers = _opened(name, url, n_items, stack)
             bench.say(f"pushing {n_items:,} items into {name} of {', '.join(buffers)}")
             for buffer in buffers.values():
-                for _ in range(0, n_items, len(items)):
-                    buffer.push(_fresh(items), 0)
-            for what, calls, rounds, target in _calls(name, buffers, items):
+                for _ in range(0, n_items, FILLED_BY):
+                    buffer.push(_items(FILLED_BY), 0)
+            for what, calls, rounds, most in _calls(name, buffers):
                 timings = in_turns(calls, bench.scale.times(rounds), bench.scale.times(3))
-                yield _figure(bench, what, timings, target)
+                if url is None:
+                    yield _private_figure(what, timings, most)
+                else:
+                    yield _figure(bench, what, timings)
 
 
 def _calls(
-    name: str, buffers: dict[str, Any], items: Sequence[dict[str, Any]]
+    name: str, buffers: dict[str, Any]
 ) -> Iterator[tuple[str, dict[str, Timed], int, float | None]]:
+    """Yield what is called, the calls, the number of rounds, and how many times the time of
+    DI-engine a private buffer may take.
+    """
     cls = name.removesuffix("ReplayBuffer").lower()
 
     def timed(call: Callable[[Any], Any], repeat: int = 1) -> dict[str, Timed]:
@@ -55,21 +70,29 @@ def _calls(
             for who, buffer in buffers.items()
         }
 
-    # No targets: DI-engine keeps references in the memory of one process.
-    def push_list(buffer: Any) -> None:
-        buffer.push(_fresh(items[:LIST]), 0)
+    def pushed(call: Callable[[Any, Any], Any], repeat: int = 1) -> dict[str, Timed]:
+        """Each push brings arrays of its own, as a collector does."""
+        return {
+            who: Timed(
+                lambda new, buffer=buffer: call(buffer, new), lambda: (_items(LIST),), repeat
+            )
+            for who, buffer in buffers.items()
+        }
 
-    def push_each(buffer: Any) -> None:
-        for item in _fresh(items[:LIST]):
+    def push_list(buffer: Any, new: Any) -> None:
+        buffer.push(new, 0)
+
+    def push_each(buffer: Any, new: Any) -> None:
+        for item in new:
             buffer.push(item, 0)
 
-    yield f"`push` of a list of {LIST}, {cls}, {NAMES}", timed(push_list, 5), 20, None
-    yield f"`push` of {LIST} items one by one, {cls}, {NAMES}", timed(push_each), 20, None
+    yield f"`push` of a list of {LIST}, {cls}, {NAMES}", pushed(push_list, 5), 20, MOST_PUSH
+    yield f"`push` of {LIST} items one by one, {cls}, {NAMES}", pushed(push_each), 20, None
     yield (
         f"`sample({BATCH})`, {cls}, {NAMES}",
         timed(lambda each: each.sample(BATCH, 1), 5),
         20,
-        None,
+        MOST_SAMPLE,
     )
     if cls == "advanced":
         yield f"`update` of {BATCH}, {cls}, {NAMES}", timed(_updating(buffers), 5), 20, None
@@ -89,9 +112,10 @@ def _updating(buffers: dict[str, Any]) -> Callable[[Any], None]:
     return update
 
 
-def _opened(name: str, url: str, n_items: int, stack: ExitStack) -> dict[str, Any]:
+def _opened(name: str, url: str | None, n_items: int, stack: ExitStack) -> dict[str, Any]:
     given = {"replay_buffer_size": n_items}
-    ours = getattr(ding, name)({**given, "url": url, "name": name}, None, "bench", name)
+    place = {} if url is None else {"url": url, "name": name}
+    ours = getattr(ding, name)({**given, **place}, None, "bench", name)
     stack.callback(ours.close)
     found = {"ours": ours}
     if (peer := _peer(name)) is not None:
@@ -123,11 +147,6 @@ def _elsewhere() -> Iterator[None]:
             os.chdir(before)
 
 
-def _fresh(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    # DI-engine writes into what it is given.
-    return [dict(item) for item in items]
-
-
 def _items(n: int) -> list[dict[str, Any]]:
     rng = random_numbers()
     return [
@@ -143,9 +162,19 @@ def _items(n: int) -> list[dict[str, Any]]:
     ]
 
 
-def _figure(bench: Bench, what: str, timings: Timings, target: float | None) -> Figure:
+def _figure(bench: Bench, what: str, timings: Timings) -> Figure:
+    # No targets: DI-engine keeps references in the memory of one process.
+    ratio = timings.ratio("peer", "ours") if "peer" in timings.rounds else None
+    return Figure(what, bench.label, _absolute(timings), ratio)
+
+
+def _private_figure(what: str, timings: Timings, most: float | None) -> Figure:
+    ratio = timings.ratio("ours", "peer") if "peer" in timings.rounds else None
+    what = f"{what}: times its time"
+    return Figure(what, PRIVATE, _absolute(timings), ratio, most, at_most=True)
+
+
+def _absolute(timings: Timings) -> str:
     spent = {name: shown_time(timings.median(name)) for name in timings.rounds}
-    if "peer" not in spent:
-        return Figure(what, bench.label, f"{spent['ours']}; DI-engine is not installed")
-    absolute = f"{spent['ours']}, DI-engine {spent['peer']}"
-    return Figure(what, bench.label, absolute, timings.ratio("peer", "ours"), target)
+    peer = f"DI-engine {spent['peer']}" if "peer" in spent else "DI-engine is not installed"
+    return f"{spent['ours']}, {peer}"
