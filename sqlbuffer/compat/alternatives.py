@@ -27,3 +27,9 @@ class Alternatives(dict[str, str]):
     def error(self, name: str) -> ImportError:
         """Return the error for importing a name."""
         return ImportError(self.message(name))
+
+    def missing(self, module: str, name: str) -> ImportError | AttributeError:
+        """Return the error for a name that a module does not have."""
+        if name in self:
+            return self.error(name)
+        return AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -30,6 +30,4 @@ def __getattr__(name: str) -> Any:
     """Return the class of a dataset; raise for names that this package does not have."""
     if name in DATASETS:
         return dataset_class(name)
-    if name in ALTERNATIVES:
-        raise ALTERNATIVES.error(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ALTERNATIVES.missing(__name__, name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.compat.database_files import is_url
 from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES, METHODS
 from sqlbuffer.compat.memmap.arrays.field_arrays import FieldArrays
 from sqlbuffer.compat.memmap.config.buffer_config import Config
@@ -112,9 +113,8 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
             max_episodes, max_timesteps, fields, meta_fields, circular, extra_config
         )
         core = core_fields(config.fields, observation_fields)
-        is_url = isinstance(folder, str) and "://" in folder
         if read_only:
-            if overwrite or (overwrite is None and not is_url):
+            if overwrite or (overwrite is None and not is_url(folder)):
                 raise MemmapError("cannot overwrite a buffer in read-only mode: overwrite=False")
             store, stored = open_existing(folder, name)
             if lines := config.differences(stored):
@@ -162,7 +162,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         flush_every: int,
         cache_bytes: int,
     ) -> None:
-        self.folder = folder if isinstance(folder, str) and "://" in folder else Path(folder)
+        self.folder = folder if is_url(folder) else Path(folder)
         self.read_only, self.flush_every_store_step = read_only, flush_every
         self._store, self._config = store, config
         self.max_episodes, self.max_timesteps = config.max_episodes, config.max_timesteps

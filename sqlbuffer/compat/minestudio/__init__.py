@@ -47,6 +47,4 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Raise for the names of MineStudio that this package does not have."""
-    if name in ALTERNATIVES:
-        raise ALTERNATIVES.error(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ALTERNATIVES.missing(__name__, name)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sqlbuffer.compat.database_files import FILE, file_url, full_path
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.storage.extensions.fragments.pool import Rules
 
-FILE = "replay.sqlite"
 _HELP = {
     "max_chunks": "how many chunks may be fetched at most, such as 4800",
     "max_staleness": "by how many model versions a fragment may be behind; 0: only the current one",
@@ -116,17 +116,12 @@ def location(path: Any, url: Any) -> str | None:
         return url  # type: ignore[no-any-return]
     if not isinstance(path, (str, Path)) or not str(path):
         raise FragmentTypeError(f"path is a folder, got {path!r}")
-    folder = folder_of(path)
+    folder = full_path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FragmentError(f"path {str(path)!r} cannot be made a folder: {error}") from None
-    return f"sqlite:///{folder / FILE}"
-
-
-def folder_of(path: str | Path) -> Path:
-    """Return a folder in full, so that it is the same for all processes that are told."""
-    return Path(path).expanduser().absolute()
+    return file_url(folder / FILE)
 
 
 def _plain(value: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from sqlbuffer.compat.database_files import full_path
 from sqlbuffer.compat.minestudio import argument_checks
-from sqlbuffer.compat.minestudio.config import Config, folder_of, location
+from sqlbuffer.compat.minestudio.config import Config, location
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, StorageUnreachableError
 from sqlbuffer.storage.extensions.fragments import pool
@@ -94,7 +95,7 @@ def database_config(store: BufferStore, config: Config | None) -> dict[str, Any]
     if where is None or where.path is None:
         return {"url": store.url.render_as_string(hide_password=False), **name}
     shards = {} if where.num_shards is None else {"num_shards": where.num_shards}
-    return {"path": str(folder_of(where.path)), **shards, **name}
+    return {"path": str(full_path(where.path)), **shards, **name}
 
 
 def _target(config: Config, url: Any) -> Any:

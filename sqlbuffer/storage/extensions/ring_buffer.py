@@ -107,11 +107,11 @@ class Left(NamedTuple):
 
     Attributes:
         n: How many.
-        rows: Their rows, the oldest first; none unless they are tracked.
+        items: Their rows, or these decoded, the oldest first; none unless they are tracked.
     """
 
     n: int
-    rows: Sequence[Row] = ()
+    items: Sequence[Any] = ()
 
 
 NONE_LEFT = Left(0)

@@ -18,6 +18,7 @@ class NaiveReplayBuffer(RingBuffer):
     not DI-engine's.
 
     Example:
+        >>> import numpy as np
         >>> buffer = NaiveReplayBuffer({"replay_buffer_size": 3, "seed": 1})
         >>> buffer.push([{"obs": np.ones(2, np.float32) * i} for i in range(5)], 0)
         >>> buffer.count(), buffer.push_count

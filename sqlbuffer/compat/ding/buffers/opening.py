@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from sqlbuffer.compat.database_files import file_url, is_url
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
 from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
@@ -68,7 +69,6 @@ def url_of(url: Any) -> str | None:
         return None
     if not isinstance(url, (str, Path)) or not str(url):
         raise ReplayConfigError(f"url is a database URL or the path of a SQLite file, got {url!r}")
-    text = str(url)
-    if "://" not in text:
-        return f"sqlite:///{Path(text).expanduser().absolute()}"
-    return None if is_memory(resolve_url(text)) else text
+    if not is_url(url):
+        return file_url(url)
+    return None if is_memory(resolve_url(url)) else url

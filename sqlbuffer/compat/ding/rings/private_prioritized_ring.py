@@ -13,18 +13,20 @@ from sqlbuffer.compat.ding.contents.advanced_state import AdvancedState
 from sqlbuffer.compat.ding.contents.item_columns import copied_items
 from sqlbuffer.compat.ding.rings.cell_weights import BLOCK, CellWeights
 from sqlbuffer.compat.ding.rings.private_ring import PrivateRing, values_of
-from sqlbuffer.compat.ding.rings.ring import LeftItems, NewItems, PushedItems, SampledItems
+from sqlbuffer.compat.ding.rings.ring import NewItems, SampledItems
 from sqlbuffer.rate_limits import RatioWindow
 from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
 from sqlbuffer.storage.extensions.item_draws import (
     ALL_USED_UP,
     NewPriority,
+    Pushed,
     WantedItems,
     no_items_of,
     use_of_each,
 )
 from sqlbuffer.storage.extensions.item_ids import number_of
 from sqlbuffer.storage.extensions.prioritized_ring import EPS
+from sqlbuffer.storage.extensions.ring_buffer import Left
 from sqlbuffer.weighted_sampling.block_weights import importance_weights
 
 Integers = NDArray[np.int64]
@@ -99,7 +101,7 @@ class PrivatePrioritizedRing(PrivateRing):
 
     def push_items(
         self, new: NewItems, n_pushed: int, envstep: Any, name: str, *, track: bool = False
-    ) -> PushedItems:
+    ) -> Pushed:
         """Put copies of items at the end; see `PrioritizedRing.push_items`."""
         copies, n = copied_items(new.items), len(new.items)
         with self._mutex:
@@ -107,7 +109,7 @@ class PrivatePrioritizedRing(PrivateRing):
             if self._limit is not None:
                 ledger = ledger.decayed(self._limit, time.time())
                 if (refused := self._limit.refused_insert(ledger.flow, n_pushed)) is not None:
-                    return PushedItems(refused=refused)
+                    return Pushed(refused=refused)
                 self._ledger = replace(ledger, pushed=ledger.pushed + n_pushed)
             low = min(self._push_count + n_pushed - self.size, self._push_count)
             left = self._held(self._low, low)
@@ -119,8 +121,8 @@ class PrivatePrioritizedRing(PrivateRing):
             ids = [f"{name}_{number}" for number in numbers]
             self._describe(np.array(numbers), ids, new.priorities, new.versions)
             places = [self._place_of(number) for number in numbers]
-        items = LeftItems(len(left), values_of(left) if track else ())
-        return PushedItems(numbers, places, ledger.max_priority, items)
+        items = Left(len(left), values_of(left) if track else ())
+        return Pushed(numbers, places, ledger.max_priority, items)
 
     def sample(self, wanted: WantedItems) -> SampledItems:
         """Draw items by priority; see `PrioritizedRing.sample`."""
@@ -231,13 +233,13 @@ class PrivatePrioritizedRing(PrivateRing):
                     self._ledger = replace(self._ledger, max_priority=largest)
         return len(found)
 
-    def clear(self, *, track: bool = False) -> LeftItems:
+    def clear(self, *, track: bool = False) -> Left:
         """Remove all items; numbers go on."""
         with self._mutex:
             left = self._take_all()
             self._low, self._tail = self._push_count, 0
             self._ledger = replace(self._ledger, max_priority=1.0)
-        return LeftItems(len(left), values_of(left) if track else ())
+        return Left(len(left), values_of(left) if track else ())
 
     def held(self, *, encoded: bool = False) -> AdvancedState:
         """Return all that it holds; see `PrioritizedRing.held`."""

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.compat.ding.contents.item_columns import CopiedItems, copied_items
-from sqlbuffer.compat.ding.rings.ring import Choice, LeftItems, RingContents
+from sqlbuffer.compat.ding.rings.ring import Choice, RingContents
 from sqlbuffer.storage.database.fork_lock import ForkLock
-from sqlbuffer.storage.extensions.ring_buffer import RingCounts
+from sqlbuffer.storage.extensions.ring_buffer import Left, RingCounts
 
 Cell = tuple[CopiedItems, int]
 
@@ -48,7 +48,7 @@ class PrivateRing:
 
     def push(
         self, items: Sequence[Any], n_pushed: int, envstep: Any, *, track: bool = False
-    ) -> LeftItems:
+    ) -> Left:
         """Put copies of items at the end; see `Ring.push`."""
         copies, n = copied_items(items), len(items)
         with self._mutex:
@@ -58,7 +58,7 @@ class PrivateRing:
             self._n -= n_left
             self._count_pushed(n_pushed)
             self._write(self._push_count - n, copies, n)
-        return LeftItems(n_left, values_of(left))
+        return Left(n_left, values_of(left))
 
     def _count_pushed(self, n: int) -> None:
         self._push_count += n
@@ -147,12 +147,12 @@ class PrivateRing:
             cells = self._held(self._low, self._push_count)
         return [copies.length(i) for copies, i in cells]
 
-    def clear(self, *, track: bool = False) -> LeftItems:
+    def clear(self, *, track: bool = False) -> Left:
         """Remove all items, and count from 0 again."""
         with self._mutex:
             left = self._take_all()
             self._low = self._push_count = self._tail = 0
-        return LeftItems(len(left), values_of(left) if track else ())
+        return Left(len(left), values_of(left) if track else ())
 
     def replace(self, items: Sequence[Any], counts: RingCounts) -> None:
         """Hold copies of these items instead of those that there are."""

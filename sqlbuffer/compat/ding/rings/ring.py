@@ -5,24 +5,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from sqlbuffer.compat.ding.contents.advanced_state import AdvancedState
-from sqlbuffer.storage.extensions.item_draws import NewPriority, WantedItems
-from sqlbuffer.storage.extensions.ring_buffer import RingCounts
+from sqlbuffer.storage.extensions.item_draws import NewPriority, Pushed, WantedItems
+from sqlbuffer.storage.extensions.ring_buffer import Left, RingCounts
 
 # Returns the ages of the items to draw, 0 the oldest; from the number of items, and of those that
 # were pushed.
 Choice = Callable[[int, int], Sequence[int]]
-
-
-class LeftItems(NamedTuple):
-    """Items that left.
-
-    Attributes:
-        n: How many.
-        items: The items, the oldest first; empty unless they are tracked.
-    """
-
-    n: int = 0
-    items: Sequence[Any] = ()
 
 
 class RingContents(NamedTuple):
@@ -51,7 +39,7 @@ class Ring(Protocol):
 
     def push(
         self, items: Sequence[Any], n_pushed: int, envstep: Any, *, track: bool = False
-    ) -> LeftItems:
+    ) -> Left:
         """Put items at the end, all or none; the oldest leave.
 
         Args:
@@ -80,7 +68,7 @@ class Ring(Protocol):
     def lengths(self) -> list[int | None]:
         """Return the length of each item; None for an item without one."""
 
-    def clear(self, *, track: bool = False) -> LeftItems:
+    def clear(self, *, track: bool = False) -> Left:
         """Remove all items.
 
         Args:
@@ -92,9 +80,6 @@ class Ring(Protocol):
 
     def close(self) -> None:
         """Free what it holds in this process."""
-
-
-NONE_LEFT = LeftItems()
 
 
 class NewItems(NamedTuple):
@@ -109,25 +94,6 @@ class NewItems(NamedTuple):
     items: Sequence[Any]
     priorities: Sequence[float | None]
     versions: Sequence[int | None]
-
-
-@dataclass(frozen=True)
-class PushedItems:
-    """The result of a push to a prioritized ring.
-
-    Attributes:
-        numbers: The number of each item that stays, counted over all pushes from 0 on.
-        places: Their places in the ring.
-        default: The priority of those that came without one.
-        left: The items that left.
-        refused: Why nothing was pushed; None: it was.
-    """
-
-    numbers: range = range(0)
-    places: Sequence[int] = ()
-    default: float = 1.0
-    left: LeftItems = NONE_LEFT
-    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +144,7 @@ class PrioritizedRing(Ring, Protocol):
 
     def push_items(
         self, new: NewItems, n_pushed: int, envstep: Any, name: str, *, track: bool = False
-    ) -> PushedItems:
+    ) -> Pushed:
         """Put items at the end, all or none, unless the rate limit refuses them; the oldest leave.
 
         Args:

@@ -1,16 +1,18 @@
 """A ring of items that are drawn by priority, in a database."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlbuffer.compat.ding.contents.advanced_state import AdvancedState
-from sqlbuffer.compat.ding.rings.ring import LeftItems, NewItems, PushedItems, SampledItems
-from sqlbuffer.compat.ding.rings.shared_ring import SharedRing, items_of, left_items
+from sqlbuffer.compat.ding.rings.ring import NewItems, SampledItems
+from sqlbuffer.compat.ding.rings.shared_ring import SharedRing, decoded_left, items_of
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
-from sqlbuffer.storage.extensions.item_draws import NewPriority, WantedItems
+from sqlbuffer.storage.extensions.item_draws import NewPriority, Pushed, WantedItems
 from sqlbuffer.storage.extensions.item_ids import number_of
 from sqlbuffer.storage.extensions.prioritized_ring import ID, VERSION, PriorityRing
+from sqlbuffer.storage.extensions.ring_buffer import Left
 from sqlbuffer.storage.extensions.ring_filling import hold_items
 
 
@@ -37,12 +39,10 @@ class SharedPrioritizedRing(SharedRing):
 
     def push_items(
         self, new: NewItems, n_pushed: int, envstep: Any, name: str, *, track: bool = False
-    ) -> PushedItems:
+    ) -> Pushed:
         """Put items at the end; see `PrioritizedRing.push_items`."""
         pushed = self._ring.push_items(self._new(new, envstep), n_pushed, name, track=track)
-        return PushedItems(
-            pushed.numbers, pushed.places, pushed.default, left_items(pushed.left), pushed.refused
-        )
+        return replace(pushed, left=decoded_left(pushed.left))
 
     def _new(self, new: NewItems, envstep: Any) -> list[Record]:
         found = self._records(new.items, envstep)
@@ -75,9 +75,9 @@ class SharedPrioritizedRing(SharedRing):
         """Set the priorities of items; see `PrioritizedRing.update`."""
         return self._ring.update(given, max_use)
 
-    def clear(self, *, track: bool = False) -> LeftItems:
+    def clear(self, *, track: bool = False) -> Left:
         """Remove all items; numbers go on."""
-        return left_items(self._ring.clear_items(track=track))
+        return decoded_left(self._ring.clear_items(track=track))
 
     def held(self, *, encoded: bool = False) -> AdvancedState:
         """Return all that it holds; see `PrioritizedRing.held`."""

@@ -9,7 +9,7 @@ from orjson import loads
 
 from sqlbuffer.compat.ding.contents.item_codec import encoded_of, item_of, records_of
 from sqlbuffer.compat.ding.errors import ItemError
-from sqlbuffer.compat.ding.rings.ring import Choice, LeftItems, RingContents
+from sqlbuffer.compat.ding.rings.ring import Choice, RingContents
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.condition_tree import EVERYTHING
@@ -50,10 +50,10 @@ class SharedRing:
 
     def push(
         self, items: Sequence[Any], n_pushed: int, envstep: Any, *, track: bool = False
-    ) -> LeftItems:
+    ) -> Left:
         """Put items at the end; see `Ring.push`."""
         records = self._records(items, envstep)
-        return left_items(self._ring.push(records, n_pushed, track=track))
+        return decoded_left(self._ring.push(records, n_pushed, track=track))
 
     def _records(self, items: Sequence[Any], envstep: Any) -> list[Record]:
         records = records_of(items, self._source, envstep)
@@ -95,9 +95,9 @@ class SharedRing:
         """Return the length of each item; None for an item without one."""
         return [None if text is None else loads(text)["length"] for text in self._ring.notes()]
 
-    def clear(self, *, track: bool = False) -> LeftItems:
+    def clear(self, *, track: bool = False) -> Left:
         """Remove all items, and count from 0 again."""
-        return left_items(self._ring.clear(track=track))
+        return decoded_left(self._ring.clear(track=track))
 
     def replace(self, items: Sequence[Any], counts: RingCounts) -> None:
         """Hold these items instead of those that there are, in one transaction."""
@@ -126,6 +126,6 @@ def items_of(rows: Sequence[Row], *, encoded: bool = False) -> list[Any]:
     return [encoded_of(row) if encoded else item_of(row) for row in rows]
 
 
-def left_items(left: Left) -> LeftItems:
+def decoded_left(left: Left) -> Left:
     """Return the items of rows that left."""
-    return LeftItems(left.n, items_of(left.rows))
+    return Left(left.n, items_of(left.items))

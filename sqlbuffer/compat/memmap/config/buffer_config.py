@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.compat.database_files import FILE, file_url, is_url
 from sqlbuffer.compat.memmap.config.declared_fields import (
     INTERNAL,
     DeclaredField,
@@ -16,7 +17,6 @@ from sqlbuffer.compat.memmap.config.declared_fields import (
 )
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 
-FILE = "replay.sqlite"
 KNOWN = (
     "folder", "max_episodes", "max_timesteps", "fields", "meta_fields", "circular", "overwrite",
     "read_only", "flush_every_store_step", "name", "observation_fields",
@@ -130,12 +130,12 @@ def target(folder: Any) -> tuple[str, Path | None]:
     Raises:
         MemmapTypeError: It is neither.
     """
-    if isinstance(folder, str) and "://" in folder:
+    if is_url(folder):
         return folder, None
     if not isinstance(folder, (str, Path)) or not str(folder):
         raise MemmapTypeError(f"a buffer is in a folder or at a database URL, got {folder!r}")
     path = Path(folder)
-    return f"sqlite:///{(path / FILE).expanduser().absolute()}", path
+    return file_url(path / FILE), path
 
 
 def _count(value: Any, name: str) -> int:
