@@ -72,7 +72,7 @@ def change(
     state: Any,
     oldest_version: int | None,
 ) -> None:
-    """Change what is known of a participant, which was not there."""
+    """Change what is known of a participant without noting that it was there."""
     given = {"of": buffer_id, "as_role": role, "who": name, "oldest": oldest_version}
     connection.execute(_CHANGE, {**given, "value": orjson.dumps(state).decode()})
 

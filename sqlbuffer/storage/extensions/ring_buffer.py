@@ -1,7 +1,7 @@
 """A buffer as a ring of items with counters of its own: what `compat.ding` keeps.
 
-The rows are the items, in the order in which they were pushed. Whoever changes them holds the row
-of `buffer_layouts` first, so that the counters and the order of the rows agree.
+The rows are the items, in the order in which they were pushed. Every change locks the row of
+`buffer_layouts` first, so that the counters and the order of the rows agree.
 """
 
 from collections.abc import Callable, Sequence

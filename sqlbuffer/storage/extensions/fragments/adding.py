@@ -1,4 +1,4 @@
-"""A fragment that comes in: it waits for its neighbours, and with the last of them is a group."""
+"""Add fragments: each waits for its neighbours; the last one makes them a group."""
 
 import time
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sqlbuffer.storage.store import BufferStore
 
 
 class NotInOrderError(Exception):
-    """A worker numbered a fragment no higher than its last one; carries the number of that."""
+    """A worker numbered a fragment no higher than its last one, whose number this carries."""
 
     def __init__(self, last_fid: int) -> None:
         super().__init__(last_fid)
@@ -22,7 +22,7 @@ class NotInOrderError(Exception):
 
 
 class SentBeforeError(Exception):
-    """A worker's last fragment has come once more; what it was stored as has left by now."""
+    """A worker has sent its last fragment again, which was stored before and has left."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Added:
-    """What became of it.
+    """The result of adding a fragment.
 
     Attributes:
         n_missing: Numbers that the worker left out before it.
@@ -74,9 +74,7 @@ class WaitingFragment:
 
 
 class Origin(NamedTuple):
-    """Where consecutive fragments are from: their worker, their session, and the number there of
-    the first one.
-    """
+    """The worker and session of consecutive fragments, and the number of the first one."""
 
     worker: str
     session: str
@@ -85,7 +83,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Worker:
-    """What is known of a worker: its last fragment, and those that wait, of one session."""
+    """The last fragment of a worker, and its fragments that wait, all of one session."""
 
     last_fid: int
     last_seq: int
@@ -94,12 +92,12 @@ class Worker:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Worker":
-        """Return it as it is stored."""
+        """Return the worker that a stored state describes."""
         waiting = [WaitingFragment(*each) for each in state["waiting"]]
         return cls(**{**state, "waiting": waiting})
 
     def state(self) -> dict[str, Any]:
-        """Return it as it is to be stored."""
+        """Return the state to store."""
         waiting = [(each.seq, each.version, each.n_bytes) for each in self.waiting]
         return {**vars(self), "waiting": waiting}
 
@@ -155,7 +153,7 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
 
 
 def _report(counts: PoolCounts, rules: Rules) -> bool:
-    """Note how fast fragments come, every so many; return whether it is time."""
+    """Measure the rate every `fragments_per_report` fragments; return whether it did."""
     if rules.fragments_per_report is None or counts.fragments % rules.fragments_per_report:
         return False
     now = time.time()
@@ -168,7 +166,7 @@ def _report(counts: PoolCounts, rules: Rules) -> bool:
 def _kept(
     before: list[WaitingFragment], own: WaitingFragment, session: str, pool: Pool
 ) -> list[WaitingFragment]:
-    """Return the fragments behind the last one that may not be part of a group."""
+    """Return the fragments that may still be part of a group: those after the last unfit one."""
     if session != pool.session:
         return []
     allowed = oldest_allowed(pool)
@@ -186,8 +184,9 @@ def drop(
     origin: Origin,
     dropped: list[WaitingFragment],
 ) -> None:
-    """Take fragments that are part of no group for one that has left: it is deleted as those are,
-    while nobody waits.
+    """Drop fragments that are part of no group: make them one that has left.
+
+    Groups that have left are deleted later, while no call waits.
     """
     if dropped:
         pool.counts.dropped += len(dropped)

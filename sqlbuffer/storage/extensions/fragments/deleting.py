@@ -1,9 +1,9 @@
-"""Payloads of groups that have left: deleted behind the call that had them leave, in transactions
-of their own, so that nobody who adds or fetches waits for that.
+"""Delete the payloads of groups that have left, after the call that made them leave.
 
-A group that has left and that no list holds is never fetched again: nothing has to be held while it
-is deleted but the row of the buffer, as by all who delete. What a call leaves behind, because it
-was killed or others wrote just then, a later one deletes.
+Each deletion is a transaction of its own, so that no call that adds or fetches waits for it. A
+group that has left and that no list holds is never fetched again: its deletion locks only the row
+of the buffer, as every deletion does. If a call is killed or meets other writers, a later call
+deletes what it left.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Fetching groups, and the list that a fetch prepares for all who ask."""
+"""Fetch groups, and prepare their fragments as a list that every process can read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ _BACK = (
 
 
 class RulesChangedError(Exception):
-    """Another process has cleared the buffer and given it other rules, which this carries."""
+    """Another process has cleared the buffer and changed its rules to those that this carries."""
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
@@ -60,7 +60,7 @@ class RulesChangedError(Exception):
 
 @dataclass(frozen=True)
 class List:
-    """What was prepared for a consumer.
+    """The list that was prepared for a consumer.
 
     Attributes:
         token: The call that fetched it.
@@ -75,7 +75,7 @@ class List:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a try to fetch came to.
+    """The result of an attempt to fetch.
 
     Attributes:
         fragments: The list; None: there were too few groups.

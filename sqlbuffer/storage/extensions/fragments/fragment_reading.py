@@ -1,4 +1,4 @@
-"""Fragments by id, and what can be asked of a buffer's groups."""
+"""Read fragments by id, and the state of a buffer's groups."""
 
 from typing import Any
 

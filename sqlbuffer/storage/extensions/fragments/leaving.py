@@ -1,5 +1,6 @@
-"""How groups leave: from those that may be fetched at once, and with their payloads when no
-prepared list holds them any more (see `deleting`).
+"""Take groups out: first from those that may be fetched.
+
+Their payloads follow when no prepared list holds them any more (see `deleting`).
 
 Those that may be fetched have the places 0 to n - 1, so that a draw of places is a draw of groups.
 When some leave, the last ones take their places.
@@ -52,9 +53,7 @@ _MOVE = (
 
 
 class ItemGroup(NamedTuple):
-    """A group: its number, its place among those that may be fetched, how often it was, the bytes
-    of its payloads, its version, its session and its fragments.
-    """
+    """A row of `item_groups`."""
 
     number: int
     place: int | None

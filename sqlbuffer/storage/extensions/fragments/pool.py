@@ -1,7 +1,7 @@
-"""The row that says what state a buffer's groups are in.
+"""The state of a buffer's groups, in its row of `buffer_layouts`.
 
-Whoever changes anything about groups holds it, so that its numbers are exact with any number of
-processes. Payloads are written before it is taken, and wait for nobody.
+Every change of groups locks that row, so that its numbers are exact with any number of processes.
+Payloads are written before the lock is taken, and wait for no other process.
 """
 
 from dataclasses import asdict, dataclass, field, fields
@@ -113,10 +113,10 @@ class PoolCounts:
 
 @dataclass
 class Pool:
-    """What state the groups of a buffer are in.
+    """The state of the groups of a buffer.
 
     Attributes:
-        rules: What they go by.
+        rules: What the buffer was made with.
         session: The training session now.
         version: The model version now.
         n_groups: Groups that may be fetched.
@@ -136,12 +136,13 @@ class Pool:
     counts: PoolCounts = field(default_factory=PoolCounts)
 
     def save(self, connection: Connection, buffer_id: int) -> None:
-        """Write it, but for the rules."""
+        """Write the state, without the rules."""
         connection.execute(_SAVE, {"of": buffer_id, "value": dumps(self.state()).decode()})
 
     def state(self) -> dict[str, Any]:
-        """Return it as it is stored, without the rules."""
-        return {name: value for name, value in asdict(self).items() if name != "rules"}
+        """Return the state as it is stored, without the rules."""
+        stored = {name: value for name, value in vars(self).items() if name != "rules"}
+        return {**stored, "counts": vars(self.counts)}
 
 
 def read(connection: Connection, store: BufferStore, *, locked: bool = False) -> Pool:
@@ -182,6 +183,6 @@ def make(store: BufferStore, rules: Rules) -> None:
 
 
 def change_rules(connection: Connection, store: BufferStore, rules: Rules) -> None:
-    """Go by other rules from now on."""
+    """Replace the rules."""
     value = dumps(asdict(rules)).decode()
     connection.execute(_CHANGE, {"of": store.info.id, "value": value})

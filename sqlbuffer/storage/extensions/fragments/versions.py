@@ -1,4 +1,4 @@
-"""A new model version or session: what is too old, or of another session, leaves."""
+"""Set the model version and session; groups that are too old or of another session leave."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ _FORGET_WORKERS = delete(participants).where(_OWN, _TABLE.role == WORKER, _IS_OL
 
 
 def set_version(store: BufferStore, session: str, version: int) -> Pool:
-    """Go on to a version of a session's model; return the state behind it."""
+    """Set the session and its model version; return the state of the groups after it."""
     if session:
         # In a transaction of its own: whoever stores the session's first fragment waits for the
         # row of the groups while it holds the session's, and nobody may wait the other way round.
@@ -59,7 +59,7 @@ def set_version(store: BufferStore, session: str, version: int) -> Pool:
 
 
 def _note(connection: Connection, store: BufferStore, session: str, version: int) -> None:
-    """Say the same to all that reads the buffer otherwise."""
+    """Set the session and clock that core calls read."""
     store.lock(connection)
     if session:
         sessions.start_session(connection, store.info.id, session)
@@ -83,7 +83,7 @@ def _forget_gone(connection: Connection, buffer_id: int) -> None:
 
 
 def _drop_stale(connection: Connection, store: BufferStore, pool: Pool) -> None:
-    """Drop what waits behind a fragment that is too old, and that."""
+    """Drop the fragments that wait up to the last one that is too old."""
     allowed = oldest_allowed(pool)
     for name, worker in _waiting(connection, _STALE, of=store.info.id, oldest=allowed):
         last = max(i for i, each in enumerate(worker.waiting) if each.version < allowed)
@@ -106,9 +106,7 @@ def _drop_first(
 
 
 def clear(store: BufferStore, rules: Rules | None = None) -> None:
-    """Delete all fragments, and forget groups, workers and what was prepared; go by other rules
-    from now on where some are given.
-    """
+    """Delete all fragments, groups, workers and lists; replace the rules if some are given."""
 
     def work(connection: Connection) -> None:
         own_rules = read(connection, store, locked=True).rules

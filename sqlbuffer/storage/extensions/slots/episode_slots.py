@@ -1,7 +1,7 @@
 """Numbered places that each show one episode, used in turn: what `compat.memmap` keeps.
 
-Turns are slots counted on through every lap, so that turn and number of slots give the slot.
-Whoever changes anything here holds the row of `buffer_layouts`.
+A turn counts the slots through every lap: turn modulo number of slots is the slot. Every change
+locks the row of `buffer_layouts`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ class Slots:
         self.store, self._id = store, store.info.id
 
     def ring(self) -> Ring:
-        """Return how far they are used."""
+        """Return how far the slots are used."""
         with self.store.engine.connect() as connection:
             return ring_of(connection, self.store)
 
@@ -180,7 +180,7 @@ class Slots:
         ring_of(connection, self.store, locked=True)
 
     def note_change(self, connection: Connection) -> None:
-        """Have readers not go by what they read before; the caller holds the lock."""
+        """Tell readers that what they read before has changed; the caller holds the lock."""
         note_change(connection, self._id)
 
     def set_tails(self, connection: Connection, tails: Mapping[int, bytes]) -> None:

@@ -86,7 +86,7 @@ class SlotsFullError(Exception):
 
 
 class SlotLostError(Exception):
-    """Another writer took a slot whose writer it held for dead."""
+    """Another writer took a slot because it considered the owner dead."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ class SlotClaims:
         connection.execute(delete(episodes).where(never))
 
     def leave(self) -> None:
-        """Be no writer any more."""
+        """Stop being a writer."""
         self.store.write(
             lambda connection: participants.forget(connection, self._id, WRITER, self.holder)
         )

@@ -1,4 +1,4 @@
-"""The processes that write to slots, as far as they live."""
+"""The living processes that write to slots."""
 
 from sqlalchemy import Connection, select
 
