@@ -22,7 +22,7 @@ test test-fast: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
 	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/nightly $(ARGS)
 
-test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes two minutes: SQLite only, no processes, no slow tests
+test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a minute: SQLite only, no processes, no slow tests
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations --ignore tests/nightly --fast $(ARGS)
 
 test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch ## run the tests that need foreign programs or much time

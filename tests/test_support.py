@@ -89,6 +89,7 @@ def test_skips_pass_where_they_are_not_forbidden(skipping, monkeypatch):
     skipping().assert_outcomes(skipped=3, xfailed=1)
 
 
+@pytest.mark.slow
 def test_only_allowed_skips_pass_where_skips_are_forbidden(skipping, monkeypatch):
     monkeypatch.setenv("SQLBUFFER_NO_SKIP", "1")
     skipping("test_functions.py").assert_outcomes(failed=1, skipped=1, xfailed=1)

@@ -106,6 +106,7 @@ class TestRoundTrip:
         assert (read.dtype, read.shape) == (array.dtype, array.shape)
         assert read.tobytes() == array.tobytes()
 
+    @pytest.mark.slow
     @settings(max_examples=50)
     @given(payloads)
     def test_equal_values_have_equal_text_in_whatever_order_their_keys_were_given(self, value):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, ReplayBuffer
+from sqlbuffer import LatestSampler, ReplayBuffer
 from tests.docs.pages import (
     SERVER_URL,
     SQLITE_URL,
@@ -142,6 +142,7 @@ def test_settings_names_each_setting_with_its_group_and_default():
     assert [line.split("`")[1] for line in own] == list(type(DEFAULT_CONNECTION).model_fields)
 
 
+@pytest.mark.slow
 def test_pacing(read):
     page = read("docs/pacing.md")
     assert page.names["flow"].policy.error_buffer == 512
@@ -266,24 +267,6 @@ def test_sampling(read):
     assert page.names["first"]._seeding.seed == 7
     assert page.names["columns"]["state"].dtype == np.float32
     assert sorted(page.names["drawn"]) == sorted(f"task-{n}" for n in range(20))
-
-
-@pytest.mark.slow
-def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_says(read, schema_url):
-    """Test the first row of a batch with 15 degrees of freedom, at p = 0.001."""
-    sampler = read("docs/sampling.md").names["RewardWeighted"](seed=5)
-    weights = np.arange(1.0, 17.0)
-    with ReplayBuffer(schema_url) as buffer:
-        buffer.store_batch(
-            [
-                DataRow(ExpMeta("t", None, "a", step, 0.0), Experience(reward_t=weight))
-                for step, weight in enumerate([*weights, 0.0, None])
-            ]
-        )
-        firsts = [buffer.sample(2, sampler=sampler)[0].exp_meta.step for _ in range(1_500)]
-    expected = 1_500 * weights / weights.sum()
-    statistic = ((np.bincount(firsts, minlength=16) - expected) ** 2 / expected).sum()
-    assert statistic < 37.7
 
 
 def test_sampling_names_every_sampler_and_all_that_candidates_offer():

@@ -73,6 +73,7 @@ def test_the_arrays_of_a_row_are_read_by_hand(tmp_path, monkeypatch):
     np.testing.assert_array_equal(names["observation"], np.full(4, 3, np.float32))
 
 
+@pytest.mark.slow
 def test_pandas_reads_a_view(tmp_path, monkeypatch):
     pytest.importorskip("pandas", reason="allowed: pandas is not installed")
     monkeypatch.chdir(tmp_path)

@@ -104,6 +104,7 @@ def test_a_state_at_the_last_batch_has_nothing_left(buffer):
     assert len(flat(other)) == 8
 
 
+@pytest.mark.slow
 def test_a_loader_pickles_without_data_and_goes_on(buffer):
     sizes = []
     for n in (10, 1000):

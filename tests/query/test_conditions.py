@@ -120,6 +120,7 @@ class TestLike:
         assert found(buffer, where("not_like", 1)) == ["0", "1", "2", "6"]
         assert found(buffer, where("not_like", [1])) == []  # a list is no key in Python
 
+    @pytest.mark.slow
     def test_like_finds_an_element_of_any_type(self, buffer):
         lists = [1, "1"], [1.0], [True], [None, math.inf], [[1, 2]], [{"a": 1.0}], ["a"], []
         fill(buffer, *({"x": each} for each in lists), {"x": "1"}, {"x": 1}, {})
@@ -239,6 +240,7 @@ class TestValues:
         assert found(buffer, where("in", values[5:])) == ["5", "6", "7", "8", "9"]
         assert found(buffer, where("in", [2.5, "a"])) == ["1", "2"]
 
+    @pytest.mark.slow
     def test_quotes_and_backslashes_are_themselves(self, buffer):
         texts = ["it's", 'say "x"', "back\\slash", "\\'", "%s", ":x", "?", "$1", "--", "/*", "\n"]
         fill(buffer, *({"x": text, text: 1} for text in texts))
@@ -307,6 +309,7 @@ class TestValues:
 
 
 class TestPaths:
+    @pytest.mark.slow
     def test_paths_reach_into_dicts_lists_and_tuples_of_every_payload(self, buffer):
         payload = {"info": {"level": 3}, "tags": ["a", "b"], "pair": (1, {"x": 2}), "0": "zero"}
         buffer.add(id="a", state=payload, actions=[payload], messages=[[payload]], extra=payload)
@@ -501,44 +504,6 @@ class TestSize:
         ):
             assert [row.id for row in buffer.get_all(tree)] == expected
         assert buffer.delete(leaf("in", [*ids, "0"], "id")) == 1
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "field", ["exp_meta.step", "exp_data.state.x", "exp_data.actions[0].x", "episode_id"]
-    )
-    def test_two_thousand_conditions_in_a_chain(self, buffer, field):
-        for i in range(3):
-            buffer.add(id=str(i), step=i, state={"x": i}, actions=[{"x": i}], episode_id=str(i))
-        any_of, none_of = QueryBuilder().eq(field, 1), QueryBuilder().ne(field, 1)
-        for i in range(1000, 2999):
-            any_of.or_().eq(field, i)
-            none_of.and_().ne(field, i)
-        assert buffer.size(none_of) == 2
-        assert buffer.delete(any_of) == 1
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("field", ["exp_meta.step", "exp_data.state[0].x"])
-    @pytest.mark.parametrize("first", [True, False])
-    def test_nesting_up_to_the_limit_works_and_beyond_is_refused(self, buffer, field, first):
-        def nested(depth, width):
-            tree = leaf("gte", 0, field)
-            for level in range(depth):
-                leaves = [leaf("gte" if level % 2 else "lt", 0, field)] * width
-                group = "and_" if level % 2 else "or_"
-                tree = {group: [tree, *leaves] if first else [*leaves, tree]}
-            return tree
-
-        buffer.add(id="a", step=1, state=[{"x": 1}])
-        assert found(buffer, nested(MAX_DEPTH, 1)) == ["a"]
-        assert found(buffer, nested(MAX_DEPTH, 10)) == ["a"]
-        assert len(buffer.sample_tasks(1, condition=nested(MAX_DEPTH, 10))) == 1
-        for call in (buffer.size, buffer.sql, buffer.explain, buffer.delete):
-            with pytest.raises(ConditionError, match="groups of many"):
-                call(nested(MAX_DEPTH, 100))
-        for depth in (MAX_DEPTH + 1, 3000):
-            for call in (buffer.size, buffer.sql, buffer.explain, buffer.delete):
-                with pytest.raises(ConditionError, match="nested deeper"):
-                    call(nested(depth, 1))
 
     def test_deep_nesting_works_where_the_call_stack_is_deep_already(self, buffer):
         tree = leaf("gte", 0, "exp_meta.step")

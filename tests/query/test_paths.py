@@ -70,6 +70,7 @@ def test_paths_have_keys_indexes_and_quoted_keys(path, segments):
         assert (field.column, field.kind, field.path) == (column, "json", segments)
 
 
+@pytest.mark.slow
 @given(st.lists(keys, min_size=1, max_size=4))
 def test_every_key_can_be_named_by_quoting_it(path):
     assert parse_field("exp_data.state" + "".join(map(key_segment, path))).path == tuple(path)

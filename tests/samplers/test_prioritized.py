@@ -128,6 +128,7 @@ def test_rows_that_left_a_block_since_it_was_added_up_do_not_count(buffer_url):
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evict_by", ["task", "episode"])
 def test_tasks_and_episodes_that_left_are_not_drawn(buffer_url, evict_by):
     limits = {"max_episodes": 10} if evict_by == "episode" else {"max_capacity": 100}
@@ -166,6 +167,7 @@ def test_deleted_rows_are_not_drawn(buffer_url):
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["by the library", "plainly"])
 @pytest.mark.parametrize("is_updated", [True, False])
 def test_numbers_without_a_row_are_not_drawn_from_blocks_that_are_added_up(
@@ -243,6 +245,7 @@ def test_without_replacement_no_row_comes_twice(buffer_url):
         assert replaced.n_rows == 500
 
 
+@pytest.mark.slow
 def test_strata_give_a_row_each(buffer_url):
     priorities = np.abs(np.random.default_rng(3).standard_normal(640)) + 0.01
     with filled(buffer_url, priorities) as buffer:

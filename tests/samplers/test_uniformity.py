@@ -124,6 +124,7 @@ def test_rows_of_a_large_window_are_drawn_alike(buffer_url, make_sampler, paths,
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.slow
 def test_rows_after_many_turns_of_the_window_are_drawn_alike(buffer_url, make_sampler, paths):
     buffer = ReplayBuffer(buffer_url, max_capacity=1_500)
     rows = make_rows(range(600))
@@ -141,6 +142,7 @@ def test_rows_after_many_turns_of_the_window_are_drawn_alike(buffer_url, make_sa
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.slow
 def test_rows_that_an_unselective_filter_leaves_are_drawn_alike(buffer_url, make_sampler, paths):
     buffer = fill(buffer_url, 3_000)
     matching = [seq for seq in range(1, 3_001) if seq % 100 >= 50]
@@ -173,6 +175,7 @@ def test_rows_of_a_selective_filter_without_a_seed_are_all_reached(buffer_url, p
     assert paths["order"] > 60 - 4
 
 
+@pytest.mark.slow
 def test_a_few_misses_do_not_make_a_filter_selective(buffer_url, paths):
     """Of 9 numbers none is one of the tenth that match in two batches of five."""
     buffer = fill(buffer_url, 6_000)
@@ -277,6 +280,7 @@ def test_long_tasks_that_are_probed_for_are_drawn_alike(buffer_url, paths):
     assert paths["probe"] > 5 * paths["order"]
 
 
+@pytest.mark.slow
 def test_tasks_of_a_small_window_are_drawn_alike(buffer_url, paths):
     buffer = ReplayBuffer(buffer_url, max_capacity=300)
     for task in range(40):

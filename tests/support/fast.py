@@ -1,6 +1,6 @@
 """`--fast`, for use while editing: SQLite only, no test that starts a process, no slow test.
 
-Of a test with many cases on a database, the first three run.
+Of a test with many cases on a database, the first two run.
 """
 
 import multiprocessing.process
@@ -15,7 +15,7 @@ import pytest
 _OF_POSTGRESQL = {"postgres_server", "postgres_url", "both_urls", "icu_server", "jit_database_url"}
 _LEFT_OUT = {*_OF_POSTGRESQL, "large_url"}  # which takes 20 s to fill
 _OF_A_DATABASE = {"make_database_url", "url_of", "filled_once"}
-_MOST_CASES = 3
+_MOST_CASES = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

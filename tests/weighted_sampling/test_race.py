@@ -158,6 +158,7 @@ def test_draws_without_replacement_have_the_probability_of_their_order(own, read
         assert chisquare(observed, wanted / wanted.sum() * observed.sum()).pvalue > P_VALUE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 5, 60])
 def test_large_draws_without_replacement_include_rows_as_a_full_race_does(n):
     weights = normal(120, 3)

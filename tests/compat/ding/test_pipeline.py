@@ -83,6 +83,7 @@ def test_the_other_kinds_are_what_a_list_is_iteration_by_iteration(kind, make):
                 assert item in (held[-12:] if kind == "elastic" else held)
 
 
+@pytest.mark.slow
 def test_two_learners_and_a_collector_share_every_count(buffer_url):
     config = {"replay_buffer_size": 64, "max_use": 3, "anneal_step": 50, "url": buffer_url}
     collector, *learners = (

@@ -1,4 +1,4 @@
-"""Pages that use the programs of PostgreSQL and SQLite run as a reader would type them."""
+"""Pages that use the programs of PostgreSQL and SQLite, or draw very often."""
 
 import re
 import shutil
@@ -167,3 +167,20 @@ def test_what_the_pages_ask_of_the_program_sqlite3(line, tmp_path):
     for path in copies:
         with ReplayBuffer(f"sqlite:///{path}", create=False) as copy:
             assert [row.exp_meta.task_id for row in copy] == ["seen"]
+
+
+def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_says(read, schema_url):
+    """Test the first row of a batch with 15 degrees of freedom, at p = 0.001."""
+    sampler = read("docs/sampling.md").names["RewardWeighted"](seed=5)
+    weights = np.arange(1.0, 17.0)
+    with ReplayBuffer(schema_url) as buffer:
+        buffer.store_batch(
+            [
+                DataRow(ExpMeta("t", None, "a", step, 0.0), Experience(reward_t=weight))
+                for step, weight in enumerate([*weights, 0.0, None])
+            ]
+        )
+        firsts = [buffer.sample(2, sampler=sampler)[0].exp_meta.step for _ in range(1_500)]
+    expected = 1_500 * weights / weights.sum()
+    statistic = ((np.bincount(firsts, minlength=16) - expected) ** 2 / expected).sum()
+    assert statistic < 37.7

@@ -118,6 +118,7 @@ def test_deletes_inside_the_window_are_subtracted(large):
     assert run(large, KEPT) == run(large, TRUE)
 
 
+@pytest.mark.slow
 def test_a_delete_that_is_undone_leaves_the_counts(large):
     with ReplayBuffer(large) as buffer:
         before = len(buffer)

@@ -24,7 +24,7 @@ from tests.support.processes import FRESH, TIMEOUT_S, run_at_once, running, wait
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.stepped_rows import EVERY_ROW, make_row, make_rows, seqs_of, step_is, steps_of
 
-METHODS = ["fork", "spawn"]
+METHODS = ["fork", FRESH]  # and "spawn" among the integrations
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def store_and_sample(buffer, number):
     return stored, len(buffer) >= 20, len(buffer.sample(10)), os.getpid()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_children_use_the_buffer_of_their_parent(buffer, method):
+def check_children(buffer, method):
+    """Check that children use the buffer that their parent uses."""
     buffer.store_batch(make_rows(range(50)))  # the parent's connections are open and used
     assert len(buffer.sample(5)) == 5
     results = run_at_once([(store_and_sample, buffer, number) for number in range(3)], method)
@@ -79,6 +79,11 @@ def test_children_use_the_buffer_of_their_parent(buffer, method):
     assert len({result[3] for result in results}) == 3
     assert len(buffer) == 110
     assert buffer.store(make_row(1)).inserted == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_children_use_the_buffer_of_their_parent(buffer, method):
+    check_children(buffer, method)
 
 
 def test_a_child_forked_in_the_middle_of_a_stream_does_not_disturb_it(buffer):

@@ -289,6 +289,7 @@ def test_keys_and_meta_are_checked_at_the_beginning(buffer_url, buffer):
     assert run(buffer_url, "SELECT 1 FROM episodes") == []
 
 
+@pytest.mark.slow
 def test_the_timer_stores_steps_without_another_call(buffer_url):
     others = set(threading.enumerate())
     with ReplayBuffer(buffer_url, fields=FIELDS, flush_s=0.05) as buffer:
@@ -497,6 +498,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     dtype=st.sampled_from(["bool", "uint8", "int8", "int64", "uint64", "float16", "float32"]),

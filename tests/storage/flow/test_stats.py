@@ -157,6 +157,7 @@ def test_uses_priorities_and_staleness_are_those_of_the_rows(buffer_url):
         assert found.uses.mean == 4 / 20
 
 
+@pytest.mark.slow
 def test_a_large_buffer_is_told_by_a_uniform_sample(buffer_url):
     with fill(buffer_url, 20_000, max_capacity=20_000) as buffer:
         run(buffer_url, "UPDATE experiences SET model_version = seq")

@@ -29,6 +29,7 @@ def rows_of(result):
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "info"])
 def test_rows_are_the_size_of_the_window_and_tasks_are_not_counted(run, large, command):
     ReplayBuffer(large).delete(QueryBuilder().eq("exp_meta.task_id", "t3").build())

@@ -52,6 +52,7 @@ def test_rows_that_are_evicted_meanwhile_leave_no_labels(
         assert [row.seq for row in buffer] == [5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_annotations_race_with_writers_and_leave_nothing_behind(buffer_url: str) -> None:
     with ReplayBuffer(buffer_url, max_capacity=30, create=True) as buffer:
         buffer.extend({"reward": [0.0] * 30})

@@ -48,6 +48,7 @@ def test_what_a_lost_consumer_held_goes_when_its_lease_has_run_out(full, buffer_
     assert stored_rows(buffer_url) == scalar(buffer_url, "SELECT count(*) FROM queue_items") == 10
 
 
+@pytest.mark.slow
 def test_what_is_held_far_below_the_window_goes_too(full, buffer_url):
     lease = full.lease(2, order="fifo")
     lease.__enter__()

@@ -81,6 +81,7 @@ def test_a_consumer_wakes_up_when_the_clock_goes_back(buffer_url, looks):
         assert len(consumer.join()) == 1
 
 
+@pytest.mark.slow
 def test_a_consumer_of_groups_wakes_up_when_one_is_whole_or_late(buffer_url, looks):
     with ReplayBuffer(buffer_url, leases=True) as buffer:
         store(buffer, range(2), task="a")

@@ -314,3 +314,8 @@ def test_alembics_own_command_line_finds_the_database_in_the_environment(stepwis
     assert scalar(stepwise_url, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == migrate.HEAD
     command.downgrade(config, "base")
     assert run(stepwise_url, f"SELECT * FROM {migrate.VERSION_TABLE}") == []
+
+
+def test_every_revision_says_which_packages_may_use_it(database_url):
+    migrate.upgrade(database_url)
+    assert scalar(database_url, "SELECT min_client FROM schema_info") in migrate.REVISIONS

@@ -75,6 +75,7 @@ def test_what_left_the_window_leaves_the_narrow_tables(buffer_url):
         assert run(buffer_url, "SELECT clean_seq FROM buffers") == [(7,)]
 
 
+@pytest.mark.slow
 def test_updates_alone_keep_the_narrow_tables_small(buffer_url):
     with make_buffer(buffer_url, max_capacity=8) as buffer:
         for i in range(64):
@@ -282,6 +283,7 @@ class Walk:
         assert min_is_lower_bound or least == (positive.min() if len(positive) else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", LIMITS)
 def test_what_is_kept_of_blocks_is_true_whatever_happens(buffer_url, unit):
     walk = Walk(buffer_url, unit, seed=5)

@@ -222,6 +222,7 @@ def test_both_limits_hold_under_concurrent_writers(buffer_url):
         assert scalar(buffer_url, "SELECT count(*) FROM v_episodes") == 80
 
 
+@pytest.mark.slow
 def test_the_list_of_episodes_has_a_limit_of_its_own(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=6, keep_episodes=5) as buffer:
         other = ReplayBuffer(buffer_url, name="other", fields=FIELDS)

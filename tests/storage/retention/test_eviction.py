@@ -47,6 +47,7 @@ def holds_exactly(buffer, url, steps):
     return True
 
 
+@pytest.mark.slow
 def test_the_oldest_rows_leave_first(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=10)
     for start in range(0, 49, 7):

@@ -91,6 +91,7 @@ def test_a_row_is_counted_under_its_first_cause(buffer_url):
         assert counts_in(buffer_url) == Removed(3, 3, 2)
 
 
+@pytest.mark.slow
 def test_many_rows_leave_in_several_transactions(buffer_url):
     with ReplayBuffer(buffer_url, max_staleness=0) as buffer:
         buffer.store_batch(rows_of([i % 2 for i in range(5_000)]))
@@ -124,6 +125,7 @@ def test_a_capacity_counts_from_the_newest_row_ever(buffer_url, monkeypatch):
         assert scalar(buffer_url, "SELECT low_seq FROM v_windows") == 2
 
 
+@pytest.mark.slow
 def test_another_process_counts_the_rows_anew(buffer, buffer_url):
     buffer.store_batch(rows_of([0, 1] * 2_400))
     with ReplayBuffer(buffer_url) as other:
@@ -212,6 +214,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 def test_a_process_lets_rows_leave_by_itself_but_not_at_once(buffer_url):
     for name, call in CALLS.items():
         with ReplayBuffer(buffer_url, name=name, max_staleness=0) as buffer:
@@ -234,6 +237,7 @@ def test_a_session_that_begins_lets_rows_leave(buffer_url):
         assert len(buffer) == 0
 
 
+@pytest.mark.slow
 def test_looks_on_where_it_ended_and_anew_when_the_clock_moves(buffer_url, monkeypatch):
     monkeypatch.setattr("sqlbuffer.storage.retention.expiry.AT_ONCE_S", 0.0)
     with ReplayBuffer(buffer_url, max_staleness=0) as buffer:
@@ -276,6 +280,7 @@ def test_nobody_waits_for_it_while_another_writes(buffer, buffer_url):
     assert stored_rows(buffer_url) == 1
 
 
+@pytest.mark.slow
 def test_several_at_once_count_each_row_once(buffer_url):
     with ReplayBuffer(buffer_url, max_staleness=0, max_capacity=3_000) as buffer:
         buffer.store_batch(rows_of([1] * 2_500 + [2] * 100))

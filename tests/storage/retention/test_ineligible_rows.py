@@ -56,6 +56,7 @@ def buffers(buffer_url):
 FREE = [i for i in range(41) if i % 3 or i == 40]
 
 
+@pytest.mark.slow
 def test_exactly_the_rows_that_are_not_barred_are_sampled(buffers):
     for bar, buffer in buffers.items():
         for name, sampler in SAMPLERS.items():
@@ -160,6 +161,7 @@ def test_a_transition_has_no_barred_step(stored):
         assert places_in(batch) == free_runs(1, 1)
 
 
+@pytest.mark.slow
 def test_a_window_has_no_barred_step(stored):
     for buffer in stored:
         for length, burn_in, stack in ((2, 0, None), (2, 1, None), (1, 0, {"obs": 2})):
@@ -209,6 +211,7 @@ def steps_drawn(buffer):
     return {step for batch in batches for step in steps_in(batch)}
 
 
+@pytest.mark.slow
 def test_what_is_known_of_barred_rows_ends_with_the_session_and_with_quarantine(buffer_url):
     options = {"current_session_only": True, "keep_expired": True}
     with ReplayBuffer(buffer_url, **options) as buffer:

@@ -78,6 +78,7 @@ def buffer(buffer_url, compression):
         yield buffer
 
 
+@pytest.mark.slow
 def test_every_reader_gives_the_fields_and_the_keys(buffer):
     rows = [make_fragment(0, SIZE), make_fragment(1, SIZE), make_fragment(2, 5000)]
     for name, read in READERS.items():

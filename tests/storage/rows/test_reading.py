@@ -67,6 +67,7 @@ def long_buffer(buffer):
     return buffer
 
 
+@pytest.mark.slow
 def test_all_rows_come_in_insert_order_over_many_pages(long_buffer):
     rows = list(long_buffer.get_all())
     assert steps_of(rows) == list(range(3_000))
@@ -139,6 +140,7 @@ def test_the_library_leaves_no_transaction_open_after_any_call(make_database_url
         assert open_transactions(url) == 0
 
 
+@pytest.mark.slow
 def test_pages_of_large_payloads_are_small(buffer):
     buffer.store_batch([DataRow(ExpMeta("t", None, "a", i, 0.0), LARGE) for i in range(450)])
     first, *others = [len(page) for page in buffer._store.rows.pages(EVERYTHING)]

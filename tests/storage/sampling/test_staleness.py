@@ -155,6 +155,7 @@ def test_a_stale_task_is_not_drawn_whatever_names_it(buffer_url):
         assert [steps_in(task) for task in buffer.sample_tasks(2, sampler=Named())] == [[2, 3]]
 
 
+@pytest.mark.slow
 def test_uniform_over_the_fresh_tasks_of_a_large_buffer(buffer_url):
     # More rows than are ranked: numbers are drawn, and kept where a task begins.
     with ReplayBuffer(buffer_url, max_staleness=0) as buffer:
@@ -291,6 +292,7 @@ def test_nothing_is_sampled_below_the_least_size(buffer_url, evict_by):
                 call()
 
 
+@pytest.mark.slow
 def test_old_rows_are_not_asked_for_again_and_again(buffer_url):
     with ReplayBuffer(buffer_url, max_staleness=0) as buffer:
         buffer.store_batch(rows_of([0] * 4_000 + [1] * 40))

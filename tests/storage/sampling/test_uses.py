@@ -373,6 +373,7 @@ def test_evicted_and_deleted_rows_are_not_sampled(buffer_url):
         assert buffer.sample(4) == []
 
 
+@pytest.mark.slow
 def test_counts_of_rows_that_left_are_forgotten(buffer_url, monkeypatch):
     monkeypatch.setattr(uses, "CLEANED_AT_ONCE", 8)
     with ReplayBuffer(buffer_url, max_use=5, max_capacity=20) as buffer:

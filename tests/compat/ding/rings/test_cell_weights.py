@@ -21,6 +21,7 @@ def filled(low, end):
 
 
 # Few parts have blocks of their own; many share them.
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3, 40])
 @pytest.mark.parametrize("low", [0, 5_000, 7 * N_CELLS - 100])
 def test_numbers_are_drawn_by_weight_also_where_the_ring_wraps(n, low):
@@ -63,6 +64,7 @@ def test_a_key_repeats_a_draw_and_a_change_is_seen():
     assert cells.least() == 2.0
 
 
+@pytest.mark.slow
 def test_only_given_numbers_are_drawn():
     cells, priorities = filled(0, 1_000)
     among = np.arange(100, 400, 3)

@@ -33,17 +33,6 @@ def test_forked_workers_read_by_themselves(buffer_url):
     buffer.close()
 
 
-@pytest.mark.slow
-def test_spawned_workers_read_by_themselves(tmp_path):
-    buffer = fill(ReplayBuffer(tmp_path, **SHAPE))
-    loader = buffer.dataloader(
-        9, timestep_level=True, num_workers=1, multiprocessing_context="spawn"
-    )
-    (batch,) = loader
-    assert batch["r"].tolist() == list(range(9))
-    buffer.close()
-
-
 def test_a_copy_of_a_dataset_reads_what_its_buffer_has_open(buffer_url):
     buffer = ReplayBuffer(buffer_url, **SHAPE)
     with buffer.one_episode():
@@ -76,6 +65,7 @@ def test_a_reader_sees_what_a_writer_has_finished(buffer_url):
         buffer.close()
 
 
+@pytest.mark.slow
 def test_items_are_whole_while_another_thread_overwrites_their_slots(buffer_url):
     """Episode n has length 1 + n % 6 and reward n throughout."""
     writer = ReplayBuffer(buffer_url, **{**SHAPE, "max_episodes": 2}, circular=True)

@@ -1,0 +1,3 @@
+from tests.compat.memmap.conftest import make, reopen
+
+__all__ = ["make", "reopen"]

@@ -1,0 +1,3 @@
+from tests.compat.minestudio.conftest import make
+
+__all__ = ["make"]
