@@ -23,7 +23,7 @@ LIST = 100
 BATCH = 64
 CLASSES = ("NaiveReplayBuffer", "AdvancedReplayBuffer")
 NAMES = "vs DI-engine"
-PRIVATE = "none: private"
+PRIVATE = "memory, private"
 # How many times the time of DI-engine a private buffer may take.
 MOST_PUSH, MOST_SAMPLE = 3, 2
 # Pushed before the rest in lists so long.
@@ -169,9 +169,12 @@ def _figure(bench: Bench, what: str, timings: Timings) -> Figure:
 
 
 def _private_figure(what: str, timings: Timings, most: float | None) -> Figure:
-    ratio = timings.ratio("ours", "peer") if "peer" in timings.rounds else None
-    what = f"{what}: times its time"
-    return Figure(what, PRIVATE, _absolute(timings), ratio, most, at_most=True)
+    what = f"private: {what}"
+    if "peer" not in timings.rounds:
+        return Figure(what, PRIVATE, _absolute(timings))
+    return Figure(
+        what, PRIVATE, _absolute(timings), timings.ratio("ours", "peer"), most, at_most=True
+    )
 
 
 def _absolute(timings: Timings) -> str:

@@ -67,6 +67,13 @@ LINES = {
     "`push` of 100 items one by one, advanced, vs DI-engine": BOTH,
     "`sample(64)`, advanced, vs DI-engine": BOTH,
     "`update` of 64, advanced, vs DI-engine": BOTH,
+    "private: `push` of a list of 100, naive, vs DI-engine": {"memory"},
+    "private: `push` of 100 items one by one, naive, vs DI-engine": {"memory"},
+    "private: `sample(64)`, naive, vs DI-engine": {"memory"},
+    "private: `push` of a list of 100, advanced, vs DI-engine": {"memory"},
+    "private: `push` of 100 items one by one, advanced, vs DI-engine": {"memory"},
+    "private: `sample(64)`, advanced, vs DI-engine": {"memory"},
+    "private: `update` of 64, advanced, vs DI-engine": {"memory"},
 }
 
 

@@ -1,8 +1,8 @@
 """The calls of DI-engine's `ding.worker.replay_buffer` on a SQL database.
 
 Change `from ding.worker.replay_buffer import ...` to `from sqlbuffer.compat.ding import ...`.
-Without a `url` in its config a buffer is private and starts empty, as in DI-engine. With a `url` it
-is stored, and every process with the same `url` shares it.
+Without a `url` in its config a buffer is private: it starts empty and is gone with its process, as
+in DI-engine. With a `url` it is stored, and every process with the same `url` shares it.
 """
 
 from typing import Any

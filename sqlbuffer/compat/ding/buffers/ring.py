@@ -169,8 +169,8 @@ class RingBuffer(IBuffer):
             self._remover.start()
 
     def close(self) -> None:
-        """Close it: a private buffer is cleared, and its memory is free; one at a URL stays as it
-        is, for others and for later.
+        """Close the buffer: a private one is cleared, and one at a URL stays as it is, for others
+        and for later.
 
         Closing it again does nothing. A later call opens it again: a private one empty. What was
         written to the `tb_logger` is flushed; that itself is the caller's, and stays open.
