@@ -18,7 +18,7 @@ demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database 
 	$(BIN)/sqlbuffer demo $(ARGS)
 
 # Hundreds of processes of the tests import the package: each would compile it again, for 0.4 s.
-test test-fast: export PYTHONDONTWRITEBYTECODE =
+test test-fast test-integrations: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
 	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/nightly $(ARGS)
 
