@@ -514,11 +514,11 @@ def test_a_delete_that_read_an_old_window_does_not_bring_rows_back(make_database
     url = make_database_url("postgresql", schema=True)
     buffer, other = ReplayBuffer(url, max_capacity=5), ReplayBuffer(url)
     buffer.store_batch(make_rows(range(1, 6)))
-    look = buffer._store._window
+    look = buffer._store.window_in
 
     def look_early(connection):
         window = look(connection)
-        buffer._store._window = look
+        buffer._store.window_in = look
         with connected(url) as holder:
             holder.execute(text("SELECT 1 FROM experiences WHERE seq <= 3 FOR UPDATE"))
             other.store_batch(make_rows(range(6, 9)))
@@ -526,6 +526,6 @@ def test_a_delete_that_read_an_old_window_does_not_bring_rows_back(make_database
         assert steps_of(other) == [4, 5, 6]
         return window
 
-    buffer._store._window = look_early
+    buffer._store.window_in = look_early
     buffer.delete(step_is(99))
     assert holds_exactly(other, url, [4, 5, 6])
