@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,6 @@ CONSTANTS = frozenset(
 )
 # Booleans, integers, floats and complex numbers, but for long doubles.
 _DTYPES = frozenset("?bBhHiIlLqQefdFD")
-_dtype_of = attrgetter("dtype")
 
 
 class CopiedItems(Protocol):
@@ -128,32 +127,35 @@ def _column(values: list[Any]) -> Column | None:
     """Return copies of the values of one key; None: they differ, or are of another kind."""
     kinds, n = list(map(type, values)), len(values)
     kind = kinds[0]
-    if kind in CONSTANTS:
-        return (values, None) if CONSTANTS.issuperset(kinds) else None
     if kinds.count(kind) < n:
-        return None
+        return (values, None) if CONSTANTS.issuperset(kinds) else None
+    if kind is np.ndarray:
+        return _arrays(values)
+    if kind in CONSTANTS:
+        return values, None
     if kind is dict:
         found = alike_items(values)
         return None if found is None else (found, None)
     torch = sys.modules.get("torch")
-    if torch is not None and kind is torch.Tensor:
-        return _tensors(torch, values)
-    if kind is not np.ndarray:
-        return None
-    dtype = values[0].dtype
-    if dtype.char not in _DTYPES or not dtype.isnative or not values[0].ndim:
-        return None
-    if list(map(_dtype_of, values)).count(dtype) < n:
+    return _tensors(torch, values) if torch is not None and kind is torch.Tensor else None
+
+
+def _arrays(values: list[Any]) -> Column | None:
+    first = values[0]
+    if first.dtype.char not in _DTYPES or not first.dtype.isnative or not first.ndim:
         return None
     try:
-        return np.array(values), np.ndarray.copy
-    except ValueError:  # other shapes
+        if list(map(len, values)).count(len(first)) < len(values):
+            return None
+        copies = np.concatenate(values, dtype=first.dtype, casting="no")
+    except (TypeError, ValueError):  # other dtypes or shapes
         return None
+    return copies.reshape(len(values), *first.shape), np.ndarray.copy
 
 
 def _tensors(torch: Any, values: list[Any]) -> Column | None:
     dtype = values[0].dtype
-    if dtype.is_complex or list(map(_dtype_of, values)) != [dtype] * len(values):
+    if dtype.is_complex or any(tensor.dtype != dtype for tensor in values):
         return None  # complex tensors may be lazily conjugated
     try:
         with torch.no_grad():
