@@ -44,7 +44,7 @@ class BufferStore(OpenBuffer):
         pacer: Waits for the rate limiter.
         uses: Counts and logs what is drawn.
         expiry: Removes rows that may never be sampled again.
-        draws: BatchDraws batches with samplers.
+        draws: Draws batches with samplers.
         leases: Leases rows.
         writer: Stores rows.
         labels: Annotates rows.
