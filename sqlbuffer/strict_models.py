@@ -68,7 +68,9 @@ class StrictModel(BaseModel):
         first = error.errors(include_url=False)[0]
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, SQLBufferError):
-            return cause
+            # Another one like it: pydantic's error refers to this one where the garbage collector
+            # does not look, so all that is in the traceback would stay.
+            return type(cause)(*cause.args)
         where = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             return BufferConfigError(f"{cls.__name__} has no {where!r}; {cls.advice_on(where)}")
