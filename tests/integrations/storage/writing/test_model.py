@@ -1,10 +1,10 @@
-"""More random operations against the model."""
+"""Many random programs against the model, other ones at each run."""
 
 import pytest
 
-from tests.storage.writing.test_model import check_model
+from tests.storage.writing.buffer_machine import check_buffer
 
 
-@pytest.mark.parametrize("evict_by", ["row", "task"])
-def test_the_buffer_is_what_the_model_says(buffer_url, evict_by):
-    check_model(buffer_url, evict_by, 15)
+@pytest.mark.parametrize("is_typed", [False, True], ids=["json", "typed"])
+def test_the_buffer_is_what_the_model_says(buffer_url, is_typed):
+    check_buffer(buffer_url, is_typed=is_typed, examples=10, steps=25, explore=True)
