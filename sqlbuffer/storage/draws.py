@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -121,7 +122,7 @@ class BatchDraws:
         n: int,
         node: Node,
         columns: Columns,
-        choose: Callable[[Candidates, int, bool], T],
+        choose: Callable[..., T],
         kind: ClaimKind[T],
         least: int,
     ) -> T:
@@ -133,12 +134,13 @@ class BatchDraws:
             n: How many are wanted.
             node: Which rows.
             columns: What is read of them.
-            choose: Called with how many are wanted, and whether it is the first time.
+            choose: Called with the candidates, how many are wanted (`n`), and whether it is the
+                first time (`is_first`).
             kind: How several draws are joined.
             least: Fewer are not counted or logged.
         """
         if n == 0 or not self._sessions.uses.is_on:
-            return self.draw(node, lambda candidates: choose(candidates, n, True), columns)
+            return self.draw(node, partial(choose, n=n, is_first=True), columns)
 
         def found(n: int, is_first: bool) -> Found[T]:
             def chosen(candidates: Candidates) -> Found[T]:
@@ -200,7 +202,7 @@ class BatchDraws:
         `least` are not counted as used.
         """
 
-        def choose(candidates: Candidates, n: int, _is_first: bool) -> SampledRows:
+        def choose(candidates: Candidates, n: int, is_first: bool) -> SampledRows:
             rows = candidates.rows(sampler.choose(candidates, n)) if n else []
             return SampledRows(rows, sampler.columns(candidates, [row[0] for row in rows]))
 
@@ -224,9 +226,11 @@ class BatchDraws:
         the sample log. Fewer than `least` are not counted as used.
         """
 
-        def choose(candidates: Candidates, _n: int, _is_first: bool) -> list[list[Row]]:
-            # All n each time: of a task, the sampler cannot leave out those that it drew before.
-            chosen, limits = sampler.choose_tasks(candidates, n), candidates.limits.of_steps
+        most = n
+
+        def choose(candidates: Candidates, n: int, is_first: bool) -> list[list[Row]]:
+            # All each time: the sampler cannot leave out the tasks that it drew before.
+            chosen, limits = sampler.choose_tasks(candidates, most), candidates.limits.of_steps
             found = self._queries.tasks_in(candidates.connection, chosen, payloads, limits)
             return [rows for rows in found.values() if rows]
 

@@ -210,7 +210,8 @@ def retry_on_disconnect(
 
     @wraps(method)
     def repeating(self: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.buffer.with_retries(partial(method, self, *args, **kwargs))
+        buffer, work = self.buffer, partial(method, self, *args, **kwargs)
+        return retried(work, buffer.options.retry_s, buffer.forget_connections)
 
     return repeating
 

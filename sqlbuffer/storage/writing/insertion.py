@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.steps.store_result import StoreResult
-from sqlbuffer.storage.buffers.applied_writes import WriteId
+from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
@@ -33,7 +33,7 @@ def insert_batch(
     buffer: OpenBuffer,
     payloads: Payloads,
     batch: WriteBatch,
-    note: WriteId | None = None,
+    once: WriteOnce[StoreResult] | None = None,
     *,
     guarded: bool = True,
 ) -> StoreResult:
@@ -44,7 +44,7 @@ def insert_batch(
         buffer: The buffer.
         payloads: Writes and reads what rows have elsewhere.
         batch: The batch; may be empty.
-        note: The id of the write, if it is to be stored here.
+        once: Has the transaction take effect once, if the id of the write is to be stored here.
         guarded: Another writer may commit one of the ids in the meantime.
 
     Raises:
@@ -59,7 +59,9 @@ def insert_batch(
     numbers: dict[str, int] = {}
     given = [record.initial_priority for record in of_ids.values()]
     priorities = given if given.count(None) < len(given) else None
-    reserved = reserve_seqs(connection, buffer_id, list(of_ids), priorities, note)
+    reserved = reserve_seqs(
+        connection, buffer_id, list(of_ids), priorities, None if once is None else once.note
+    )
     held = reserved.held
     # Read before the insert, which may evict them.
     stored = rows_of(held)

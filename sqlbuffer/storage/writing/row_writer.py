@@ -50,12 +50,11 @@ class RowWriter:
         once, durability = buffer.once(), buffer.options.durability
         # What draws the numbers stores the id of the write as well, for a third of the time.
         notes = batch.whole is None
-
-        def work(connection: Connection) -> StoreResult:
-            return insert_batch(connection, buffer, self._payloads, batch, once.note)
-
+        insert = partial(
+            insert_batch, buffer=buffer, payloads=self._payloads, batch=batch, once=once
+        )
         result: StoreResult = buffer.with_retries(
-            lambda: once.run(buffer.engine, durability, work, notes=notes)
+            partial(once.run, buffer.engine, durability, insert, notes=notes)
         )
         self._clean(result.inserted, batch)
         return result
