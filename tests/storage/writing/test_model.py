@@ -18,7 +18,7 @@ def test_the_buffer_is_what_the_model_says(buffer_url, is_typed):
     check_buffer(
         buffer_url,
         is_typed=is_typed,
-        examples=int(EXAMPLES or 5),
+        examples=int(EXAMPLES or 4),
         steps=12 if EXAMPLES is None else 30,
         explore=EXAMPLES is not None,
     )
