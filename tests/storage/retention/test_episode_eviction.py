@@ -262,10 +262,20 @@ ACTIONS = st.lists(
 )
 
 
+PROGRAMS = given(
+    actions=ACTIONS, max_episodes=st.integers(1, 3), max_capacity=st.none() | st.integers(1, 9)
+)
+
+
+# The integrations run more of them.
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=ACTIONS, max_episodes=st.integers(1, 3), max_capacity=st.none() | st.integers(1, 9))
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@PROGRAMS
 def test_it_holds_what_a_model_in_memory_holds(buffer_url, actions, max_episodes, max_capacity):
+    check_program(buffer_url, actions, max_episodes, max_capacity)
+
+
+def check_program(buffer_url, actions, max_episodes, max_capacity):
     ReplayBuffer(buffer_url, name="model", create=True)
     ReplayBuffer.drop(buffer_url, "model")
     buffer = ReplayBuffer(
