@@ -392,9 +392,10 @@ class ReplayBuffer:
             EpisodeExistsError: The buffer knows an episode of that id.
             FieldError: A key that is no text, or meta that does not fit.
         """
-        return self._writer.episode(
+        beginning = self._writer.beginning(
             task_id, agent_id, episode_id, model_version, session_id, casting, meta
         )
+        return self._writer.episode(beginning, casting, has_own_id=episode_id is not None)
 
     def record(
         self,

@@ -1,12 +1,13 @@
-"""Change what a buffer says of its rows: labels, priorities, quarantine."""
+"""Change the labels, the priorities and the quarantine of rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sqlbuffer.arguments import Rows, checked_numbers, checked_reason
+from sqlbuffer.arguments import Rows, checked_numbers, checked_reason, is_condition
 from sqlbuffer.encoding.priority_values import (
     MOST_PRIORITY,
     check_kept,
@@ -16,7 +17,6 @@ from sqlbuffer.encoding.priority_values import (
 )
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.condition_checks import Conditions
-from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.labels.label_values import checked_label, checked_labels, checked_version
 from sqlbuffer.storage.labels.labelling import Annotation
@@ -32,7 +32,7 @@ class PriorityUpdate:
 
     Attributes:
         updated: Rows that have their new priority.
-        missing: Rows that the buffer does not hold, such as those that were evicted meanwhile.
+        missing: Rows that the buffer does not hold, such as evicted ones.
 
     Example:
         >>> PriorityUpdate(updated=255, missing=1).missing
@@ -44,7 +44,7 @@ class PriorityUpdate:
 
 
 class RowChanges:
-    """Changes what a buffer says of its rows.
+    """Changes the labels, the priorities and the quarantine of rows.
 
     Args:
         store: The buffer.
@@ -66,7 +66,7 @@ class RowChanges:
     def _annotation(
         self, rows: Any, values: Mapping[str, Any], extra: Any, version: int | None
     ) -> Annotation:
-        if rows is None or isinstance(rows, (Mapping, QueryBuilder)):
+        if is_condition(rows):
             node = self._conditions.node(rows)
             if node == EVERYTHING:
                 raise ConditionError(
@@ -81,10 +81,8 @@ class RowChanges:
             return Annotation(named, checked_label(values, extra), version)
         numbers = checked_seqs(rows)
         labels = checked_labels(values, extra, len(numbers))
-        # The last of each, in order: those who label the same rows do not cross.
-        distinct, from_end = np.unique(numbers[::-1], return_index=True)
-        last = (len(numbers) - 1 - from_end).tolist()
-        return Annotation(distinct.tolist(), [labels[i] for i in last], version)
+        distinct, last = _last_of_each(numbers)
+        return Annotation(distinct.tolist(), [labels[i] for i in last.tolist()], version)
 
     def update_priorities(self, seqs: Any, priorities: Any, eps: float) -> PriorityUpdate:
         """Set the priorities of rows."""
@@ -94,10 +92,9 @@ class RowChanges:
         reals = reals + checked_eps(eps)
         if len(reals) and reals.max() > MOST_PRIORITY:
             raise FieldError(f"priorities: with eps {eps!r} the largest is above {MOST_PRIORITY:g}")
-        # The last of each, in order: learners that update the same rows do not cross.
-        distinct, from_end = np.unique(numbers[::-1], return_index=True)
+        distinct, last = _last_of_each(numbers)
         n_updated = self._store.priorities.update_priorities(
-            distinct.tolist(), reals[::-1][from_end].tolist()
+            distinct.tolist(), reals[last].tolist()
         )
         return PriorityUpdate(n_updated, len(distinct) - n_updated)
 
@@ -113,3 +110,12 @@ class RowChanges:
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
             retire(self._store)  # those that were used up meanwhile
         return n_released
+
+
+def _last_of_each(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct numbers in ascending order, and the last place of each.
+
+    In this order, two processes that change the same rows do not wait for each other.
+    """
+    distinct, from_end = np.unique(numbers[::-1], return_index=True)
+    return distinct, len(numbers) - 1 - from_end

@@ -117,31 +117,20 @@ class StepWriter:
         whole = None if episode_id is None else (key, task)
         return self._insert(WriteBatch(records, MADE_TIME, [ending], metas, whole))
 
-    def episode(
-        self,
-        task_id: str | None,
-        agent_id: str | None,
-        episode_id: str | None,
-        model_version: int | None,
-        session_id: str | None,
-        casting: str,
-        meta: Mapping[str, Any],
-    ) -> EpisodeWriter:
-        """Begin an episode that is written step by step."""
+    def episode(self, beginning: EpisodeStart, casting: str, *, has_own_id: bool) -> EpisodeWriter:
+        """Begin an episode that is written step by step.
+
+        Args:
+            beginning: What `beginning` returned.
+            casting: See `ReplayBuffer.extend`.
+            has_own_id: The user gave the id, so another episode may have it.
+        """
         store = self._store
-        beginning = self.beginning(
-            task_id, agent_id, episode_id, model_version, session_id, casting, meta
-        )
-        if episode_id is not None:
+        if has_own_id:
             store.writer.begin_episode(beginning)
-        layouts = (store.layout, store.observation_layout)
+        layouts, config = (store.layout, store.observation_layout), store.info.config
         return EpisodeWriter(
-            layouts,
-            self._queue,
-            beginning,
-            casting,
-            store.info.config.priorities.enabled,
-            row_limit(store.info.config),
+            layouts, self._queue, beginning, casting, config.priorities.enabled, row_limit(config)
         )
 
     def beginning(
@@ -169,7 +158,7 @@ class StepWriter:
         self._queue.flush()
 
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return columns; priorities are for buffers that have some."""
+        """Return columns; raise if they have priorities and the buffer has none."""
         if columns.get("priority") is not None:
             check_kept(self._store.info.config.priorities.enabled)
         return columns
@@ -197,7 +186,7 @@ class StepWriter:
 
 
 def _in_session(records: list[Record], session: str) -> list[Record]:
-    """Return records, those of no session as ones of this."""
+    """Return records; those without a session get this one."""
     return [
         record._replace(session_key=session) if record.session_key is None else record
         for record in records

@@ -28,8 +28,8 @@ from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.strategy import RowStrategy, TaskStrategy
-from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, give_back
-from sqlbuffer.storage.use_counts.sample_log import LogEntry
+from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, claimed, give_back
+from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_read_batch
 from sqlbuffer.storage.use_counts.sampling_session import SamplingSession, SamplingSessions
 
 BATCH_ID = "batch_id"
@@ -150,9 +150,16 @@ class BatchDraws:
 
             return self.draw(node, chosen, columns)
 
-        adds_up = bool(getattr(sampler, "replace", False))
-        entry = _log_entry_of(sampler)
-        return session.counted(found, n, kind, entry, least=least, adds_up=adds_up)
+        content, session.batch_id = claimed(
+            self._sessions.uses,
+            found,
+            n,
+            kind,
+            _log_entry_of(sampler),
+            least=least,
+            adds_up=bool(getattr(sampler, "replace", False)),
+        )
+        return content
 
     def sample_batch(
         self,
@@ -168,7 +175,7 @@ class BatchDraws:
         Args:
             node: Which rows.
             reader: Makes the batch.
-            sampler: BatchDraws the keys.
+            sampler: Draws the keys.
             n: How many.
             begin: Called before each attempt: after a lost connection the batch is drawn again.
         """
@@ -247,9 +254,8 @@ class BatchDraws:
             clock: The buffer's clock when it was read.
             what: What the log names instead of a sampler.
         """
-        session = self._sessions.unpaced()
-        session.log_read(batch.info["seq"].tolist(), clock, LogEntry(what))
-        return _numbered(batch, session.batch_id)
+        seqs = batch.info["seq"].tolist()
+        return _numbered(batch, log_read_batch(self._sessions.uses, seqs, clock, LogEntry(what)))
 
     def return_batch(self, batch: Batch) -> None:
         """Undo what was counted and logged of a batch that is not handed out."""

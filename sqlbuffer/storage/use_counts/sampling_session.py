@@ -1,17 +1,13 @@
 """One batch on its way out of a buffer: paced, counted and logged."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.flow.pacing import Pacer
-from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, claimed
-from sqlbuffer.storage.use_counts.sample_log import LogEntry, forget, log_batch, log_read_batch
+from sqlbuffer.storage.use_counts.sample_log import LogEntry, forget, log_batch
 from sqlbuffer.storage.use_counts.use_counting import UseCounting
-
-T = TypeVar("T")
 
 
 class SamplingSession:
@@ -27,32 +23,12 @@ class SamplingSession:
         self.n_rows = 0
         self.batch_id: int | None = None
 
-    def counted(
-        self,
-        draw: Callable[[int, bool], Found[T]],
-        n: int,
-        kind: ClaimKind[T],
-        entry: LogEntry,
-        *,
-        least: int,
-        adds_up: bool,
-    ) -> T:
-        """Return up to n things that are drawn; count their uses, and log them. See `claimed`."""
-        content, self.batch_id = claimed(
-            self._uses, draw, n, kind, entry, least=least, adds_up=adds_up
-        )
-        return content
-
     def log(
         self, connection: Connection, seqs: Sequence[int], clock: int | None, entry: LogEntry
     ) -> None:
         """Log rows in the transaction that hands them out, if the buffer logs batches."""
         if self._uses.buffer.info.config.sampling.track_samples:
             self.batch_id = log_batch(connection, self._uses, seqs, clock, entry)
-
-    def log_read(self, seqs: Sequence[int], clock: int | None, entry: LogEntry) -> None:
-        """Log rows that were read without a sampler, if the buffer logs batches."""
-        self.batch_id = log_read_batch(self._uses, seqs, clock, entry)
 
 
 class SamplingSessions:
@@ -81,10 +57,6 @@ class SamplingSessions:
             session = SamplingSession(self.uses)
             yield session
             drawn(session.n_rows)
-
-    def unpaced(self) -> SamplingSession:
-        """Return a session of a read that the rate limiter does not pace."""
-        return SamplingSession(self.uses)
 
     def undo(self, n_rows: int, batch_id: int | None) -> None:
         """Undo what was paced and logged of a batch that is not handed out."""

@@ -11,6 +11,7 @@ from sqlalchemy import make_url
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer, StoreResult
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import BufferConfigError, FieldError
+from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
@@ -33,7 +34,7 @@ def buffer(request, buffer_url):
 
 
 def decoded(buffer, rows):
-    return buffer._reader._decoding.whole.rows(rows)
+    return RowDecoding(buffer._store.source, None, None).whole.rows(rows)
 
 
 READERS = {
@@ -293,7 +294,7 @@ def test_large_rows_come_in_small_pages(buffer_url, monkeypatch):
         while rows := settled.read(4):
             seen += [row[0] for row in rows]
         assert seen == list(range(1, 7))
-        no_fields, _ = buffer._reader._decoding.of([])
+        no_fields, _ = RowDecoding(buffer._store.source, None, None).of([])
         keys = [len(page) for page in buffer._store.rows.pages(EVERYTHING, no_fields)]
         assert keys == [6]
 
