@@ -74,6 +74,7 @@ OBJECTS = {
         "sqlbuffer_hold_v1",
         "sqlbuffer_lock_v1",
         "sqlbuffer_replace_v1",
+        "sqlbuffer_reserve_v1",
         "sqlbuffer_number_row_v1",
         "trg_experiences_number_v1",
         "sqlbuffer_reserve_seqs_v1",

@@ -149,13 +149,13 @@ class BarePostgreSQL:
     def write(self, ids: list[str], rows: list[bytes]) -> None:
         with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
             cursor.execute(
-                "SELECT held, seqs FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[])",
+                "SELECT held, first_seq FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[])",
                 (self._buffer_id, ids),
             )
-            ((held, seqs),) = cursor.fetchall()
+            ((held, first_seq),) = cursor.fetchall()
             assert not held
             parts = [b"PGCOPY\n\xff\r\n\0" + bytes(8)]
-            for seq, row in zip(seqs, rows, strict=True):
+            for seq, row in enumerate(rows, first_seq):
                 parts += (self._head, seq.to_bytes(8, "big"), row)
             parts.append(b"\xff\xff")
             with cursor.copy(self._copy) as copy:

@@ -12,11 +12,10 @@ from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.dialects.connections import at_once
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
-# A transaction that draws numbers of a buffer holds (this, buffer id) as a shared advisory lock
-# until it ends. `sqlbuffer_reserve_seqs_v1` and `sqlbuffer_number_row_v1` take it: the number is
-# written there too.
+# A transaction that reserves numbers of a buffer holds (this, buffer id) as a shared advisory lock
+# until it ends. `sqlbuffer_reserve_v1` takes it: the number is written there too.
 WRITERS_LOCK = 1_397_836_866
-# Two statements in one message: a number drawn after the first one is not looked at. The lock is
+# Two statements in one message: a number reserved after the first one is not looked at. The lock is
 # taken for this message alone, 0.03 ms; a standby knows no locks of its primary.
 _LOOK = (
     "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM sqlbuffer_seq_{0}; "
@@ -35,7 +34,7 @@ SETTLING_PAUSE_S = 0.001
 def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> int | None:
     """Return a seq up to which no row can appear any more.
 
-    A writer locks the buffer before it draws numbers, until its transaction ends; see
+    A writer locks the buffer before it reserves numbers, until its transaction ends; see
     `WRITERS_LOCK`. So the numbers up to `last_value` belong to transactions that have ended or that
     hold the lock at a later look. In the other order a writer between the two looks would be
     missed. A caller that reads rows by the result opens its snapshot afterwards.

@@ -44,10 +44,19 @@ _COPY_COLUMNS = ", ".join(
 )
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 _ROW_HEAD = struct.Struct(">hii")
+_RESERVE_RANGE = "SELECT sqlbuffer_reserve_v1(%s::integer, %s::bigint)"
 _RESERVE = (
-    "SELECT held, seqs, priority FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[], "
+    "SELECT held, first_seq, priority FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[], "
     "%s::double precision[], %s::uuid, %s::double precision)"
 )
+
+
+def reserve_range(connection: Connection, buffer_id: int, n: int) -> int:
+    """Reserve n consecutive numbers, at least one; return the first. Writers of the buffer wait
+    for each other only inside this statement.
+    """
+    ((first_seq,),) = driver_of(connection).execute(_RESERVE_RANGE, (buffer_id, n))
+    return int(first_seq)
 
 
 def reserve_seqs(
@@ -57,15 +66,16 @@ def reserve_seqs(
     priorities: Sequence[float | None] | None = None,
     note: WriteId | None = None,
 ) -> ReservedSeqs:
-    """Return which ids the buffer holds, and numbers for the others. Note the largest priority that
-    they are given, and store the id of the write if there is one to store.
+    """Return which ids the buffer holds, and consecutive numbers for the others. Note the largest
+    priority that they are given, and store the id of the write if there is one to store.
     """
     reals = None if priorities is None else real_array(priorities)
     write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
-    ((held, seqs, priority),) = driver_of(connection).execute(
+    ((held, first_seq, priority),) = driver_of(connection).execute(
         _RESERVE, (buffer_id, id_array(ids), reals, write_id, keep_s)
     )
-    return ReservedSeqs(set(held), sorted(seqs or ()), priority)
+    start = first_seq or 0
+    return ReservedSeqs(set(held), range(start, start + len(ids) - len(held)), priority)
 
 
 def insert_records(

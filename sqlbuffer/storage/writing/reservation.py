@@ -9,10 +9,11 @@ class ReservedSeqs:
 
     Attributes:
         held: The ids that the buffer holds.
-        seqs: Numbers for the others, in ascending order.
-        priority: What rows have that were given none; None where the buffer has no priorities.
+        seqs: Consecutive numbers for the others.
+        priority: Initial priority of rows that were given none; None if the buffer has no
+            priorities.
     """
 
     held: set[str]
-    seqs: list[int]
+    seqs: range
     priority: float | None = None

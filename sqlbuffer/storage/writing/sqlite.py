@@ -33,6 +33,17 @@ _RESERVE = (
 )
 
 
+def reserve_range(connection: Connection, buffer_id: int, n: int) -> int:
+    """Reserve n consecutive numbers, at least one; return the first."""
+    end = connection.exec_driver_sql(
+        "UPDATE buffers SET next_seq = next_seq + ? WHERE id = ? RETURNING next_seq",
+        (n, buffer_id),
+    ).scalar_one_or_none()
+    if end is None:
+        raise _no_buffer(buffer_id)
+    return int(end) - n
+
+
 def reserve_seqs(
     connection: Connection,
     buffer_id: int,
@@ -47,7 +58,7 @@ def reserve_seqs(
         "SELECT low_seq FROM v_windows WHERE buffer_id = ?", (buffer_id,)
     ).scalar_one_or_none()
     if low is None:
-        raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
+        raise _no_buffer(buffer_id)
     found = connection.exec_driver_sql(
         "SELECT id, seq FROM experiences WHERE buffer_id = ? AND id IN (SELECT value FROM "
         "json_each(?))",
@@ -65,7 +76,11 @@ def reserve_seqs(
     end, priority = connection.exec_driver_sql(
         _RESERVE, {"n": n, "given": max(given, default=None), "id": buffer_id}
     ).one()
-    return ReservedSeqs(held, list(range(end - n, end)), priority=priority)
+    return ReservedSeqs(held, range(end - n, end), priority)
+
+
+def _no_buffer(buffer_id: int) -> sqlite3.IntegrityError:
+    return sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
 
 
 def insert_records(

@@ -56,6 +56,12 @@ def test_writers_and_learners_create_buffers_store_and_sample(with_roles, login,
     assert ReplayBuffer.list(url) == ["newer", "older"]
 
 
+@pytest.mark.parametrize("group", ["sqlbuffer_writer", "sqlbuffer_learner"])
+def test_writers_and_learners_reserve_numbers(with_roles, login, group):
+    with psycopg.connect(login(group)) as connection:
+        assert connection.execute("SELECT sqlbuffer_reserve_v1(1, 3)").fetchone() == (5,)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -262,6 +268,7 @@ def test_an_analyst_whose_transactions_only_read_counts_and_streams(with_roles, 
         "DELETE FROM experiences",
         "TRUNCATE experiences",
         "DROP VIEW v_tasks",
+        "SELECT sqlbuffer_reserve_v1(1, 1)",
         "SELECT sqlbuffer_reserve_seqs_v1(1, ARRAY['x'])",
         "SELECT sqlbuffer_remove_v1(1, ARRAY[1])",
         "SELECT nextval('sqlbuffer_seq_1')",
@@ -294,7 +301,13 @@ def test_writers_change_nothing_that_is_stored(with_roles, login, statement):
 
 @pytest.mark.parametrize(
     "statement",
-    ["UPDATE experiences SET reward_t = 1", "UPDATE buffers SET name = 'x'", "DELETE FROM buffers"],
+    [
+        "UPDATE experiences SET reward_t = 1",
+        "UPDATE buffers SET name = 'x'",
+        "DELETE FROM buffers",
+        "SELECT setval('sqlbuffer_seq_1', 1)",
+        "SELECT nextval('sqlbuffer_seq_1')",
+    ],
 )
 def test_learners_rewrite_no_row_and_no_name(with_roles, login, statement):
     refused(login("sqlbuffer_learner"), statement)

@@ -1,20 +1,19 @@
--- Returns the ids that the buffer holds, and draws numbers for the others.
--- Locks the buffer before it draws: whoever looks at the sequence, and then for holders of this lock, knows which numbers are settled.
--- Notes the largest of the priorities that these are given, and tells the one of rows that are given none.
--- A row that has left the window gives its id free.
+-- Returns the ids that the buffer holds, and reserves consecutive numbers for the others: the first one, null where the
+-- buffer holds all. Notes the largest of the priorities that these are given, and returns the one of rows that have none.
+-- The id of a row that has left the window is free again.
 -- Stores the id of the write where one is given: one that no earlier attempt has.
 CREATE FUNCTION sqlbuffer_reserve_seqs_v1(
     p_buffer_id integer, p_ids text[], p_priorities double precision[] DEFAULT NULL,
     p_write_id uuid DEFAULT NULL, p_keep_s double precision DEFAULT NULL,
-    OUT held text[], OUT seqs bigint[], OUT priority double precision
+    OUT held text[], OUT first_seq bigint, OUT priority double precision
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     low bigint;
     gone bigint[];
+    n_new bigint;
     given double precision;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(1397836866, p_buffer_id);
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', p_buffer_id USING ERRCODE = 'foreign_key_violation';
@@ -38,8 +37,10 @@ BEGIN
         WHERE b.id = p_buffer_id AND (b.max_priority < given OR b.max_priority IS NULL AND given IS NOT NULL);
     END IF;
     PERFORM sqlbuffer_remove_v1(p_buffer_id, gone, true);
-    SELECT array_agg(nextval('sqlbuffer_seq_' || p_buffer_id)) INTO seqs
-    FROM generate_series(1, cardinality(p_ids) - cardinality(held));
+    n_new := cardinality(p_ids) - cardinality(held);
+    IF n_new > 0 THEN
+        first_seq := sqlbuffer_reserve_v1(p_buffer_id, n_new);
+    END IF;
     SELECT CASE WHEN b.has_priorities THEN coalesce(b.max_priority, 1.0) END INTO priority FROM buffers b WHERE b.id = p_buffer_id;
 END
 $$
