@@ -8,11 +8,16 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import is_of_the_model, metadata
 
 
 def run(connection: Connection) -> None:
-    context.configure(connection=connection, target_metadata=metadata, version_table=VERSION_TABLE)
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        version_table=VERSION_TABLE,
+        include_object=is_of_the_model,
+    )
     with context.begin_transaction():
         context.run_migrations()
 

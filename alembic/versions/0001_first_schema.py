@@ -38,6 +38,9 @@ VIEWS = (
 # In the order of their creation.
 OBJECTS = {
     "sqlite": (
+        "step_numbers_v1",
+        "chunk_steps_v1",
+        "v_windows_v1",
         "episode_states_v1",
         "new_special_rows_v1",
         "trg_new_special_rows_queued_v1",
@@ -46,16 +49,25 @@ OBJECTS = {
         "trg_experiences_insert_v1",
         "trg_experiences_delete_v1",
         "trg_experiences_forget_v1",
+        "trg_chunks_insert_v1",
+        "trg_chunks_delete_v1",
+        "trg_deleted_steps_insert_v1",
         "trg_episodes_insert_v1",
         "trg_episodes_update_v1",
         "new_experiences_v1",
         "trg_new_experiences_insert_v1",
-        "v_windows_v1",
         *VIEWS,
         "trg_v_experiences_insert_v1",
     ),
     "postgresql": (
+        "step_numbers_v1",
+        "chunk_steps_v1",
         "v_windows_v1",
+        "sqlbuffer_forget_v1",
+        "sqlbuffer_drop_chunks_v1",
+        "sqlbuffer_evict_chunks_v1",
+        "sqlbuffer_remove_steps_v1",
+        "sqlbuffer_oldest_v1",
         "sqlbuffer_remove_v1",
         "sqlbuffer_evict_tasks_v1",
         "episode_states_v1",
@@ -70,6 +82,8 @@ OBJECTS = {
         "sqlbuffer_forget_writes_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",
+        "sqlbuffer_after_chunks_v1",
+        "trg_chunks_insert_v1",
         "sqlbuffer_keep_parts_v1",
         "sqlbuffer_hold_v1",
         "sqlbuffer_lock_v1",
@@ -85,6 +99,8 @@ OBJECTS = {
         "trg_experiences_before_delete_v1",
         "sqlbuffer_after_delete_v1",
         "trg_experiences_after_delete_v1",
+        "trg_chunks_before_delete_v1",
+        "trg_chunks_after_delete_v1",
         "sqlbuffer_after_episode_v1",
         "trg_episodes_insert_v1",
         "trg_episodes_update_v1",
@@ -101,6 +117,8 @@ TRIGGER_TABLES = {
     "trg_experiences_": "experiences",
     "trg_v_experiences_": "v_experiences",
     "trg_episodes_": "episodes",
+    "trg_chunks_": "chunks",
+    "trg_deleted_": "deleted_steps",
 }
 # It is for every reader; the other functions write with their owner's rights.
 PUBLIC_FUNCTION = "sqlbuffer_number_v1"

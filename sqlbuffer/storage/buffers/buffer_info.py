@@ -19,6 +19,7 @@ class BufferInfo:
         config: Its settings.
         block_size: How many numbers a block of priorities has.
         layout: Name of its layout; None: rows alone.
+        has_chunks: Its steps are in chunks; else each is a row of `experiences`.
     """
 
     id: int
@@ -26,6 +27,7 @@ class BufferInfo:
     config: BufferConfig
     block_size: int
     layout: str | None = None
+    has_chunks: bool = False
 
 
 def find_buffer(connection: Connection, name: str) -> BufferInfo | None:
@@ -36,14 +38,15 @@ def find_buffer(connection: Connection, name: str) -> BufferInfo | None:
     """
     table = buffers.c
     found = connection.execute(
-        select(table.id, cast(table.config, Text), table.block_size, table.layout).where(
-            table.name == name
-        )
+        select(
+            table.id, cast(table.config, Text), table.block_size, table.layout, table.has_chunks
+        ).where(table.name == name)
     ).one_or_none()
     if found is None:
         return None
-    number, config, block_size, layout = found
-    return BufferInfo(number, name, parsed_config(config, name), block_size, layout)
+    number, config, block_size, layout, has_chunks = found
+    settings = parsed_config(config, name)
+    return BufferInfo(number, name, settings, block_size, layout, bool(has_chunks))
 
 
 def buffer_names(connection: Connection) -> list[str]:

@@ -1,5 +1,6 @@
 """The configuration of a buffer in the database: one JSON document, and columns that SQL reads."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.schema.metadata import json_literal
 
+CHUNKS = "SQLBUFFER_CHUNKS"
+
 # What triggers, views and statements that run often read.
 HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
     "max_capacity": lambda config: config.retention.max_capacity,
@@ -25,6 +28,8 @@ HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
     # Where rows are leased, the queue counts their uses.
     "has_uses": lambda config: config.sampling.max_use is not None and not config.leases.enabled,
     "has_queue": lambda config: config.leases.enabled,
+    # Until every reader knows chunks they are asked for.
+    "has_chunks": lambda config: bool(config.fields.specs) and os.environ.get(CHUNKS) == "1",
 }
 
 

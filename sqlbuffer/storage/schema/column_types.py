@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import orjson
-from sqlalchemy import BigInteger, Double, Float, Numeric, Text
+from sqlalchemy import BigInteger, Boolean, Double, Float, Numeric, Text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -55,6 +55,13 @@ class RealList(_List):
     """A list of doubles."""
 
     item = Double()
+    cache_ok = True
+
+
+class BooleanList(_List):
+    """A list of booleans."""
+
+    item = Boolean()
     cache_ok = True
 
 

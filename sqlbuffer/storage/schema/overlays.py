@@ -64,11 +64,16 @@ def overlay_table(
     info = {"writer_may": writer_may, "learner_may": learner_may, "is_vacuumed": True}
     table = Table(name, metadata, *seq_key(), *columns, info=info, **options)
     if flag_comment is not None:
-        metadata.tables["buffers"].append_column(
-            Column(flag, Boolean, nullable=False, server_default=false(), comment=flag_comment)
-        )
+        flag_column(flag, flag_comment)
     OVERLAYS[name] = Overlay(table, flag, leaves_late, learner_sets_flag)
     return table
+
+
+def flag_column(name: str, comment: str) -> None:
+    """Give `buffers` a column that is true where a buffer may have rows in some table."""
+    metadata.tables["buffers"].append_column(
+        Column(name, Boolean, nullable=False, server_default=false(), comment=comment)
+    )
 
 
 def delete_range(

@@ -18,7 +18,7 @@ BEGIN
         WHERE p.buffer_id = NEW.buffer_id
           AND p.id <= (SELECT id FROM episodes WHERE buffer_id = NEW.buffer_id ORDER BY id DESC OFFSET b.keep_episodes LIMIT 1)
           AND EXISTS (SELECT 1 FROM episode_states s WHERE s.id = p.id AND s.status <> 'open')
-          AND NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = NEW.buffer_id AND e.episode_id = p.id);
+          AND NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = NEW.buffer_id AND e.episode_id = p.id);
     END IF;
     RETURN NULL;
 END

@@ -9,7 +9,7 @@ BEGIN
         RETURN;
     END IF;
     IF p.status <> 'open' AND NOT EXISTS (
-        SELECT 1 FROM experiences e
+        SELECT 1 FROM step_numbers e
         WHERE e.buffer_id = p_buffer_id AND e.episode_id = p.id
           AND e.seq > (SELECT w.low_seq FROM v_windows w WHERE w.buffer_id = p_buffer_id)
     ) THEN

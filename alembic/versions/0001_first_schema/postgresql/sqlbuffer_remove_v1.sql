@@ -13,9 +13,12 @@ BEGIN
     IF p_seqs = '{}' THEN
         RETURN 0;
     END IF;
+    SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
+    IF b.has_chunks THEN
+        RETURN sqlbuffer_remove_steps_v1(p_buffer_id, p_seqs, p_left);
+    END IF;
     -- Not in the head of the function: there it takes a superuser.
     PERFORM set_config('sqlbuffer.internal', 'on', true);
-    SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
     IF b.evict_unit = 'row' AND NOT p_left THEN
         inside := ARRAY(
             SELECT g.seq FROM unnest(p_seqs) AS g(seq)
@@ -61,35 +64,7 @@ BEGIN
         )
         SELECT count(*) INTO n_removed FROM gone;
     END IF;
-    -- What leaves first in, first out is below the window, and is left to sqlbuffer_summarize_v1 and to whoever samples:
-    -- writers do not wait for learners.
-    IF (b.has_priorities OR b.has_uses) AND (b.evict_unit <> 'row' OR inside <> '{}') THEN
-        DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-        DELETE FROM priority_blocks WHERE buffer_id = p_buffer_id
-          AND block = ANY (ARRAY(SELECT DISTINCT g.seq / b.block_size FROM unnest(p_seqs) AS g(seq)));
-        -- Locked in the order that claims lock them in.
-        PERFORM 1 FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) ORDER BY seq FOR UPDATE;
-        DELETE FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-    END IF;
-    IF b.has_queue THEN
-        DELETE FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-    END IF;
-    IF b.has_labels THEN
-        -- Locked in the order that annotations lock them in.
-        PERFORM 1 FROM (SELECT g.seq FROM unnest(p_seqs) AS g(seq) ORDER BY g.seq) AS s
-        CROSS JOIN LATERAL (SELECT FROM labels l WHERE l.buffer_id = p_buffer_id AND l.seq = s.seq FOR UPDATE) AS l;
-        DELETE FROM labels WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-        DELETE FROM label_history WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-    END IF;
-    IF b.has_quarantine THEN
-        DELETE FROM quarantine WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-    END IF;
-    IF b.has_parts THEN
-        DELETE FROM payload_parts WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-    END IF;
-    IF b.has_changes THEN
-        DELETE FROM payload_changes WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
-    END IF;
+    PERFORM sqlbuffer_forget_v1(p_buffer_id, p_seqs, b.evict_unit <> 'row' OR inside <> '{}');
     PERFORM set_config('sqlbuffer.internal', '', true);
     RETURN n_removed;
 END

@@ -36,6 +36,11 @@ BEGIN
                 FROM experiences e
                 WHERE e.buffer_id = p_buffer_id AND e.seq >= k.block * b.block_size AND e.seq < (k.block + 1) * b.block_size
                 UNION ALL
+                SELECT e.seq, coalesce(e.initial_priority, 1.0), NULL FROM chunk_steps e
+                WHERE b.has_chunks AND e.buffer_id = p_buffer_id
+                  AND e.seq >= k.block * b.block_size AND e.seq < (k.block + 1) * b.block_size
+                  AND e.first_seq > k.block * b.block_size - 256 AND e.first_seq < (k.block + 1) * b.block_size
+                UNION ALL
                 SELECT p.seq, NULL, p.priority FROM priorities p
                 WHERE p.buffer_id = p_buffer_id AND p.seq >= k.block * b.block_size AND p.seq < (k.block + 1) * b.block_size
             ) u

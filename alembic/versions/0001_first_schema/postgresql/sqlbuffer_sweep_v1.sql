@@ -6,10 +6,12 @@ DECLARE
     n_removed bigint := 0;
 BEGIN
     FOR w IN
-        SELECT v.buffer_id, v.low_seq, b.has_queue, b.has_labels FROM v_windows v JOIN buffers b ON b.id = v.buffer_id
+        SELECT v.buffer_id, v.low_seq, b.has_queue, b.has_labels, b.has_chunks FROM v_windows v JOIN buffers b ON b.id = v.buffer_id
         WHERE v.evict_unit = 'row' AND v.low_seq > 0 ORDER BY v.buffer_id
     LOOP
-        IF w.has_queue THEN
+        IF w.has_chunks THEN
+            n_removed := n_removed + sqlbuffer_evict_chunks_v1(w.buffer_id, -1, w.low_seq, 1000);
+        ELSIF w.has_queue THEN
             n_removed := n_removed
                 + sqlbuffer_remove_v1(w.buffer_id, sqlbuffer_evictable_v1(w.buffer_id, -1, w.low_seq, 10000), true);
         ELSE
@@ -20,9 +22,11 @@ BEGIN
         IF w.has_labels THEN
             -- Of rows that left while they were annotated.
             DELETE FROM labels n WHERE n.buffer_id = w.buffer_id AND n.seq <= w.low_seq
-              AND NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
+              AND NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq
+                  AND e.first_seq BETWEEN n.seq - 255 AND n.seq);
             DELETE FROM label_history n WHERE n.buffer_id = w.buffer_id AND n.seq <= w.low_seq
-              AND NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq);
+              AND NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq
+                  AND e.first_seq BETWEEN n.seq - 255 AND n.seq);
         END IF;
     END LOOP;
     RETURN n_removed;

@@ -24,7 +24,16 @@ BEGIN
         ) p ON true
         LEFT JOIN LATERAL (
             SELECT coalesce(x.initial_priority, 1.0) AS priority FROM experiences x
-            WHERE p.place IS NULL AND x.buffer_id = p_buffer_id AND x.seq = g.seq LIMIT 1
+            WHERE NOT b.has_chunks AND p.place IS NULL AND x.buffer_id = p_buffer_id AND x.seq = g.seq
+            UNION ALL
+            SELECT coalesce(c.initial_priority[g.seq - c.first_seq + 1], 1.0) FROM (
+                SELECT x.first_seq, x.n_steps, x.initial_priority FROM chunks x
+                WHERE b.has_chunks AND p.place IS NULL AND x.buffer_id = p_buffer_id AND x.first_seq <= g.seq
+                ORDER BY x.first_seq DESC LIMIT 1
+            ) AS c
+            WHERE g.seq < c.first_seq + c.n_steps
+              AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = g.seq OFFSET 0)
+            LIMIT 1
         ) e ON true
         WHERE g.seq > low AND coalesce(p.priority, e.priority) IS NOT NULL
     ), written AS (

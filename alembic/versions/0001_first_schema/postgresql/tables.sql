@@ -32,6 +32,9 @@ CREATE TABLE buffers (
     has_priorities BOOLEAN DEFAULT false NOT NULL,
     has_parts BOOLEAN DEFAULT false NOT NULL,
     has_changes BOOLEAN DEFAULT false NOT NULL,
+    has_chunks BOOLEAN DEFAULT false NOT NULL,
+    has_step_ids BOOLEAN DEFAULT false NOT NULL,
+    has_deleted BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_buffers PRIMARY KEY (id),
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
@@ -71,6 +74,9 @@ COMMENT ON COLUMN buffers.has_queue IS 'rows may have a row in queue_items';
 COMMENT ON COLUMN buffers.has_priorities IS 'rows may have a row in priorities';
 COMMENT ON COLUMN buffers.has_parts IS 'rows may have rows in payload_parts';
 COMMENT ON COLUMN buffers.has_changes IS 'rows may have a row in payload_changes';
+COMMENT ON COLUMN buffers.has_chunks IS 'its steps are in chunks, and not in experiences';
+COMMENT ON COLUMN buffers.has_step_ids IS 'steps of chunks may have a row in step_ids';
+COMMENT ON COLUMN buffers.has_deleted IS 'steps of chunks may have a row in deleted_steps';
 
 CREATE TABLE experiences (
     buffer_id INTEGER NOT NULL,
@@ -133,6 +139,107 @@ COMMENT ON COLUMN experiences.initial_priority IS 'priority that the row began w
 COMMENT ON COLUMN experiences.arrays IS 'bytes of arrays that the JSON refers to';
 COMMENT ON COLUMN experiences.payload_bytes IS 'how many bytes of arrays there are, where payload_parts has them';
 COMMENT ON COLUMN experiences.inserted_at IS 'when the row was written';
+
+CREATE TABLE chunks (
+    buffer_id INTEGER NOT NULL,
+    first_seq BIGINT NOT NULL,
+    n_steps INTEGER NOT NULL,
+    id UUID NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    task_name TEXT COLLATE "C",
+    agent_id TEXT COLLATE "C" NOT NULL,
+    pre_agent TEXT COLLATE "C",
+    episode_id BIGINT,
+    t INTEGER,
+    step BIGINT NOT NULL,
+    steps BIGINT[],
+    session_id INTEGER,
+    model_version BIGINT,
+    first_time DOUBLE PRECISION,
+    last_time DOUBLE PRECISION,
+    reward_t DOUBLE PRECISION[],
+    adv_t DOUBLE PRECISION[],
+    v_t DOUBLE PRECISION[],
+    terminated BOOLEAN[],
+    truncated BOOLEAN[],
+    initial_priority DOUBLE PRECISION[],
+    fields JSONB,
+    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_chunks PRIMARY KEY (buffer_id, first_seq),
+    CONSTRAINT ck_chunks_n_steps_known CHECK (n_steps BETWEEN 1 AND 256)
+);
+CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_chunks_buffer_id_task_id_agent_id ON chunks (buffer_id, task_id, agent_id);
+CREATE UNIQUE INDEX uq_chunks_buffer_id_id ON chunks (buffer_id, id);
+COMMENT ON COLUMN chunks.buffer_id IS 'the buffer';
+COMMENT ON COLUMN chunks.first_seq IS 'seq of the first step';
+COMMENT ON COLUMN chunks.n_steps IS 'steps, with those that were deleted';
+COMMENT ON COLUMN chunks.id IS 'random id of the chunk';
+COMMENT ON COLUMN chunks.task_id IS 'the task';
+COMMENT ON COLUMN chunks.task_name IS 'readable name of the task';
+COMMENT ON COLUMN chunks.agent_id IS 'the agent';
+COMMENT ON COLUMN chunks.pre_agent IS 'the agent that acted before';
+COMMENT ON COLUMN chunks.episode_id IS 'key of the episode in episodes';
+COMMENT ON COLUMN chunks.t IS 'step of the first within the episode';
+COMMENT ON COLUMN chunks.step IS 'step of the first within the task';
+COMMENT ON COLUMN chunks.steps IS 'step of each, where they are not consecutive';
+COMMENT ON COLUMN chunks.session_id IS 'key of the session in sessions';
+COMMENT ON COLUMN chunks.model_version IS 'version of the model that acted';
+COMMENT ON COLUMN chunks.first_time IS 'Unix time of the first step';
+COMMENT ON COLUMN chunks.last_time IS 'Unix time of the last step; those between are interpolated';
+COMMENT ON COLUMN chunks.reward_t IS 'reward of each step; null: of none';
+COMMENT ON COLUMN chunks.adv_t IS 'advantage of each';
+COMMENT ON COLUMN chunks.v_t IS 'value estimate of each';
+COMMENT ON COLUMN chunks.terminated IS 'whether the episode ended at each in a terminal state';
+COMMENT ON COLUMN chunks.truncated IS 'whether the episode was cut at each';
+COMMENT ON COLUMN chunks.initial_priority IS 'priority that each began with';
+COMMENT ON COLUMN chunks.fields IS 'lists of the declared fields that conditions can use, by name';
+COMMENT ON COLUMN chunks.inserted_at IS 'when the chunk was written';
+
+CREATE TABLE chunk_data (
+    buffer_id INTEGER NOT NULL,
+    first_seq BIGINT NOT NULL,
+    records BYTEA NOT NULL,
+    block_steps INTEGER NOT NULL,
+    offsets BIGINT[],
+    payloads JSONB,
+    payload_arrays BYTEA,
+    CONSTRAINT pk_chunk_data PRIMARY KEY (buffer_id, first_seq)
+);
+COMMENT ON COLUMN chunk_data.buffer_id IS 'the buffer';
+COMMENT ON COLUMN chunk_data.first_seq IS 'seq of the first step of the chunk';
+COMMENT ON COLUMN chunk_data.records IS 'typed fields of all steps, in blocks';
+COMMENT ON COLUMN chunk_data.block_steps IS 'steps in a block';
+COMMENT ON COLUMN chunk_data.offsets IS 'where each block begins, and the end; null: records of one size lie one after the other';
+COMMENT ON COLUMN chunk_data.payloads IS 'JSON of each step; null: of none';
+COMMENT ON COLUMN chunk_data.payload_arrays IS 'bytes of arrays that the JSON refers to';
+
+CREATE TABLE chunk_places (
+    place INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    CONSTRAINT pk_chunk_places PRIMARY KEY (place)
+);
+COMMENT ON COLUMN chunk_places.place IS 'place of a step in its chunk, from 0';
+COMMENT ON COLUMN chunk_places.path IS 'JSON path of the place in a list';
+
+CREATE TABLE step_ids (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    id TEXT COLLATE "C" NOT NULL,
+    CONSTRAINT pk_step_ids PRIMARY KEY (buffer_id, seq),
+    CONSTRAINT uq_step_ids_buffer_id_id UNIQUE (buffer_id, id)
+);
+COMMENT ON COLUMN step_ids.buffer_id IS 'the buffer';
+COMMENT ON COLUMN step_ids.seq IS 'the experience';
+COMMENT ON COLUMN step_ids.id IS 'the user''s id, unique within the buffer';
+
+CREATE TABLE deleted_steps (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    CONSTRAINT pk_deleted_steps PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN deleted_steps.buffer_id IS 'the buffer';
+COMMENT ON COLUMN deleted_steps.seq IS 'the experience';
 
 CREATE TABLE episodes (
     id BIGSERIAL NOT NULL,
@@ -576,6 +683,12 @@ COMMENT ON COLUMN maintenance.leased_until IS 'no other process begins it before
 -- Arrays do not compress; EXTERNAL also lets a part of them be read.
 ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL;
 ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL;
+ALTER TABLE chunk_data ALTER COLUMN records SET STORAGE EXTERNAL;
+ALTER TABLE chunk_data ALTER COLUMN payload_arrays SET STORAGE EXTERNAL;
+ALTER TABLE chunks ALTER COLUMN reward_t SET STORAGE EXTERNAL;
+ALTER TABLE chunks ALTER COLUMN adv_t SET STORAGE EXTERNAL;
+ALTER TABLE chunks ALTER COLUMN v_t SET STORAGE EXTERNAL;
+ALTER TABLE chunks ALTER COLUMN initial_priority SET STORAGE EXTERNAL;
 
 -- A claim and its acknowledgement find room for the row's new versions on its page.
 ALTER TABLE queue_items SET (fillfactor = 50);
@@ -586,10 +699,22 @@ ALTER TABLE experiences SET (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0.02, vacuum_truncate = off
 );
+ALTER TABLE chunks SET (
+    autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.02, vacuum_truncate = off
+);
+ALTER TABLE chunk_data SET (
+    autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.02, vacuum_truncate = off
+);
 
 -- A new buffer is not in the statistics yet. With them the planner expects one row of it from any index, and
 -- reads all its rows to find a few. Without them it expects some of each buffer.
 ALTER TABLE experiences ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE chunks ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE chunk_data ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE step_ids ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE deleted_steps ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE episodes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE sessions ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE tasks ALTER COLUMN buffer_id SET STATISTICS 0;
@@ -616,7 +741,10 @@ ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;
+ALTER TABLE chunks ALTER COLUMN episode_id SET STATISTICS 0;
 
 INSERT INTO schema_info (min_client) VALUES ('0001');
+
+INSERT INTO chunk_places (place, path) SELECT n, '$[' || n || ']' FROM generate_series(0, 255) AS g(n);
 
 INSERT INTO maintenance (task) VALUES ('vacuum'), ('analyze'), ('forget writes');

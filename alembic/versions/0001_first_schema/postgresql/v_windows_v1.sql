@@ -4,4 +4,6 @@ SELECT b.id AS buffer_id, b.name AS buffer, b.max_capacity, b.max_episodes, b.ev
     CASE WHEN b.evict_unit = 'row' THEN greatest(b.low_seq, m.seq - b.max_capacity) ELSE b.low_seq END AS low_seq
 FROM buffers b
 -- Not max(seq), which takes twice the time to plan.
-LEFT JOIN LATERAL (SELECT e.seq FROM experiences e WHERE e.buffer_id = b.id ORDER BY e.seq DESC LIMIT 1) m ON true
+LEFT JOIN LATERAL (SELECT CASE WHEN b.has_chunks
+    THEN (SELECT c.first_seq + c.n_steps - 1 FROM chunks c WHERE c.buffer_id = b.id ORDER BY c.first_seq DESC LIMIT 1)
+    ELSE (SELECT e.seq FROM experiences e WHERE e.buffer_id = b.id ORDER BY e.seq DESC LIMIT 1) END AS seq) m ON true

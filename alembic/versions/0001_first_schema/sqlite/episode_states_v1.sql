@@ -3,6 +3,8 @@
 CREATE VIEW episode_states AS
 SELECT p.id, p.buffer_id, p.n_rows,
     CASE WHEN p.status = 'open' AND coalesce(
+        (SELECT c.inserted_at FROM chunks c WHERE c.buffer_id = p.buffer_id AND c.episode_id = p.id
+         ORDER BY c.t DESC LIMIT 1),
         (SELECT e.inserted_at FROM experiences e WHERE e.buffer_id = p.buffer_id AND e.episode_id = p.id
          ORDER BY e.t DESC LIMIT 1),
         p.started_at

@@ -32,6 +32,9 @@ CREATE TABLE buffers (
     has_priorities BOOLEAN DEFAULT 0 NOT NULL,
     has_parts BOOLEAN DEFAULT 0 NOT NULL,
     has_changes BOOLEAN DEFAULT 0 NOT NULL,
+    has_chunks BOOLEAN DEFAULT 0 NOT NULL,
+    has_step_ids BOOLEAN DEFAULT 0 NOT NULL,
+    has_deleted BOOLEAN DEFAULT 0 NOT NULL,
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
     CONSTRAINT ck_buffers_evict_unit_known CHECK (evict_unit IN ('row', 'task', 'episode')),
@@ -72,6 +75,71 @@ CREATE INDEX ix_experiences_buffer_id_episode_id_t ON experiences (buffer_id, ep
 CREATE INDEX ix_experiences_buffer_id_task_id_agent_id_step ON experiences (buffer_id, task_id, agent_id, step);
 
 CREATE UNIQUE INDEX uq_experiences_buffer_id_id ON experiences (buffer_id, id) WHERE id IS NOT NULL;
+
+CREATE TABLE chunks (
+    "key" INTEGER NOT NULL PRIMARY KEY,
+    buffer_id INTEGER NOT NULL,
+    first_seq BIGINT NOT NULL,
+    n_steps INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    task_name TEXT,
+    agent_id TEXT NOT NULL,
+    pre_agent TEXT,
+    episode_id BIGINT,
+    t INTEGER,
+    step BIGINT NOT NULL,
+    steps TEXT,
+    session_id INTEGER,
+    model_version BIGINT,
+    first_time DOUBLE,
+    last_time DOUBLE,
+    reward_t TEXT,
+    adv_t TEXT,
+    v_t TEXT,
+    terminated TEXT,
+    truncated TEXT,
+    initial_priority TEXT,
+    fields TEXT,
+    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT ck_chunks_key_of_number CHECK ("key" = (buffer_id << 40 | first_seq)),
+    CONSTRAINT ck_chunks_n_steps_known CHECK (n_steps BETWEEN 1 AND 256)
+);
+CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_chunks_buffer_id_task_id_agent_id ON chunks (buffer_id, task_id, agent_id);
+CREATE UNIQUE INDEX uq_chunks_buffer_id_id ON chunks (buffer_id, id);
+
+CREATE TABLE chunk_data (
+    "key" INTEGER NOT NULL PRIMARY KEY,
+    buffer_id INTEGER NOT NULL,
+    first_seq BIGINT NOT NULL,
+    records BLOB NOT NULL,
+    block_steps INTEGER NOT NULL,
+    offsets TEXT,
+    payloads TEXT,
+    payload_arrays BLOB,
+    CONSTRAINT ck_chunk_data_key_of_number CHECK ("key" = (buffer_id << 40 | first_seq))
+);
+
+CREATE TABLE chunk_places (
+    place INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    CONSTRAINT pk_chunk_places PRIMARY KEY (place)
+);
+
+CREATE TABLE step_ids (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    id TEXT NOT NULL,
+    CONSTRAINT pk_step_ids PRIMARY KEY (buffer_id, seq),
+    CONSTRAINT uq_step_ids_buffer_id_id UNIQUE (buffer_id, id)
+);
+
+CREATE TABLE deleted_steps (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    CONSTRAINT pk_deleted_steps PRIMARY KEY (buffer_id, seq)
+);
 
 CREATE TABLE episodes (
     id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
@@ -354,5 +422,8 @@ CREATE TABLE maintenance (
 );
 
 INSERT INTO schema_info (min_client) VALUES ('0001');
+
+INSERT INTO chunk_places (place, path)
+WITH RECURSIVE g(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM g WHERE n < 255) SELECT n, '$[' || n || ']' FROM g;
 
 INSERT INTO maintenance (task) VALUES ('vacuum'), ('analyze'), ('forget writes');

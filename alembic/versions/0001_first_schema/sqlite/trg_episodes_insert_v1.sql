@@ -10,5 +10,6 @@ BEGIN
           LIMIT 1 OFFSET (SELECT keep_episodes FROM buffers WHERE id = NEW.buffer_id)
       )
       AND EXISTS (SELECT 1 FROM episode_states s WHERE s.id = episodes.id AND s.status <> 'open')
+      AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.buffer_id = NEW.buffer_id AND c.episode_id = episodes.id)
       AND NOT EXISTS (SELECT 1 FROM experiences e WHERE e.buffer_id = NEW.buffer_id AND e.episode_id = episodes.id);
 END

@@ -3,6 +3,12 @@ CREATE TRIGGER trg_episodes_update_v1 AFTER UPDATE OF status ON episodes
 WHEN OLD.status = 'open' AND NEW.status <> 'open'
     AND (SELECT live_episodes > max_episodes FROM buffers WHERE id = NEW.buffer_id)
 BEGIN
+    DELETE FROM chunks
+    WHERE buffer_id = NEW.buffer_id
+      AND episode_id = (
+          SELECT id FROM episode_states
+          WHERE buffer_id = NEW.buffer_id AND n_rows > 0 AND status <> 'open' ORDER BY id LIMIT 1
+      );
     DELETE FROM experiences
     WHERE buffer_id = NEW.buffer_id
       AND episode_id = (

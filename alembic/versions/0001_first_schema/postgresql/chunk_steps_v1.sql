@@ -1,0 +1,38 @@
+-- The steps of chunks, with the columns of experiences; those that have left the window too. A query on some of them bounds
+-- first_seq as well as seq: no index knows seq.
+CREATE VIEW chunk_steps AS
+SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
+    coalesce(
+        (SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id AND i.seq = c.first_seq + n.place),
+        (SELECT p.key FROM episodes p WHERE p.id = c.episode_id) || '/' || (c.t + n.place),
+        c.id || '/' || n.place
+    ) COLLATE "C" AS id,
+    c.task_id, c.task_name, c.agent_id, c.pre_agent,
+    CASE WHEN c.steps IS NULL THEN c.step + n.place ELSE c.steps[n.place + 1] END AS step,
+    CASE n.place WHEN 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n.place / (c.n_steps - 1) END AS execute_time,
+    c.episode_id, c.t + n.place AS t, c.session_id,
+    d.payloads -> n.place -> 'state' AS state,
+    d.payloads -> n.place -> 'actions' AS actions,
+    d.payloads -> n.place -> 'messages' AS messages,
+    d.payloads -> n.place -> 'extra' AS extra,
+    CASE WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END AS fields,
+    n.reward_t, n.adv_t, n.v_t, n.terminated, n.truncated, c.model_version, n.initial_priority,
+    substr(
+        d.payload_arrays, (d.payloads -> n.place -> 'arrays' ->> 0)::integer + 1, (d.payloads -> n.place -> 'arrays' ->> 1)::integer
+    ) AS arrays,
+    NULL::bigint AS payload_bytes, c.inserted_at,
+    CASE
+        WHEN d.offsets IS NULL THEN substr(d.records, n.place * (octet_length(d.records) / c.n_steps) + 1, octet_length(d.records) / c.n_steps)
+        ELSE substr(
+            d.records, d.offsets[n.place / d.block_steps + 1]::integer + 1,
+            (d.offsets[n.place / d.block_steps + 2] - d.offsets[n.place / d.block_steps + 1])::integer)
+    END AS block,
+    CASE WHEN d.offsets IS NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
+FROM chunks c
+CROSS JOIN LATERAL ROWS FROM (
+    generate_series(0, c.n_steps - 1), unnest(c.reward_t), unnest(c.adv_t), unnest(c.v_t), unnest(c.terminated),
+    unnest(c.truncated), unnest(c.initial_priority)
+) AS n(place, reward_t, adv_t, v_t, terminated, truncated, initial_priority)
+LEFT JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
+LEFT JOIN deleted_steps x ON x.buffer_id = c.buffer_id AND x.seq = c.first_seq + n.place
+WHERE x.seq IS NULL

@@ -1,0 +1,61 @@
+-- What sqlbuffer_after_insert_v1 does for rows: counts, queues and evicts.
+CREATE FUNCTION sqlbuffer_after_chunks_v1() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    written record;
+    b buffers%ROWTYPE;
+    bound bigint;
+    n_begun bigint;
+BEGIN
+    FOR written IN
+        SELECT buffer_id, sum(n_steps) AS n, count(*) AS n_chunks, max(first_seq + n_steps - 1) AS high FROM new_chunks
+        GROUP BY buffer_id ORDER BY buffer_id
+    LOOP
+        SELECT * INTO b FROM buffers WHERE id = written.buffer_id;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', written.buffer_id USING ERRCODE = 'foreign_key_violation';
+        END IF;
+        IF NOT b.has_chunks THEN
+            RAISE EXCEPTION 'sqlbuffer: buffer % keeps rows in experiences, and no chunks', b.name USING ERRCODE = 'integrity_constraint_violation';
+        END IF;
+        IF b.has_queue THEN
+            INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
+            SELECT n.buffer_id, n.first_seq + g, n.task_id, n.episode_id, n.model_version, n.session_id,
+                coalesce(n.model_version, -9223372036854775808)
+            FROM new_chunks n CROSS JOIN LATERAL generate_series(0, n.n_steps - 1) AS g WHERE n.buffer_id = written.buffer_id;
+        END IF;
+        IF b.evict_unit = 'task' THEN
+            -- One writer at a time: which task is oldest depends on all of them.
+            PERFORM 1 FROM buffers WHERE id = written.buffer_id FOR NO KEY UPDATE;
+            INSERT INTO tasks AS t (buffer_id, task_id, n_rows, last_seq)
+            SELECT buffer_id, task_id, sum(n_steps), max(first_seq + n_steps - 1) FROM new_chunks
+            WHERE buffer_id = written.buffer_id GROUP BY buffer_id, task_id
+            ON CONFLICT (buffer_id, task_id) DO UPDATE
+            SET n_rows = t.n_rows + excluded.n_rows, last_seq = greatest(t.last_seq, excluded.last_seq);
+            UPDATE buffers SET live_rows = live_rows + written.n WHERE id = written.buffer_id;
+            PERFORM sqlbuffer_evict_tasks_v1(written.buffer_id);
+        ELSIF b.evict_unit = 'episode' THEN
+            -- One writer at a time, as above.
+            PERFORM 1 FROM buffers WHERE id = written.buffer_id FOR NO KEY UPDATE;
+            WITH grown AS (
+                UPDATE episodes p SET n_rows = coalesce(p.n_rows, 0) + n.n
+                FROM (SELECT episode_id, sum(n_steps) AS n FROM new_chunks WHERE buffer_id = written.buffer_id GROUP BY episode_id) n
+                WHERE p.id = n.episode_id RETURNING p.n_rows - n.n AS n_before
+            )
+            SELECT count(*) INTO n_begun FROM grown WHERE n_before <= 0;
+            UPDATE buffers SET live_rows = live_rows + written.n, live_episodes = live_episodes + n_begun
+            WHERE id = written.buffer_id;
+            PERFORM sqlbuffer_evict_episodes_v1(written.buffer_id);
+        ELSIF b.max_capacity IS NOT NULL THEN
+            bound := written.high - b.max_capacity;
+            PERFORM sqlbuffer_evict_chunks_v1(
+                written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n_chunks + 16);
+            IF written.n >= 64 THEN
+                -- Whoever cleans up goes by the count of dead rows, which would come a second late.
+                PERFORM pg_stat_force_next_flush();
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$

@@ -1,0 +1,2 @@
+CREATE TRIGGER trg_chunks_insert_v1 AFTER INSERT ON chunks
+REFERENCING NEW TABLE AS new_chunks FOR EACH STATEMENT EXECUTE FUNCTION sqlbuffer_after_chunks_v1()

@@ -1,0 +1,45 @@
+-- The steps of chunks, with the columns of experiences; those that have left the window too. A query on some of them bounds
+-- first_seq as well as seq: no index knows seq. Asked for two paths, json_extract returns a list whose text has each value
+-- as it is stored: of one, a text would come without its quotes, and a number with other digits.
+CREATE VIEW chunk_steps AS
+SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
+    coalesce(
+        (SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id AND i.seq = c.first_seq + n.place),
+        (SELECT p.key FROM episodes p WHERE p.id = c.episode_id) || '/' || (c.t + n.place),
+        c.id || '/' || n.place
+    ) AS id,
+    c.task_id, c.task_name, c.agent_id, c.pre_agent,
+    CASE WHEN c.steps IS NULL THEN c.step + n.place ELSE json_extract(c.steps, n.path) END AS step,
+    CASE n.place WHEN 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n.place / (c.n_steps - 1) END AS execute_time,
+    c.episode_id, c.t + n.place AS t, c.session_id,
+    CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.state'), 7, length(json_extract(d.payloads, '$.none', n.path || '.state')) - 7), 'null') END AS state,
+    CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.actions'), 7, length(json_extract(d.payloads, '$.none', n.path || '.actions')) - 7), 'null') END AS actions,
+    CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.messages'), 7, length(json_extract(d.payloads, '$.none', n.path || '.messages')) - 7), 'null') END AS messages,
+    json_extract(d.payloads, n.path || '.extra') AS extra,
+    CASE WHEN c.fields IS NOT NULL THEN
+        (SELECT json_group_object(f.key, json_extract(f.value, n.path)) FROM json_each(c.fields) f)
+    END AS fields,
+    json_extract(c.reward_t, n.path) AS reward_t,
+    json_extract(c.adv_t, n.path) AS adv_t,
+    json_extract(c.v_t, n.path) AS v_t,
+    json_extract(c.terminated, n.path) AS terminated,
+    json_extract(c.truncated, n.path) AS truncated,
+    c.model_version,
+    json_extract(c.initial_priority, n.path) AS initial_priority,
+    substr(
+        d.payload_arrays, json_extract(d.payloads, n.path || '.arrays[0]') + 1, json_extract(d.payloads, n.path || '.arrays[1]')
+    ) AS arrays,
+    NULL AS payload_bytes, c.inserted_at,
+    CASE
+        WHEN d.offsets IS NULL THEN substr(d.records, n.place * (length(d.records) / c.n_steps) + 1, length(d.records) / c.n_steps)
+        ELSE substr(
+            d.records, json_extract(d.offsets, '$[' || (n.place / d.block_steps) || ']') + 1,
+            json_extract(d.offsets, '$[' || (n.place / d.block_steps + 1) || ']')
+                - json_extract(d.offsets, '$[' || (n.place / d.block_steps) || ']'))
+    END AS block,
+    CASE WHEN d.offsets IS NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
+FROM chunks c
+CROSS JOIN chunk_places n ON n.place < c.n_steps
+LEFT JOIN chunk_data d ON d.key = c.key
+LEFT JOIN deleted_steps x ON x.buffer_id = c.buffer_id AND x.seq = c.first_seq + n.place
+WHERE x.seq IS NULL

@@ -1,0 +1,9 @@
+-- The numbers of rows and of the steps of chunks, in and below the window. A query on some of them bounds first_seq as well
+-- as seq: of chunks no index knows seq.
+CREATE VIEW step_numbers AS
+SELECT e.buffer_id, e.seq, e.seq AS first_seq, e.task_id, e.episode_id FROM experiences e
+UNION ALL
+SELECT c.buffer_id, c.first_seq + n.place, c.first_seq, c.task_id, c.episode_id
+FROM chunks c
+CROSS JOIN chunk_places n ON n.place < c.n_steps
+WHERE NOT EXISTS (SELECT 1 FROM deleted_steps x WHERE x.buffer_id = c.buffer_id AND x.seq = c.first_seq + n.place)

@@ -1,0 +1,48 @@
+-- Follows a deleted chunk into its bytes and into the narrow tables, and counts it if that is no eviction by row. What was in
+-- deleted_steps was counted before. What eviction by row leaves of priorities and uses lies below the window, and is
+-- deleted later.
+CREATE TRIGGER trg_chunks_delete_v1 AFTER DELETE ON chunks
+BEGIN
+    DELETE FROM priority_blocks
+    WHERE buffer_id = OLD.buffer_id
+      AND block >= OLD.first_seq / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id)
+      AND block <= (OLD.first_seq + OLD.n_steps - 1) / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id)
+      AND (
+    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    DELETE FROM priorities WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps AND (
+    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    DELETE FROM uses WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps AND (
+    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    -- Counted anew by whoever counts next.
+    DELETE FROM row_blocks WHERE buffer_id = OLD.buffer_id AND block >= OLD.first_seq / 4096 AND (
+    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    UPDATE buffers
+    SET deletions = deletions + 1,
+        low_seq = CASE WHEN evict_unit = 'row' AND max_capacity IS NOT NULL THEN max(
+            low_seq, OLD.first_seq + OLD.n_steps - 1 - max_capacity,
+            (SELECT low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id)
+        ) ELSE low_seq END,
+        live_rows = live_rows - (evict_unit <> 'row') * (OLD.n_steps - (
+        SELECT count(*) FROM deleted_steps x
+        WHERE x.buffer_id = OLD.buffer_id AND x.seq >= OLD.first_seq AND x.seq < OLD.first_seq + OLD.n_steps)),
+        live_episodes = live_episodes - (SELECT count(*) FROM episodes WHERE id = OLD.episode_id AND n_rows > 0 AND n_rows = OLD.n_steps - (
+        SELECT count(*) FROM deleted_steps x
+        WHERE x.buffer_id = OLD.buffer_id AND x.seq >= OLD.first_seq AND x.seq < OLD.first_seq + OLD.n_steps))
+    WHERE id = OLD.buffer_id AND (
+    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    UPDATE episodes SET n_rows = max(0, n_rows - (OLD.n_steps - (
+        SELECT count(*) FROM deleted_steps x
+        WHERE x.buffer_id = OLD.buffer_id AND x.seq >= OLD.first_seq AND x.seq < OLD.first_seq + OLD.n_steps))) WHERE id = OLD.episode_id AND n_rows > 0;
+    UPDATE tasks SET n_rows = n_rows - (OLD.n_steps - (
+        SELECT count(*) FROM deleted_steps x
+        WHERE x.buffer_id = OLD.buffer_id AND x.seq >= OLD.first_seq AND x.seq < OLD.first_seq + OLD.n_steps)) WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id;
+    DELETE FROM tasks WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id AND n_rows <= 0;
+    DELETE FROM chunk_data WHERE key = OLD.key;
+    DELETE FROM step_ids WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+    DELETE FROM deleted_steps WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+    DELETE FROM queue_items WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+    DELETE FROM labels WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+    DELETE FROM label_history WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+    DELETE FROM quarantine WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+    DELETE FROM payload_changes WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+END

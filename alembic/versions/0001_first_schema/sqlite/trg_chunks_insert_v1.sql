@@ -1,0 +1,26 @@
+-- Numbers, counts and queues the steps of a chunk. The library evicts behind a batch; behind a chunk of plain SQL
+-- trg_new_experiences_insert_v1 does.
+CREATE TRIGGER trg_chunks_insert_v1 AFTER INSERT ON chunks
+BEGIN
+    SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this buffer_id')
+    WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE id = NEW.buffer_id);
+    SELECT RAISE(ABORT, 'sqlbuffer: this buffer keeps rows in experiences, and no chunks')
+    WHERE NOT (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
+    UPDATE buffers SET next_seq = NEW.first_seq + NEW.n_steps
+    WHERE id = NEW.buffer_id AND next_seq < NEW.first_seq + NEW.n_steps;
+    INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
+    SELECT NEW.buffer_id, NEW.first_seq + n.place, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id,
+        coalesce(NEW.model_version, -9223372036854775808)
+    FROM buffers b CROSS JOIN chunk_places n WHERE b.id = NEW.buffer_id AND b.has_queue AND n.place < NEW.n_steps;
+    INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq)
+    SELECT NEW.buffer_id, NEW.task_id, NEW.n_steps, NEW.first_seq + NEW.n_steps - 1
+    FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'task'
+    ON CONFLICT (buffer_id, task_id) DO UPDATE SET n_rows = n_rows + excluded.n_rows, last_seq = max(last_seq, excluded.last_seq);
+    UPDATE buffers
+    SET live_rows = live_rows + NEW.n_steps,
+        live_episodes = live_episodes + (
+            SELECT count(*) FROM episodes WHERE id = NEW.episode_id AND coalesce(n_rows, 0) = 0 AND evict_unit = 'episode')
+    WHERE id = NEW.buffer_id AND evict_unit <> 'row';
+    UPDATE episodes SET n_rows = coalesce(n_rows, 0) + NEW.n_steps
+    WHERE id = NEW.episode_id AND (SELECT evict_unit = 'episode' FROM buffers WHERE id = NEW.buffer_id);
+END

@@ -1,0 +1,184 @@
+"""The steps of chunks as tables with the columns of `experiences`."""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Integer, LargeBinary, column, table
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.schema.compiled_clauses import processed
+
+# Beside the columns of `experiences`: the chunk and the place in it, and the block of bytes that has
+# the step's typed fields, at a place in that.
+_OWN = {
+    "first_seq": BigInteger(),
+    "place": Integer(),
+    "block": LargeBinary(),
+    "block_place": Integer(),
+}
+_TYPES = {**{c.name: c.type for c in experiences.columns}, **_OWN}
+
+# All steps of all chunks, those that have left the window too. A statement bounds `first_seq` as
+# well as `seq`: no index knows `seq`.
+chunk_steps = table("chunk_steps", *(column(name, type_) for name, type_ in _TYPES.items()))
+
+
+class chunk_steps_at(FunctionElement[Any]):
+    """The steps of a buffer that have one of the numbers: `chunk_steps_at(buffer_id, seqs)`."""
+
+    inherit_cache = True
+
+
+def steps_at(buffer_id: Any, seqs: Any) -> Any:
+    """Return the table of the steps of a buffer that have one of the numbers.
+
+    Args:
+        buffer_id: The buffer.
+        seqs: A `SeqList`.
+    """
+    columns = (column(name, type_) for name, type_ in _TYPES.items())
+    return chunk_steps_at(buffer_id, seqs).table_valued(*columns, name="steps_at")
+
+
+@compiles(chunk_steps_at, "postgresql")
+def _pg_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs = processed(element, compiler, kw)
+    # Each chunk is looked up alone, by the primary key: without statistics PostgreSQL takes a
+    # buffer for a few rows and would rather read all of them.
+    return f"""(SELECT {_columns(_PG)}
+    FROM (SELECT w.seq, (w.seq - x.first_seq)::integer AS place, x.*
+        FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
+            SELECT * FROM chunks
+            WHERE chunks.buffer_id = {buffer_id} AND chunks.first_seq <= w.seq
+            ORDER BY chunks.first_seq DESC LIMIT 1
+        ) x
+        WHERE w.seq < x.first_seq + x.n_steps AND NOT EXISTS (
+            SELECT 1 FROM deleted_steps d
+            WHERE d.buffer_id = {buffer_id} AND d.seq = w.seq OFFSET 0)
+    ) AS c(seq, place, buffer_id, first_seq, {_CHUNK_COLUMNS})
+    LEFT JOIN LATERAL (
+        SELECT * FROM chunk_data
+        WHERE chunk_data.buffer_id = {buffer_id} AND chunk_data.first_seq = c.first_seq LIMIT 1
+    ) d ON true)"""
+
+
+@compiles(chunk_steps_at, "sqlite")
+def _sqlite_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs = processed(element, compiler, kw)
+    return f"""(SELECT {_columns(_SQLITE)}
+    FROM (SELECT value AS seq FROM json_each({seqs})) w
+    CROSS JOIN chunks c ON c.key = (
+        SELECT max(k.key) FROM chunks k
+        WHERE k.key > {buffer_id} << 40 AND k.key <= ({buffer_id} << 40 | w.seq))
+    LEFT JOIN chunk_data d ON d.key = c.key
+    WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
+        SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq))"""
+
+
+# The columns of chunks behind the two of the key.
+_CHUNK_COLUMNS = (
+    "n_steps, id, task_id, task_name, agent_id, pre_agent, episode_id, t, step, steps, session_id, "
+    "model_version, first_time, last_time, reward_t, adv_t, v_t, terminated, truncated, "
+    "initial_priority, fields, inserted_at"
+)
+_PER_STEP = ("reward_t", "adv_t", "v_t", "terminated", "truncated", "initial_priority")
+_PAYLOADS = ("state", "actions", "messages", "extra")
+_SAME = (
+    "buffer_id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id",
+    "model_version", "inserted_at", "first_seq",
+)  # fmt: skip
+
+
+def _common(place: str, text: str) -> dict[str, str]:
+    """Return the expressions that both databases share, of a place and its number as a text."""
+    return {
+        **{name: f"c.{name}" for name in _SAME},
+        "place": place,
+        "t": f"c.t + {place}",
+        "id": (
+            "coalesce((SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id "
+            f"AND i.seq = c.first_seq + {place}), (SELECT p.key FROM episodes p "
+            f"WHERE p.id = c.episode_id) || '/' || (c.t + {place}), c.id || '/' || {text})"
+        ),
+        "execute_time": (
+            f"CASE {place} WHEN 0 THEN c.first_time ELSE c.first_time "
+            f"+ (c.last_time - c.first_time) * {place} / (c.n_steps - 1) END"
+        ),
+        "payload_bytes": "NULL",
+        "block_place": f"CASE WHEN d.offsets IS NULL THEN 0 ELSE {place} % d.block_steps END",
+    }
+
+
+def _pg_expressions() -> dict[str, str]:
+    place, size = "c.place", "(octet_length(d.records) / c.n_steps)"
+    block = f"({place} / d.block_steps + 1)"
+    payload = f"d.payloads -> {place}"
+    found = _common(place, place)
+    return {
+        **found,
+        "seq": "c.seq",
+        "id": f'{found["id"]} COLLATE "C"',
+        "step": f"CASE WHEN c.steps IS NULL THEN c.step + {place} ELSE c.steps[{place} + 1] END",
+        **{name: f"c.{name}[{place} + 1]" for name in _PER_STEP},
+        **{name: f"{payload} -> '{name}'" for name in _PAYLOADS},
+        "fields": (
+            "CASE WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> "
+            f"{place}) FROM jsonb_each(c.fields) f) END"
+        ),
+        "arrays": (
+            f"substr(d.payload_arrays, ({payload} -> 'arrays' ->> 0)::integer + 1, "
+            f"({payload} -> 'arrays' ->> 1)::integer)"
+        ),
+        "payload_bytes": "NULL::bigint",
+        "block": (
+            f"CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size}) "
+            f"ELSE substr(d.records, d.offsets[{block}]::integer + 1, "
+            f"(d.offsets[{block} + 1] - d.offsets[{block}])::integer) END"
+        ),
+    }
+
+
+def _sqlite_expressions() -> dict[str, str]:
+    place, size = "(w.seq - c.first_seq)", "(length(d.records) / c.n_steps)"
+    path = f"'$[' || {place} || ']'"
+    start = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps) || ']')"
+    end = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps + 1) || ']')"
+
+    def stored(name: str) -> str:
+        # Asked for two paths, json_extract returns a list whose text has each value as it is stored.
+        pair = f"json_extract(d.payloads, '$.none', {path} || '.{name}')"
+        return (
+            f"CASE WHEN d.payloads IS NOT NULL THEN "
+            f"nullif(substr({pair}, 7, length({pair}) - 7), 'null') END"
+        )
+
+    return {
+        **_common(place, place),
+        "seq": "w.seq",
+        "step": (
+            f"CASE WHEN c.steps IS NULL THEN c.step + {place} "
+            f"ELSE json_extract(c.steps, {path}) END"
+        ),
+        **{name: f"json_extract(c.{name}, {path})" for name in _PER_STEP},
+        **{name: stored(name) for name in _PAYLOADS},
+        "fields": (
+            "CASE WHEN c.fields IS NOT NULL THEN (SELECT json_group_object(f.key, "
+            f"json_extract(f.value, {path})) FROM json_each(c.fields) f) END"
+        ),
+        "arrays": (
+            f"substr(d.payload_arrays, json_extract(d.payloads, {path} || '.arrays[0]') + 1, "
+            f"json_extract(d.payloads, {path} || '.arrays[1]'))"
+        ),
+        "block": (
+            f"CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size}) "
+            f"ELSE substr(d.records, {start} + 1, {end} - {start}) END"
+        ),
+    }
+
+
+_PG, _SQLITE = _pg_expressions(), _sqlite_expressions()
+
+
+def _columns(expressions: dict[str, str]) -> str:
+    return ", ".join(f"{expressions[name]} AS {name}" for name in _TYPES)

@@ -1,0 +1,155 @@
+"""The tables of chunks: their narrow rows, their bytes, and what is known of single steps."""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from sqlbuffer.storage.schema.metadata import (
+    BYTES,
+    FLAGS,
+    JSON,
+    KEY,
+    REALS,
+    SEQS,
+    TIME,
+    UUID,
+    buffer_key,
+    metadata,
+    seq_key,
+)
+from sqlbuffer.storage.schema.overlays import flag_column
+from sqlbuffer.storage.schema.server_clock import utc_now
+
+# Steps of a chunk at most. Whoever looks for the chunk of a step looks so far down.
+MOST_STEPS = 256
+
+
+def _first_seq() -> Column[int]:
+    return Column(
+        "first_seq", BigInteger, primary_key=True, autoincrement=False,
+        comment="seq of the first step",
+    )  # fmt: skip
+
+
+# SQLite's key is one integer; see `integer_key`.
+_INFO: dict[str, Any] = {
+    "integer_key": "first_seq",
+    "writer_may": "INSERT",
+    "learner_may": "INSERT, DELETE",
+    "is_vacuumed": True,
+}
+
+chunks = Table(
+    "chunks",
+    metadata,
+    buffer_key(),
+    _first_seq(),
+    Column("n_steps", Integer, nullable=False, comment="steps, with those that were deleted"),
+    Column("id", UUID, nullable=False, comment="random id of the chunk"),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("task_name", KEY, comment="readable name of the task"),
+    Column("agent_id", KEY, nullable=False, comment="the agent"),
+    Column("pre_agent", KEY, comment="the agent that acted before"),
+    Column("episode_id", BigInteger, comment="key of the episode in episodes"),
+    Column("t", Integer, comment="step of the first within the episode"),
+    Column("step", BigInteger, nullable=False, comment="step of the first within the task"),
+    Column("steps", SEQS, comment="step of each, where they are not consecutive"),
+    Column("session_id", Integer, comment="key of the session in sessions"),
+    Column("model_version", BigInteger, comment="version of the model that acted"),
+    Column("first_time", Double, comment="Unix time of the first step"),
+    Column(
+        "last_time",
+        Double,
+        comment="Unix time of the last step; those between are interpolated",
+    ),
+    Column("reward_t", REALS, comment="reward of each step; null: of none"),
+    Column("adv_t", REALS, comment="advantage of each"),
+    Column("v_t", REALS, comment="value estimate of each"),
+    Column("terminated", FLAGS, comment="whether the episode ended at each in a terminal state"),
+    Column("truncated", FLAGS, comment="whether the episode was cut at each"),
+    Column("initial_priority", REALS, comment="priority that each began with"),
+    Column("fields", JSON, comment="lists of the declared fields that conditions can use, by name"),
+    Column(
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the chunk was written",
+    ),
+    CheckConstraint(f"n_steps BETWEEN 1 AND {MOST_STEPS}", name="n_steps_known"),
+    info=_INFO,
+)
+Index(None, chunks.c.buffer_id, chunks.c.task_id, chunks.c.agent_id)
+Index("uq_chunks_buffer_id_id", chunks.c.buffer_id, chunks.c.id, unique=True)
+Index(
+    "ix_chunks_buffer_id_episode_id_t",
+    chunks.c.buffer_id,
+    chunks.c.episode_id,
+    chunks.c.t,
+    sqlite_where=chunks.c.episode_id.is_not(None),
+    postgresql_where=chunks.c.episode_id.is_not(None),
+)
+
+# A table without triggers: those of PostgreSQL copy whole rows.
+chunk_data = Table(
+    "chunk_data",
+    metadata,
+    buffer_key(),
+    Column(
+        "first_seq", BigInteger, primary_key=True, autoincrement=False,
+        comment="seq of the first step of the chunk",
+    ),
+    Column("records", BYTES, nullable=False, comment="typed fields of all steps, in blocks"),
+    Column("block_steps", Integer, nullable=False, comment="steps in a block"),
+    Column(
+        "offsets",
+        SEQS,
+        comment="where each block begins, and the end; null: records of one size lie one after "
+        "the other",
+    ),
+    Column("payloads", JSON, comment="JSON of each step; null: of none"),
+    Column("payload_arrays", BYTES, comment="bytes of arrays that the JSON refers to"),
+    info=_INFO,
+)  # fmt: skip
+
+# What a statement joins to take chunks apart.
+chunk_places = Table(
+    "chunk_places",
+    metadata,
+    Column(
+        "place", Integer, primary_key=True, autoincrement=False,
+        comment="place of a step in its chunk, from 0",
+    ),
+    Column("path", Text, nullable=False, comment="JSON path of the place in a list"),
+)  # fmt: skip
+
+# No overlays: they are of chunks alone, and leave with their chunk.
+step_ids = Table(
+    "step_ids",
+    metadata,
+    *seq_key(),
+    Column("id", KEY, nullable=False, comment="the user's id, unique within the buffer"),
+    UniqueConstraint("buffer_id", "id"),
+    info={"writer_may": "INSERT", "learner_may": "INSERT, DELETE", "is_vacuumed": True},
+)
+
+deleted_steps = Table(
+    "deleted_steps",
+    metadata,
+    *seq_key(),
+    info={"learner_may": "INSERT, DELETE", "is_vacuumed": True},
+)
+
+flag_column("has_chunks", "its steps are in chunks, and not in experiences")
+flag_column("has_step_ids", "steps of chunks may have a row in step_ids")
+flag_column("has_deleted", "steps of chunks may have a row in deleted_steps")
