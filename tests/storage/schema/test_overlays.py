@@ -97,19 +97,22 @@ def test_a_dropped_buffer_leaves_nothing_in_an_overlay(buffer_url, overlay):
     assert scalar(buffer_url, f"SELECT count(*) FROM {overlay}") == 0
 
 
+# They belong to chunks alone, and leave with their chunk.
+OF_CHUNKS = {"step_ids": "has_step_ids", "deleted_steps": "has_deleted", "chunks": "has_chunks"}
+
+
 def test_every_table_by_buffer_and_seq_is_registered():
     by_seq = {
         name
         for name, table in metadata.tables.items()
         if {"buffer_id", "seq"} <= {column.name for column in table.primary_key}
     }
-    assert by_seq == {"experiences", *OVERLAYS}
+    assert by_seq == {"experiences", *OVERLAYS, *OF_CHUNKS} - {"chunks"}
 
 
 def test_every_flag_is_a_column_of_buffers():
-    assert {overlay.flag for overlay in OVERLAYS.values()} == {
-        column.name for column in metadata.tables["buffers"].c if column.name.startswith("has_")
-    }
+    flags = {column.name for column in metadata.tables["buffers"].c if column.name[:4] == "has_"}
+    assert {overlay.flag for overlay in OVERLAYS.values()} | set(OF_CHUNKS.values()) == flags
 
 
 def test_the_library_vacuums_every_overlay(make_database_url):
