@@ -9,7 +9,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
-# Beside the columns of `experiences`: the chunk and the place in it, and the block of bytes that has
+# Beside the columns of `experiences`: the chunk, the place in it, and the block of bytes that has
 # the step's typed fields, at a place in that.
 _OWN = {
     "first_seq": BigInteger(),
@@ -17,7 +17,7 @@ _OWN = {
     "block": LargeBinary(),
     "block_place": Integer(),
 }
-_TYPES = {**{c.name: c.type for c in experiences.columns}, **_OWN}
+_TYPES: dict[str, Any] = {**{c.name: c.type for c in experiences.columns}, **_OWN}
 
 # All steps of all chunks, those that have left the window too. A statement bounds `first_seq` as
 # well as `seq`: no index knows `seq`.
@@ -146,7 +146,7 @@ def _sqlite_expressions() -> dict[str, str]:
     end = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps + 1) || ']')"
 
     def stored(name: str) -> str:
-        # Asked for two paths, json_extract returns a list whose text has each value as it is stored.
+        # Asked for two paths, json_extract returns a list: its text has each value as it is stored.
         pair = f"json_extract(d.payloads, '$.none', {path} || '.{name}')"
         return (
             f"CASE WHEN d.payloads IS NOT NULL THEN "

@@ -1,7 +1,7 @@
 """Statements over `experiences`, for buffers whose steps are in chunks."""
 
 import operator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Alias, BinaryExpression, Column, and_
 from sqlalchemy.sql import operators
@@ -45,8 +45,8 @@ def over(clause: T, steps: Any = chunk_steps) -> T:
             return _bounded(element, table_for(element.left.table), replaced)
         return None
 
-    result: T = replacement_traverse(clause, {}, replaced)  # type: ignore[arg-type, assignment]
-    return result
+    result: Any = replacement_traverse(cast(Any, clause), {}, replaced)
+    return cast(T, result)
 
 
 def _is_seq(column: Any) -> bool:
