@@ -1,4 +1,4 @@
-"""Types of bound parameters that the two databases take differently."""
+"""Types of parameters and columns that the two databases take differently."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 from sqlalchemy import BigInteger, Boolean, Double, Float, Numeric, Text
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.engine import Dialect
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 
 class _List(TypeDecorator[Any]):
@@ -111,6 +112,22 @@ class Number(TypeDecorator[Any]):
         return lambda value: _number_text(
             self.process_bind_param(value, dialect), dialect, "numeric"
         )
+
+
+class TransactionId(UserDefinedType[int]):
+    """The id of a transaction with its epoch, which never begins again: PostgreSQL's xid8."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **kw: Any) -> str:
+        return "XID8"
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], int | None]:
+        return lambda value: None if value is None else int(value)
+
+
+# For the comparison of the models with a database.
+ischema_names["xid8"] = TransactionId
 
 
 def _number_text(value: Any, dialect: Dialect, type_: str) -> str:

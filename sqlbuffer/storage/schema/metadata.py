@@ -18,7 +18,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable
 
-from sqlbuffer.storage.schema.column_types import BooleanList, IntegerList, RealList
+from sqlbuffer.storage.schema.column_types import (
+    BooleanList,
+    IntegerList,
+    RealList,
+    TransactionId,
+)
+from sqlbuffer.storage.schema.current_transaction import current_transaction_id
 
 # Capabilities say in the `info` of their tables what the script of roles grants (`writer_may`,
 # `learner_may`, in addition to reading), and that rows die often (`is_vacuumed`).
@@ -38,6 +44,7 @@ UUID = Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
 TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.
 SERIAL = BigInteger().with_variant(Integer(), "sqlite")
+XID = BigInteger().with_variant(TransactionId(), "postgresql")
 BYTES = LargeBinary()
 SEQS = IntegerList()
 REALS = RealList()
@@ -58,6 +65,19 @@ def seq_key() -> tuple[Column[int], Column[int]]:
     """Return the two columns that name a row."""
     return buffer_key(), Column(
         "seq", BigInteger, primary_key=True, autoincrement=False, comment="the experience"
+    )
+
+
+def transaction_id() -> Column[int]:
+    """Return the column of the transaction that wrote a row; give it an index after `buffer_id`.
+
+    A follower compares it with snapshots. SQLite needs none: its writers come one at a time.
+    """
+    return Column(
+        "xid",
+        XID,
+        server_default=current_transaction_id(),
+        comment="transaction that wrote it (PostgreSQL; null on SQLite)",
     )
 
 
