@@ -50,7 +50,7 @@ def info(
     if buffer is not None:
         raise UsageError("--buffer goes with --config; `sqlbuffer info URL` shows all buffers")
     from sqlbuffer.cli.terminal import console, shown_url
-    from sqlbuffer.storage.database.sizes import shown_size
+    from sqlbuffer.sizes import shown_size
     from sqlbuffer.storage.inspect import listings
     from sqlbuffer.storage.migrations import status
 

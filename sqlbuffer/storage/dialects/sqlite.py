@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer.errors import StorageFullError
+from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
-from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of
 from sqlbuffer.storage.database.urls import sqlite_path

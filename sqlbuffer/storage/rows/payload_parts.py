@@ -20,6 +20,7 @@ from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.encoding.compression import shown_row
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.encoding.row_size import MAX_JSON_BYTES, check_row_size
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (
     MISSING,
@@ -29,7 +30,6 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.pieces import Piece
@@ -40,8 +40,8 @@ PART_BYTES = 2**20
 GROUP_PIECES = 1_000
 # Arrays as near to each other as this are read at once: TOAST has chunks of 2 kB.
 NEAR_BYTES = 4_096
-# JSONB holds no more in one value; and neither database more than about this in one column.
-MAX_JSON_BYTES, MAX_INLINE_BYTES = 2**28 - 1, 900_000_000
+# Neither database holds more than about this in one column.
+MAX_INLINE_BYTES = 900_000_000
 
 Row = tuple[Any, ...]
 
@@ -93,7 +93,8 @@ def check_row_sizes(records: Sequence[Record], limit: int, where: str = "row {}:
     if len(records) == 1 or _at_most_bytes(records) > most:
         for i, record in enumerate(records):
             if _at_most_bytes([record]) > most:
-                _check_row_size(record, limit, where.format(i))
+                texts = zip(Record._fields[_TEXTS], _texts_of(record), strict=True)
+                check_row_size(dict(texts), len(record.arrays or b""), limit, where.format(i))
 
 
 def _at_most_bytes(records: Sequence[Record]) -> int:
@@ -105,25 +106,6 @@ def _at_most_bytes(records: Sequence[Record]) -> int:
 
 def _texts_of(record: Record) -> Any:
     return record[_TEXTS]
-
-
-def _check_row_size(record: Record, limit: int, where: str) -> None:
-    total = n_arrays = len(record.arrays or b"")
-    for name, text in zip(Record._fields[_TEXTS], _texts_of(record), strict=True):
-        size = len((text or "").encode())
-        total += size
-        if size > MAX_JSON_BYTES:
-            raise FieldError(
-                f"{where}{name}: {shown_size(size)} of JSON, and a database takes "
-                f"{shown_size(MAX_JSON_BYTES)}; give long lists of numbers as numpy arrays and "
-                f"long text as bytes, or store it in several rows"
-            )
-    if total > limit:
-        raise FieldError(
-            f"{where}the payload has {total:,} bytes ({shown_size(n_arrays)} of arrays), and the "
-            f"buffer takes {limit:,} (max_row_bytes); store it in several rows, or make a buffer "
-            f"with a larger max_row_bytes"
-        )
 
 
 def row_limit(config: BufferConfig) -> int:

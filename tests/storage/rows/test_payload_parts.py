@@ -10,6 +10,7 @@ from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer, StoreResult
 from sqlbuffer.codec.equality import equal
+from sqlbuffer.encoding import row_size
 from sqlbuffer.errors import BufferConfigError, FieldError
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.query.condition_tree import EVERYTHING
@@ -345,7 +346,8 @@ def test_typed_rows_above_the_limit_are_refused(buffer_url):
 
 
 def test_json_that_the_database_could_not_hold_is_refused(buffer_url, monkeypatch):
-    monkeypatch.setattr(payload_parts, "MAX_JSON_BYTES", 1_000)
+    for module in (payload_parts, row_size):
+        monkeypatch.setattr(module, "MAX_JSON_BYTES", 1_000)
     with (
         ReplayBuffer(buffer_url) as buffer,
         pytest.raises(FieldError, match=r"row 0: state: 1\.2 kB of JSON.*numpy arrays"),

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
-from sqlbuffer.storage.database.sizes import shown_size
+from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
 from sqlbuffer.storage.schema.metadata import metadata
 

@@ -12,9 +12,9 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
+from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.database.filesystems import filesystem_of, warn_of_network
 from sqlbuffer.storage.database.readonly import existing_file
-from sqlbuffer.storage.database.sizes import shown_size
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.wal import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
 from sqlbuffer.storage.database.wal import wal_path
