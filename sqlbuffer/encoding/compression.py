@@ -48,6 +48,13 @@ def compress(rows: Sequence[Bytes | None]) -> list[Bytes | None]:
     return [row and _shorter(row, compressor.compress(row)) for row in rows]
 
 
+def compress_lookalike(row: Bytes | memoryview) -> Bytes | memoryview:
+    """Return bytes that `expand` leaves as they are, or expands to these: compressed if they begin
+    like a frame by chance.
+    """
+    return row if row[:4] != _MAGIC else compress([bytes(row)])[0] or b""
+
+
 def expand(rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None) -> list[Bytes | None]:
     """Return rows as they were before `compress`.
 

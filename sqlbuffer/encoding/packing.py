@@ -1,7 +1,8 @@
 """The typed fields of a row as one record of bytes, and of many rows back as arrays."""
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,20 +60,40 @@ class Layout:
                 varying length a sequence of n_rows arrays; cast already.
             n_rows: How many rows.
         """
-        records = np.zeros(n_rows, self.record)
+        raw, size = self.records(columns, n_rows).tobytes(), self.record.itemsize
+        rows = [raw[i * size : (i + 1) * size] for i in range(n_rows)]
+        tails = self.tails(columns)
+        return rows if tails is None else list(map(operator.add, rows, tails))
+
+    def records(self, columns: Mapping[str, Any], n_rows: int) -> NDArray[Any]:
+        """Return the record of each of n rows as an array of shape (n_rows,); see `pack`."""
+        records = np.empty(n_rows, self.record)
         for name, spec in self.specs.items():
             if spec.is_variable:
                 axis = spec.shape.index(VARIABLE)
                 records[name] = [value.shape[axis] for value in columns[name]]
             else:
                 records[name] = columns[name]
-        raw, size = records.tobytes(), self.record.itemsize
-        rows = [raw[i * size : (i + 1) * size] for i in range(n_rows)]
+        return records
+
+    def tails(self, columns: Mapping[str, Any]) -> list[bytes] | None:
+        """Return for each row its values of varying length as bytes; None without such fields."""
         if not self._variable:
-            return rows
-        variable = [columns[spec.name] for spec in self._variable]
-        tails = ([values[i].tobytes() for values in variable] for i in range(n_rows))
-        return [b"".join([row, *tail]) for row, tail in zip(rows, tails, strict=True)]
+            return None
+        values = zip(*(columns[spec.name] for spec in self._variable), strict=True)
+        return [b"".join([value.tobytes() for value in row]) for row in values]
+
+    def tail_sizes(self, records: NDArray[Any]) -> NDArray[np.int64]:
+        """Return how many bytes of varying length follow each record; shape (n,)."""
+        sizes = np.zeros(len(records), np.int64)
+        for spec in self._variable:
+            sizes += records[spec.name].astype(np.int64) * _item_bytes(spec)
+        return sizes
+
+    @property
+    def has_tails(self) -> bool:
+        """Whether a field has a length that varies from row to row."""
+        return bool(self._variable)
 
     def compress(self, rows: Sequence[Bytes | None]) -> list[Bytes | None]:
         """Return whole rows, with what follows their own bytes, as they are stored."""
@@ -105,11 +126,23 @@ class Layout:
         Raises:
             FieldError: A row that was not written with these fields, or is damaged.
         """
-        wanted = self._wanted(fields)
-        size = self.record.itemsize
+        if not self.wanted(fields):
+            return {}
+        return self.unpack_expanded(self.expand(rows, seqs), fields, seqs=seqs)
+
+    def unpack_expanded(
+        self,
+        rows: Sequence[Bytes | None],
+        fields: Sequence[str] | None = None,
+        *,
+        seqs: Sequence[Any] | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Return what `unpack` does, of rows as `pack` made them."""
+        wanted = self.wanted(fields)
         if not wanted:
             return {}
-        whole: Any = self.expand(rows, seqs)
+        size = self.record.itemsize
+        whole: Any = rows
         heads = whole
         if None in whole or set(map(len, whole)) - {size}:
             _check_sizes(whole, [size] * len(rows), seqs)
@@ -117,12 +150,14 @@ class Layout:
         # Of bytes the array would not be writeable.
         joined = bytearray(b"").join(heads)
         records: Any = np.frombuffer(joined, self.record)
+        if not self._variable:
+            return self.columns_of(records, wanted)
         starts = [size] * len(rows)
         found: dict[str, NDArray[Any]] = {}
         for name, spec in self.specs.items():
             if not spec.is_variable:
                 if name in wanted:
-                    found[name] = np.array(records[name], order="C")  # aligned, of its own memory
+                    found |= self.columns_of(records, [name])
                 continue
             lens = records[name].astype(np.int64)
             n_bytes = (lens * _item_bytes(spec)).tolist()
@@ -134,15 +169,19 @@ class Layout:
             starts = ends
         return found
 
+    def columns_of(self, records: NDArray[Any], names: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Return fields of fixed shape as arrays of shape (n, *shape) of their own memory."""
+        # The copy is aligned; the records may not be.
+        return {name: np.array(records[name], order="C") for name in self.specs if name in names}
+
     def length_bytes(self, row: Bytes) -> int:
         """Return how many bytes of a row are its fields'; what the JSON refers to follows."""
         if not self._variable or len(row) < self.size_bytes:
             return self.size_bytes
-        record: Any = np.frombuffer(row, self.record, 1)[0]
-        tail = sum(int(record[spec.name]) * _item_bytes(spec) for spec in self._variable)
-        return self.size_bytes + tail
+        return self.size_bytes + int(self.tail_sizes(np.frombuffer(row, self.record, 1))[0])
 
-    def _wanted(self, fields: Sequence[str] | None) -> set[str]:
+    def wanted(self, fields: Sequence[str] | None) -> set[str]:
+        """Return the names of the fields, checked; all by default."""
         if fields is None:
             return set(self.specs)
         if isinstance(fields, str):

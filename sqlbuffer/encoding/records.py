@@ -316,9 +316,17 @@ def decode_extra(text: str | None, arrays: Blob | None, reals: dict[str, Any]) -
     """Return the user's `extra` and put tagged numbers into `reals`."""
     if text is None or '"$reals"' not in text:
         return decode(text, arrays)
+    reals.update(decode_reals(text))
     tree = loads(text)
-    reals.update(untag(tree.pop("$reals", {}), b""))  # or it is a text of the user
+    tree.pop("$reals", None)
     return None if tree.pop("$none", False) else untag(tree, arrays or b"")
+
+
+def decode_reals(text: str) -> dict[str, float]:
+    """Return the numbers that `extra` holds because their columns cannot, by column."""
+    # Without the key it is a text of the user.
+    reals: dict[str, float] = untag(loads(text).get("$reals", {}), b"")
+    return reals
 
 
 def same_content(

@@ -11,7 +11,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE
 from sqlbuffer.fields.specs import FieldSpec
 
-Put = Callable[[Any], None]
+Cast = Callable[[Any], Any]
 
 
 class RowPacker:
@@ -28,14 +28,12 @@ class RowPacker:
     """
 
     def __init__(self, layout: Layout, casting: str = "same_kind") -> None:
-        self._specs, self._casting = layout.specs, casting
         self._row: NDArray[Any] = np.zeros(1, layout.record)
-        self._puts = [
-            (name, spec, _putter(spec, self._row[name], casting))
-            for name, spec in layout.specs.items()
-            if not spec.is_variable
+        casts = [(spec, value_cast(spec, casting)) for spec in layout.specs.values()]
+        self._plain = [
+            (spec.name, self._row[spec.name], cast) for spec, cast in casts if not spec.is_variable
         ]
-        self._variable = [spec for spec in layout.specs.values() if spec.is_variable]
+        self._variable = [(spec, cast) for spec, cast in casts if spec.is_variable]
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
         """Return the bytes of a row: a copy of its values.
@@ -47,31 +45,22 @@ class RowPacker:
         Raises:
             FieldError: A missing field, another shape, or a value that the field cannot hold.
         """
-        for name, spec, put in self._puts:
-            value = values.get(name)
-            put(_default(spec) if value is None else value)
-        tails = [self._tail(spec, values.get(spec.name)) for spec in self._variable]
+        for name, place, cast in self._plain:
+            place[0] = cast(values.get(name))
+        tails = [self._tail(spec, cast(values.get(spec.name))) for spec, cast in self._variable]
         return b"".join([self._row.tobytes(), *tails]) if tails else self._row.tobytes()
 
     def scalars(self, names: Iterable[str]) -> dict[str, Any]:
         """Return what the row that was packed last has in fields without a shape."""
         return {name: self._row[name][0].item() for name in names}
 
-    def _tail(self, spec: FieldSpec, value: Any) -> bytes:
-        cast = spec.cast(_default(spec) if value is None else value, casting=self._casting)
-        self._row[spec.name][0] = cast.shape[spec.shape.index(VARIABLE)]
-        return cast.tobytes()
+    def _tail(self, spec: FieldSpec, value: NDArray[Any]) -> bytes:
+        self._row[spec.name][0] = value.shape[spec.shape.index(VARIABLE)]
+        return value.tobytes()
 
 
-def _default(spec: FieldSpec) -> NDArray[Any]:
-    value = spec.default_value
-    if value is None:
-        raise FieldError(f"field {spec.name!r} is missing: expected {spec}")
-    return value
-
-
-def _putter(spec: FieldSpec, place: NDArray[Any], casting: str) -> Put:
-    """Return what writes a value to its place.
+def value_cast(spec: FieldSpec, casting: str) -> Cast:
+    """Return what casts the value of one row, None standing for the default; maybe not a copy.
 
     Values that need no cast, which is what environments give, are spared the checks: they take ten
     times as long as the copy.
@@ -80,17 +69,19 @@ def _putter(spec: FieldSpec, place: NDArray[Any], casting: str) -> Put:
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     low, high = (int(limits.min), int(limits.max)) if limits is not None and not shape else (0, -1)
 
-    def put(value: Any) -> None:
+    def cast(value: Any) -> Any:
+        if value is None:
+            value = spec.default_value
+            if value is None:
+                raise FieldError(f"field {spec.name!r} is missing: expected {spec}")
         kind = type(value)
         if kind is int:
             if low <= value <= high:
-                place[0] = value
-                return
+                return value
         elif (kind is np.ndarray or isinstance(value, np.generic)) and (
             value.dtype == dtype and value.shape == shape
         ):
-            place[0] = value
-            return
-        place[0] = spec.cast(value, casting=casting)
+            return value
+        return spec.cast(value, casting=casting)
 
-    return put
+    return cast

@@ -8,9 +8,10 @@ import numpy as np
 
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.episode_records import EpisodeStart
+from sqlbuffer.encoding.given_columns import flag_of
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
-from sqlbuffer.encoding.records import Record, encode_extra, encode_flag, encode_real
+from sqlbuffer.encoding.records import Record, encode_extra, encode_real
 from sqlbuffer.encoding.row_packer import RowPacker
 from sqlbuffer.errors import FieldError
 
@@ -68,8 +69,8 @@ class StepEncoder:
         return Record(
             f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
             of.session, state, actions, messages, extra, fields, reward, None, None,
-            _flag(step, "terminated"),
-            _flag(step, "truncated"),
+            flag_of(step.get("terminated"), "terminated"),
+            flag_of(step.get("truncated"), "truncated"),
             of.model_version, blob or None, None, priority,
         )  # fmt: skip
 
@@ -80,10 +81,3 @@ class StepEncoder:
             f"unknown field {unknown!r}; the buffer has {', '.join(sorted(fields)) or 'none'}, and "
             f"{', '.join(_BUILT_IN)}"
         )
-
-
-def _flag(step: Mapping[str, Any], name: str) -> bool | None:
-    """Return a flag; 0 and 1 are taken for one, as in a column of them."""
-    value = step.get(name)
-    is_number = isinstance(value, (int, np.integer)) and value in (0, 1)
-    return bool(value) if is_number else encode_flag(value, name)

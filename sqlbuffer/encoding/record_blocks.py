@@ -1,0 +1,256 @@
+"""The typed fields of a chunk as blocks of steps, and blocks back as rows and arrays.
+
+A block is the records of its steps one after the other, then for each step its values of varying
+length. Where a buffer compresses, each block is a frame, or raw where it would not shrink.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.compression import compress_lookalike, expand, shown_row
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import FieldError
+
+# Steps from this size on are compressed one by one, smaller ones together.
+_LARGE_STEP, _BLOCK_BYTES = 2**12, 2**14
+
+Stored = bytes | memoryview
+
+
+class RecordBlocks(NamedTuple):
+    """`records`, `block_steps` and `offsets` of a `PackedChunk`."""
+
+    records: bytes
+    block_steps: int
+    offsets: NDArray[np.int64] | None
+
+
+def pack_blocks(
+    layout: Layout,
+    records: NDArray[Any],
+    tails: Sequence[bytes] | None,
+    ranges: Sequence[tuple[int, int]],
+) -> list[RecordBlocks]:
+    """Return the blocks of chunks.
+
+    Args:
+        layout: The typed fields.
+        records: The record of each step.
+        tails: Its values of varying length, if there are such fields.
+        ranges: The first step of each chunk, and the one after its last.
+    """
+    raw, size = records.tobytes(), layout.size_bytes
+    if layout.compression is None and tails is None:
+        return [
+            RecordBlocks(raw[start * size : stop * size], stop - start, None)
+            for start, stop in ranges
+        ]
+    lengths = [0] * len(records) if tails is None else [len(tail) for tail in tails]
+    blocks: list[bytes] = []
+    shapes: list[tuple[int, int]] = []  # steps in a block, blocks
+    for start, stop in ranges:
+        each = _block_steps(layout, size + max(lengths[start:stop]), stop - start)
+        firsts = range(start, stop, each)
+        for first in firsts:
+            after = min(first + each, stop)
+            heads = raw[first * size : after * size]
+            blocks.append(heads if tails is None else b"".join([heads, *tails[first:after]]))
+        shapes.append((each, len(firsts)))
+    stored: list[Any] = list(layout.compress(blocks))
+    found, done = [], 0
+    for each, n_blocks in shapes:
+        own = stored[done : done + n_blocks]
+        offsets = np.fromiter(accumulate(map(len, own), initial=0), np.int64, n_blocks + 1)
+        found.append(RecordBlocks(b"".join(own), each, offsets))
+        done += n_blocks
+    return found
+
+
+def _block_steps(layout: Layout, largest: int, n_steps: int) -> int:
+    if layout.compression is None or largest >= _LARGE_STEP:
+        return 1
+    return min(n_steps, _BLOCK_BYTES // max(largest, 1))
+
+
+def rows_of_blocks(
+    layout: Layout,
+    blocks: Sequence[Stored | None],
+    places: Sequence[int],
+    seqs: Sequence[Any] | None = None,
+) -> list[Any]:
+    """Return the bytes of steps as `Layout.unpack` reads them: a record, then its values of varying
+    length.
+
+    Args:
+        layout: The typed fields.
+        blocks: For each step its block as stored, None where it is missing. A block that several
+            steps have in common is expanded once, if it is the same object.
+        places: The place of each step in its block.
+        seqs: The numbers of the steps, for error messages.
+
+    Returns:
+        Bytes or views of them; None stays. Raw bytes that begin like a frame by chance are
+        compressed, as in `compress`, because `unpack` expands them.
+
+    Raises:
+        FieldError: Damaged bytes; names the step.
+    """
+    size = layout.size_bytes
+    if layout.compression is None:
+        if layout.has_tails:  # a block for each step
+            return list(blocks)
+        return [
+            block and block[place * size : (place + 1) * size]
+            for block, place in zip(blocks, places, strict=True)
+        ]
+    of = {id(block): i for i, block in reversed(list(enumerate(blocks)))}
+    firsts = sorted(of.values())
+    own: Any = [blocks[i] for i in firsts]
+    first_seqs = [i if seqs is None else seqs[i] for i in firsts]
+    whole = dict(zip(firsts, expand(own, None if seqs is None else first_seqs), strict=True))
+    tails: dict[int, list[int]] = {}
+    rows: list[Any] = []
+    for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
+        first = of[id(block)]
+        expanded = whole[first]
+        if expanded is None:
+            rows.append(None)
+            continue
+        row: Any = expanded[place * size : (place + 1) * size]
+        if layout.has_tails:
+            if first not in tails:
+                tails[first] = _tail_ends(layout, expanded, shown_row(i, seqs))
+            ends = tails[first]
+            if place + 1 >= len(ends):
+                raise _damaged(shown_row(i, seqs))
+            row = b"".join((row, expanded[ends[place] : ends[place + 1]]))
+        rows.append(compress_lookalike(row))
+    return rows
+
+
+def _tail_ends(layout: Layout, block: Any, shown: str) -> list[int]:
+    """Return where the values of varying length of each step of a block begin, and the end.
+
+    The number of steps is the one whose records and values fill the block.
+    """
+    size = layout.size_bytes
+    records: Any = np.frombuffer(block, layout.record, len(block) // size)
+    sizes = layout.tail_sizes(records)
+    counts = np.flatnonzero(np.cumsum(sizes + size) == len(block))
+    if not len(counts):
+        raise _damaged(shown)
+    n = int(counts[0]) + 1
+    return list(accumulate(sizes[:n].tolist(), initial=n * size))
+
+
+def _damaged(shown: str) -> FieldError:
+    return FieldError(
+        f"{shown} has damaged arrays (its block has another size than its steps); delete it, or "
+        f"restore it from a backup"
+    )
+
+
+def read_steps(
+    layout: Layout,
+    records: Stored,
+    n_steps: int,
+    block_steps: int,
+    offsets: NDArray[Any] | None,
+    start: int,
+    stop: int,
+    *,
+    fields: Sequence[str] | None = None,
+    first_seq: int | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Return the fields of a run of steps of a chunk as arrays that own their memory.
+
+    Args:
+        layout: The typed fields.
+        records: See `PackedChunk`; likewise the next three.
+        n_steps: See `records`.
+        block_steps: See `records`.
+        offsets: See `records`.
+        start: Place of the first step that is wanted.
+        stop: Place after the last one.
+        fields: Which fields; all by default.
+        first_seq: Number of the chunk's first step, for error messages.
+
+    Returns:
+        What `Layout.unpack` returns for these steps.
+
+    Raises:
+        FieldError: Damaged bytes; names a step.
+    """
+    wanted, size = layout.wanted(fields), layout.size_bytes
+    if not wanted:
+        return {}
+    seqs = None if first_seq is None else range(first_seq, first_seq + n_steps)
+    base = start - start % block_steps
+    firsts = range(base, stop, block_steps)
+    blocks = stored_blocks(records, n_steps, block_steps, offsets, firsts, seqs)
+    if layout.compression is not None:
+        blocks = expand(blocks, None if seqs is None else [seqs[i] for i in firsts])
+    if layout.has_tails:
+        rows = [
+            row
+            for i, block in zip(firsts, blocks, strict=True)
+            for row in _rows(layout, block, min(block_steps, n_steps - i), shown_row(i, seqs))
+        ]
+        return layout.unpack_expanded(rows[start - base : stop - base], fields)
+    for i, block in zip(firsts, blocks, strict=True):
+        if len(block) != min(block_steps, n_steps - i) * size:
+            raise _damaged(shown_row(i, seqs))
+    whole: Any = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+    taken = np.frombuffer(whole, layout.record, stop - start, (start - base) * size)
+    return layout.columns_of(taken, wanted)
+
+
+def stored_blocks(
+    records: Stored,
+    n_steps: int,
+    block_steps: int,
+    offsets: NDArray[Any] | None,
+    firsts: Sequence[int],
+    seqs: Sequence[Any] | None = None,
+) -> Any:
+    """Return blocks of a chunk as they are stored.
+
+    Args:
+        records: See `PackedChunk`; likewise the next three.
+        n_steps: See `records`.
+        block_steps: See `records`.
+        offsets: See `records`.
+        firsts: The place of the first step of each block.
+        seqs: The numbers of the chunk's steps, for error messages.
+
+    Raises:
+        FieldError: The offsets do not fit the bytes.
+    """
+    if offsets is None:
+        return [records] * len(firsts)
+    ends = offsets.tolist()
+    if (
+        len(ends) != 1 - (-n_steps // block_steps)
+        or [ends[0], ends[-1]] != [0, len(records)]
+        or any(after < before for before, after in pairwise(ends))
+    ):
+        raise _damaged(shown_row(firsts[0] if firsts else 0, seqs))
+    numbers = [first // block_steps for first in firsts]
+    return [records[ends[i] : ends[i + 1]] for i in numbers]
+
+
+def _rows(layout: Layout, block: Any, n: int, shown: str) -> list[bytes]:
+    """Return the bytes of each of the n steps of an expanded block."""
+    ends, size = _tail_ends(layout, block, shown), layout.size_bytes
+    if len(ends) != n + 1:
+        raise _damaged(shown)
+    if n == 1:
+        return [block]
+    return [
+        b"".join((block[i * size : (i + 1) * size], block[start:end]))
+        for i, (start, end) in enumerate(pairwise(ends))
+    ]

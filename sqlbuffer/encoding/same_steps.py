@@ -1,0 +1,121 @@
+"""Compare steps of chunks: the same content, to the bit, is a duplicate, another one a conflict."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.codec.equality import equal
+from sqlbuffer.encoding.packed_chunk import PackedChunk, Values
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.record_blocks import rows_of_blocks, stored_blocks
+from sqlbuffer.encoding.records import decode_extra
+from sqlbuffer.encoding.step_payloads import split_payload
+
+_OF_ALL = (
+    "task_id",
+    "task_name",
+    "agent_id",
+    "pre_agent",
+    "episode_key",
+    "session_key",
+    "model_version",
+)
+_NUMBERS = ("reward", "adv_t", "v_t")
+_FLAGS = ("terminated", "truncated")
+
+
+def same_steps(
+    layout: Layout,
+    left: PackedChunk,
+    left_places: Sequence[int],
+    right: PackedChunk,
+    right_places: Sequence[int],
+) -> NDArray[np.bool_]:
+    """Return for pairs of steps whether both hold the same, to the bit; shape (n,).
+
+    Ids, priorities and times are not compared.
+
+    Args:
+        layout: The typed fields.
+        left: A chunk, packed here or read back.
+        left_places: Places of n steps in it.
+        right: Another chunk.
+        right_places: Places of the n steps that these are compared with.
+
+    Raises:
+        FieldError: Damaged bytes.
+    """
+    ours, theirs = (np.asarray(places, np.int64) for places in (left_places, right_places))
+    if any(getattr(left, name) != getattr(right, name) for name in _OF_ALL):
+        return np.zeros(len(ours), bool)
+    same: NDArray[np.bool_] = _steps(left, ours) == _steps(right, theirs)
+    for name in _NUMBERS:
+        same &= _same(getattr(left, name), ours, getattr(right, name), theirs)
+    for name in _FLAGS:
+        same &= _same(getattr(left, name), ours, getattr(right, name), theirs)
+    same &= _same_records(layout, left, ours, right, theirs)
+    if left.payloads is not None or right.payloads is not None:
+        for i in np.flatnonzero(same).tolist():
+            same[i] = _same_payloads(layout, left, int(ours[i]), right, int(theirs[i]))
+    return same
+
+
+def _same_payloads(layout: Layout, left: PackedChunk, i: int, right: PackedChunk, j: int) -> bool:
+    """Return True if two payloads are the same; databases may order the keys of JSON."""
+    return equal(_payload(layout, left, i), _payload(layout, right, j), strict=True)
+
+
+def _payload(layout: Layout, chunk: PackedChunk, place: int) -> list[Any]:
+    text = None if chunk.payloads is None else chunk.payloads[place]
+    payload = split_payload(layout, text, chunk.payload_arrays)
+    reals: dict[str, Any] = {}
+    return [
+        decode(payload.state, payload.arrays),
+        decode(payload.actions, payload.arrays),
+        decode(payload.messages, payload.arrays),
+        decode_extra(payload.extra, payload.arrays, reals),
+        reals,
+    ]
+
+
+def _steps(chunk: PackedChunk, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    return chunk.step + places if chunk.steps is None else np.asarray(chunk.steps)[places]
+
+
+def _same(
+    left: Values | None, ours: NDArray[np.int64], right: Values | None, theirs: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return where values are the same; None is the same as None only. None of them is NaN."""
+    a, b = _numbers(left, ours), _numbers(right, theirs)
+    same: NDArray[np.bool_] = (a == b) | (np.isnan(a) & np.isnan(b))
+    return same
+
+
+def _numbers(values: Values | None, places: NDArray[np.int64]) -> NDArray[np.float64]:
+    if values is None:
+        return np.full(len(places), np.nan)
+    numbers: NDArray[np.float64] = np.array(values, np.float64)[places]  # None is NaN
+    return numbers
+
+
+def _same_records(
+    layout: Layout,
+    left: PackedChunk,
+    ours: NDArray[np.int64],
+    right: PackedChunk,
+    theirs: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    a, b = _rows(layout, left, ours), _rows(layout, right, theirs)
+    return np.fromiter(map(bytes.__eq__, a, b), bool, len(a))
+
+
+def _rows(layout: Layout, chunk: PackedChunk, places: NDArray[np.int64]) -> list[bytes]:
+    own, of = places % chunk.block_steps, places - places % chunk.block_steps
+    firsts = sorted(set(of.tolist()))
+    blocks = stored_blocks(chunk.records, chunk.n_steps, chunk.block_steps, chunk.offsets, firsts)
+    by_first = dict(zip(firsts, blocks, strict=True))
+    rows = rows_of_blocks(layout, [by_first[first] for first in of.tolist()], own.tolist())
+    return list(map(bytes, rows))
