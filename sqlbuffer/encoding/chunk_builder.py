@@ -14,12 +14,11 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.record_blocks import pack_blocks
 from sqlbuffer.encoding.records import encode_real
-from sqlbuffer.encoding.row_packer import value_cast
+from sqlbuffer.encoding.row_packer import RowPacker
 from sqlbuffer.encoding.row_size import check_row_size
 from sqlbuffer.encoding.step_payloads import StepPayload, encode_payload, join_payloads
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
-from sqlbuffer.fields.declarations import VARIABLE
 from sqlbuffer.steps.ids import uuid7
 
 BUILT_IN = ("reward", *FLAGS, *PAYLOADS, "priority")
@@ -56,12 +55,12 @@ class ChunkBuilder:
         has_priorities: bool,
         max_row_bytes: int = MAX_ROW_BYTES,
     ) -> None:
-        self._layout, self._beginning, self._casting = layout, beginning, casting
+        self._layout, self._beginning = layout, beginning
         self._has_priorities, self._max_row_bytes = has_priorities, max_row_bytes
         self._known = {*layout.specs, *BUILT_IN}
+        self._plain = self._known - {*PAYLOADS, "priority"}
         self._comparable = [name for name, spec in layout.specs.items() if spec.column]
-        self._variable = [spec for spec in layout.specs.values() if spec.is_variable]
-        self._casts = {name: value_cast(spec, casting) for name, spec in layout.specs.items()}
+        self._packer = RowPacker(layout, casting)
         self._size = layout.size_bytes
         self._values: list[tuple[Any, ...]] = []  # reward, terminated, truncated, priority
         self._tails: list[bytes] = []
@@ -97,38 +96,36 @@ class ChunkBuilder:
             FieldError: An unknown or missing field, a value that cannot be stored, or a step that
                 is too large; the step is not added.
         """
-        if not self._known.issuperset(step):
-            self._refuse(step)
+        is_plain = self._plain.issuperset(step)
+        if not is_plain:
+            self._check_names(step)
         tags: dict[str, Any] = {}
         reward = step.get("reward")
-        if isinstance(reward, np.ndarray) and reward.shape == ():
+        if isinstance(reward, np.ndarray) and not reward.ndim:
             reward = reward[()]
         reward = encode_real(reward, "reward_t", "reward", tags)
+        row, payload, priority = self._packer.pack(step), None, None
+        n_bytes = len(row)
+        if tags or not is_plain or n_bytes > self._max_row_bytes:
+            payload, priority = self._payload(step, tags, n_bytes), self._priority(step)
+            n_bytes += 0 if payload is None else payload.n_bytes
+        flags = _flags(step)
         place = len(self._values)
         if place == len(self._records):
             self._reserve(2 * place)
-        for name, dtype, shape, cast, column in self._columns:
-            value = step.get(name)
-            is_cast = type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
-            column[place] = value if is_cast else cast(value)
-        size, payload = self._size, None
-        tail = self._tail(step, place) if self._variable else b""
-        size += len(tail)
-        if tags or not _PAYLOADS.isdisjoint(step):
-            payload = encode_payload([step.get(name) for name in PAYLOADS], tags)
-        if payload is not None or size > self._max_row_bytes:
-            size = self._checked_size(size, payload)
-        values = (reward, *_flags(step), self._priority(step))
+        if self._layout.has_tails:
+            self._tails.append(row[self._size :])
+            row = row[: self._size]
+        self._raw[place * self._size : (place + 1) * self._size] = row
         self._last_time = time.time()
-        self._values.append(values)
-        if self._variable:
-            self._tails.append(tail)
+        self._values.append((reward, *flags, priority))
         if payload is not None:
             self._payloads[place] = payload
         if not place:
             self._first_time = self._last_time
-        self._n_bytes += size
-        self._largest = max(self._largest, size)
+        self._n_bytes += n_bytes
+        if n_bytes > self._largest:
+            self._largest = n_bytes
         return reward
 
     def mark_truncated(self) -> None:
@@ -149,7 +146,7 @@ class ChunkBuilder:
         if not n:
             raise ValueError("no step was added since the last chunk")
         records = self._records[:n]
-        tails = self._tails if self._variable else None
+        tails = self._tails if self._layout.has_tails else None
         (blocks,) = pack_blocks(self._layout, records, tails, [(0, n)])
         payloads = arrays = None
         if self._payloads:
@@ -196,20 +193,20 @@ class ChunkBuilder:
         records: NDArray[Any] = np.empty(capacity, self._layout.record)
         records[: len(self._records)] = self._records
         self._records = records
-        # One object for each dtype of numbers, so that `is` compares them.
-        self._columns = [
-            (name, np.dtype(spec.dtype.str), spec.shape, self._casts[name], records[name])
-            for name, spec in self._layout.specs.items()
-            if not spec.is_variable
-        ]
+        self._raw = records.view(np.uint8).data
 
-    def _tail(self, step: Mapping[str, Any], place: int) -> bytes:
-        parts = []
-        for spec in self._variable:
-            value = self._casts[spec.name](step.get(spec.name))
-            self._records[spec.name][place] = value.shape[spec.shape.index(VARIABLE)]
-            parts.append(value.tobytes())
-        return b"".join(parts)
+    def _payload(
+        self, step: Mapping[str, Any], tags: dict[str, Any], n_fields: int
+    ) -> StepPayload | None:
+        """Return the payload of a step, if it has one; raise if the step is too large."""
+        payload = None
+        if tags or not _PAYLOADS.isdisjoint(step):
+            payload = encode_payload([step.get(name) for name in PAYLOADS], tags)
+        n_arrays = n_fields + (0 if payload is None else len(payload.arrays))
+        where = f"step {self._n_packed + self.n_steps}: "
+        texts = {} if payload is None else payload.texts
+        check_row_size(texts, n_arrays, self._max_row_bytes, where)
+        return payload
 
     def _priority(self, step: Mapping[str, Any]) -> float | None:
         priority = step.get("priority")
@@ -218,15 +215,9 @@ class ChunkBuilder:
         check_kept(self._has_priorities)
         return checked_priority(priority)
 
-    def _checked_size(self, n_fields: int, payload: StepPayload | None) -> int:
-        """Return the bytes of a step; raise if it is too large."""
-        texts = {} if payload is None else payload.texts
-        n_arrays = 0 if payload is None else len(payload.arrays)
-        where = f"step {self._n_packed + len(self._values)}: "
-        check_row_size(texts, n_fields + n_arrays, self._max_row_bytes, where)
-        return n_fields + (0 if payload is None else payload.n_bytes)
-
-    def _refuse(self, step: Mapping[str, Any]) -> None:
+    def _check_names(self, step: Mapping[str, Any]) -> None:
+        if self._known.issuperset(step):
+            return
         fields = [name for name in self._known if name not in BUILT_IN]
         unknown = next(name for name in step if name not in self._known)
         raise FieldError(

@@ -213,7 +213,7 @@ class _Slices:
             (name, _taken(values, order)) for name, values in others.items() if values is not None
         ]
         self._fields = [
-            (name, _taken(given.fields[name], order))
+            (name, _taken(given.fields[name], order).copy())
             for name, spec in layout.specs.items()
             if spec.column
         ]

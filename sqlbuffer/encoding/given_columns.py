@@ -28,7 +28,7 @@ Key = str | list[str]
 
 @dataclass(frozen=True)
 class GivenColumns:
-    """The columns of n steps, checked and cast; they share no memory with what was given.
+    """The columns of n steps, checked and cast; `fields` may share memory with what was given.
 
     Attributes:
         n_steps: Number of steps.
@@ -77,7 +77,10 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: str) -> G
             field cannot hold; names the field.
     """
     n = _check_names(layout, columns)
-    fields = {name: _column(spec, columns, n, casting) for name, spec in layout.specs.items()}
+    # Not copied yet: `Layout.records` does.
+    fields = {
+        name: _column(spec, columns, n, casting, copy=False) for name, spec in layout.specs.items()
+    }
     reward, tags = _rewards(columns, n, casting)
     terminated, truncated = (_flags(name, columns, n) for name in FLAGS)
     ids, task_id, agent_id, steps, version, session_id = (_key(name, columns, n) for name in _KEYS)
@@ -135,7 +138,9 @@ def _size(name: str, values: Any) -> int:
         raise FieldError(f"field {name!r}: expected a row for each step, got {values!r}") from None
 
 
-def _column(spec: FieldSpec, columns: Mapping[str, Any], n: int, casting: str) -> Any:
+def _column(
+    spec: FieldSpec, columns: Mapping[str, Any], n: int, casting: str, *, copy: bool
+) -> Any:
     if columns.get(spec.name) is None:
         default: Any = spec.default_value
         return [default] * n if spec.is_variable else np.broadcast_to(default, (n, *spec.shape))
@@ -144,7 +149,7 @@ def _column(spec: FieldSpec, columns: Mapping[str, Any], n: int, casting: str) -
         return [spec.cast(value, casting=casting) for value in values]
     if not n:
         return np.empty((0, *spec.shape), spec.dtype)
-    return spec.cast_rows(values, casting=casting)
+    return spec.cast_rows(values, casting=casting, copy=copy)
 
 
 def _rewards(
@@ -153,7 +158,7 @@ def _rewards(
     """Return what the column holds, NaN for None, and the tags of those that it cannot hold."""
     if columns.get("reward") is None:
         return None, {}
-    rewards: NDArray[np.float64] = _column(_REWARD, columns, n, casting)
+    rewards: NDArray[np.float64] = _column(_REWARD, columns, n, casting, copy=False)
     odd = np.flatnonzero(np.isnan(rewards) | ((rewards == 0.0) & np.signbit(rewards)))
     tags = {i: {"reward_t": tag_float(float(rewards[i]))} for i in odd.tolist()}
     return rewards + 0.0, tags  # no -0.0
@@ -165,7 +170,7 @@ def _flags(name: str, columns: Mapping[str, Any], n: int) -> NDArray[np.bool_] |
     given = np.asarray(columns[name])
     if given.dtype.kind in "iu" and np.isin(given, (0, 1)).all():
         columns = {name: given.astype(bool)}
-    flags: NDArray[np.bool_] = _column(_FLAG[name], columns, n, "same_kind")
+    flags: NDArray[np.bool_] = _column(_FLAG[name], columns, n, "same_kind", copy=True)
     return flags
 
 

@@ -13,7 +13,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE
 from sqlbuffer.fields.specs import FieldSpec
 
-_LENGTH = np.dtype("<u4")
+LENGTH = np.dtype("<u4")  # of a field of varying length
 
 
 class Layout:
@@ -26,6 +26,9 @@ class Layout:
     Args:
         specs: The fields by name.
         compression: How the bytes of whole rows are compressed.
+
+    Attributes:
+        has_tails: Whether values of varying length follow the record of a row.
 
     Raises:
         MissingExtraError: The package that compresses is not installed.
@@ -41,11 +44,12 @@ class Layout:
         self.specs, self.compression = dict(specs), compression
         self.record: np.dtype[Any] = np.dtype(
             [
-                (name, _LENGTH) if spec.is_variable else (name, spec.dtype, spec.shape)
+                (name, LENGTH) if spec.is_variable else (name, spec.dtype, spec.shape)
                 for name, spec in self.specs.items()
             ]
         )
         self._variable = [spec for spec in self.specs.values() if spec.is_variable]
+        self.has_tails = bool(self._variable)
 
     @property
     def size_bytes(self) -> int:
@@ -89,11 +93,6 @@ class Layout:
         for spec in self._variable:
             sizes += records[spec.name].astype(np.int64) * _item_bytes(spec)
         return sizes
-
-    @property
-    def has_tails(self) -> bool:
-        """Whether a field has a length that varies from row to row."""
-        return bool(self._variable)
 
     def compress(self, rows: Sequence[Bytes | None]) -> list[Bytes | None]:
         """Return whole rows, with what follows their own bytes, as they are stored."""

@@ -15,8 +15,9 @@ from sqlbuffer.encoding.compression import compress_lookalike, expand, shown_row
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 
-# Steps from this size on are compressed one by one, smaller ones together.
-_LARGE_STEP, _BLOCK_BYTES = 2**12, 2**14
+# Steps that are compressed together have up to this many bytes. 256 random steps of 160 bytes are
+# expanded in 1.5 ms; with blocks of 16 KiB, which are 3 % smaller, in 3.9 ms.
+_BLOCK_BYTES = 2**12
 
 Stored = bytes | memoryview
 
@@ -43,14 +44,14 @@ def pack_blocks(
         tails: Its values of varying length, if there are such fields.
         ranges: The first step of each chunk, and the one after its last.
     """
-    raw, size = records.tobytes(), layout.size_bytes
+    raw, size = records.view(np.uint8).data, layout.size_bytes
     if layout.compression is None and tails is None:
         return [
-            RecordBlocks(raw[start * size : stop * size], stop - start, None)
+            RecordBlocks(bytes(raw[start * size : stop * size]), stop - start, None)
             for start, stop in ranges
         ]
     lengths = [0] * len(records) if tails is None else [len(tail) for tail in tails]
-    blocks: list[bytes] = []
+    blocks: list[Any] = []
     shapes: list[tuple[int, int]] = []  # steps in a block, blocks
     for start, stop in ranges:
         each = _block_steps(layout, size + max(lengths[start:stop]), stop - start)
@@ -71,9 +72,9 @@ def pack_blocks(
 
 
 def _block_steps(layout: Layout, largest: int, n_steps: int) -> int:
-    if layout.compression is None or largest >= _LARGE_STEP:
+    if layout.compression is None:
         return 1
-    return min(n_steps, _BLOCK_BYTES // max(largest, 1))
+    return min(n_steps, _BLOCK_BYTES // largest or 1)
 
 
 def rows_of_blocks(
@@ -192,15 +193,18 @@ def read_steps(
     base = start - start % block_steps
     firsts = range(base, stop, block_steps)
     blocks = stored_blocks(records, n_steps, block_steps, offsets, firsts, seqs)
+    own = None if seqs is None else seqs[start:stop]
     if layout.compression is not None:
         blocks = expand(blocks, None if seqs is None else [seqs[i] for i in firsts])
+    elif layout.has_tails:  # a block for each step
+        return layout.unpack_expanded(blocks, fields, seqs=own)
     if layout.has_tails:
         rows = [
             row
             for i, block in zip(firsts, blocks, strict=True)
             for row in _rows(layout, block, min(block_steps, n_steps - i), shown_row(i, seqs))
         ]
-        return layout.unpack_expanded(rows[start - base : stop - base], fields)
+        return layout.unpack_expanded(rows[start - base : stop - base], fields, seqs=own)
     for i, block in zip(firsts, blocks, strict=True):
         if len(block) != min(block_steps, n_steps - i) * size:
             raise _damaged(shown_row(i, seqs))

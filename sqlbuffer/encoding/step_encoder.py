@@ -33,7 +33,7 @@ class StepEncoder:
         self, layout: Layout, beginning: EpisodeStart, casting: str, has_priorities: bool = False
     ) -> None:
         self._has_priorities = has_priorities
-        self._packer = RowPacker(layout, casting)
+        self._packer, self._record = RowPacker(layout, casting), layout.record
         self._columns = [name for name, spec in layout.specs.items() if spec.column]
         self._known = {*layout.specs, *_BUILT_IN}
         self._beginning = beginning
@@ -54,7 +54,8 @@ class StepEncoder:
         blob: bytes | bytearray = self._packer.pack(step)
         fields = state = actions = messages = extra = None
         if self._columns:
-            fields = Encoder().json(self._packer.scalars(self._columns), "fields")
+            row = np.frombuffer(blob, self._record, 1)
+            fields = Encoder().json({name: row[name][0].item() for name in self._columns}, "fields")
         if tags or any(name in step for name in _PAYLOADS):
             encoder = Encoder(blob)
             state = encoder.json(step.get("state"), "state")

@@ -140,14 +140,17 @@ class FieldSpec:
         cast: NDArray[Any] = self.cast_rows([value], casting=casting)[0]
         return cast
 
-    def cast_rows(self, values: Any, *, casting: str = "same_kind") -> NDArray[Any]:
-        """Return the values of n rows of fixed shape as one array of shape (n, *shape); a copy.
+    def cast_rows(
+        self, values: Any, *, casting: str = "same_kind", copy: bool = True
+    ) -> NDArray[Any]:
+        """Return the values of n rows of fixed shape as one array of shape (n, *shape).
 
         Args:
             values: An array of shape (n, *shape), or a sequence of n values.
             casting: `same_kind` lets through what keeps its meaning: floats of another size as long
                 as none becomes infinite, integers in range, integers as floats (rounded, where they
                 have more digits), booleans as numbers. `unsafe` is numpy's.
+            copy: Whether the array may share no memory with the values.
 
         Raises:
             FieldError: Another shape, or a value that the dtype cannot hold.
@@ -162,7 +165,7 @@ class FieldSpec:
             _check_cast(self, array)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                cast = array.astype(self.dtype)
+                cast = array.astype(self.dtype, copy=copy)
         except (ValueError, TypeError) as error:
             raise FieldError(f"field {self.name!r}: expected {self}, got {error}") from None
         if casting == "same_kind" and self.dtype.kind in "fc":

@@ -185,6 +185,7 @@ def test_flags_that_are_false_are_kept():
 
 
 def test_a_packed_chunk_shares_no_memory_with_what_was_given():
+    layout = Layout(parse_specs({"x": {"dtype": "int64", "column": True}}))
     given_columns = {
         "x": np.arange(3),
         "reward": np.ones(3),
@@ -192,13 +193,14 @@ def test_a_packed_chunk_shares_no_memory_with_what_was_given():
         "step": np.array([3, 5, 9]),
         "priority": np.ones(3),
     }
-    (chunk,) = pack_columns(SMALL, given_columns).chunks
+    (chunk,) = pack_columns(layout, given_columns).chunks
     for values in given_columns.values():
         values[:] = 1
     assert chunk.reward.tolist() == [1.0] * 3
     assert not chunk.terminated.any()
     assert chunk.steps.tolist() == [3, 5, 9]
     assert np.frombuffer(chunk.records, "i8").tolist() == [0, 1, 2]
+    assert chunk.fields["x"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
