@@ -8,7 +8,14 @@ import numpy as np
 
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.given_columns import FLAGS, PAYLOADS, check_step_names, flag_of
-from sqlbuffer.encoding.packed_chunk import MAX_BYTES, MAX_STEPS, PackedChunk, Values, stored_values
+from sqlbuffer.encoding.packed_chunk import (
+    MAX_BYTES,
+    MAX_STEPS,
+    PackedChunk,
+    Values,
+    comparable_values,
+    stored_values,
+)
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.record_blocks import pack_blocks
@@ -140,7 +147,7 @@ class ChunkBuilder:
         fields: dict[str, Values] | None = None
         if self._comparable:
             columns = np.frombuffer(records, layout.record)
-            fields = {name: columns[name].copy() for name in self._comparable}
+            fields = {name: comparable_values(columns[name]) for name in self._comparable}
         texts, arrays = join_payloads(layout, payloads)
         chunk = PackedChunk(
             uuid7(),

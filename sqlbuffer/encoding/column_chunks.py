@@ -16,6 +16,7 @@ from sqlbuffer.encoding.packed_chunk import (
     MAX_STEPS,
     PackedChunk,
     Values,
+    comparable_values,
     new,
     stored_values,
 )
@@ -212,7 +213,7 @@ class _Slices:
             (name, _taken(values, order)) for name, values in others.items() if values is not None
         ]
         self._fields = [
-            (name, _taken(given.fields[name], order).copy())
+            (name, comparable_values(_taken(given.fields[name], order)))
             for name, spec in layout.specs.items()
             if spec.column
         ]

@@ -41,7 +41,7 @@ def pack_blocks(
     Args:
         layout: The typed fields.
         records: The records of the steps, one after the other.
-        tails: Its values of varying length, if there are such fields.
+        tails: The values of varying length of each step, if there are such fields.
         ranges: The first step of each chunk, and the one after its last.
     """
     size = layout.size_bytes
@@ -108,27 +108,27 @@ def rows_of_blocks(
             block and block[place * size : (place + 1) * size]
             for block, place in zip(blocks, places, strict=True)
         ]
-    of = {id(block): i for i, block in reversed(list(enumerate(blocks)))}
-    firsts = sorted(of.values())
-    own: Any = [blocks[i] for i in firsts]
-    first_seqs = [i if seqs is None else seqs[i] for i in firsts]
-    whole = dict(zip(firsts, expand(own, None if seqs is None else first_seqs), strict=True))
-    tails: dict[int, list[int]] = {}
+    first_places: dict[int, int] = {}
+    for i, block in enumerate(blocks):
+        first_places.setdefault(id(block), i)
+    distinct: Any = [blocks[i] for i in first_places.values()]
+    own_seqs = None if seqs is None else [seqs[i] for i in first_places.values()]
+    expanded = dict(zip(first_places, expand(distinct, own_seqs), strict=True))
+    ends: dict[int, list[int]] = {}
     rows: list[Any] = []
     for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
-        first = of[id(block)]
-        expanded = whole[first]
-        if expanded is None:
+        key = id(block)
+        whole: Any = expanded[key]
+        if whole is None:
             rows.append(None)
             continue
-        row: Any = expanded[place * size : (place + 1) * size]
+        row = whole[place * size : (place + 1) * size]
         if layout.has_tails:
-            if first not in tails:
-                tails[first] = _tail_ends(layout, expanded, shown_row(i, seqs))
-            ends = tails[first]
-            if place + 1 >= len(ends):
+            if key not in ends:
+                ends[key] = _tail_ends(layout, whole, shown_row(i, seqs))
+            if place + 1 >= len(ends[key]):
                 raise _damaged(shown_row(i, seqs))
-            row = b"".join((row, expanded[ends[place] : ends[place + 1]]))
+            row = b"".join((row, whole[slice(*ends[key][place : place + 2])]))
         rows.append(compress_lookalike(row))
     return rows
 
