@@ -8,7 +8,8 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
-from sqlbuffer.storage.schema.metadata import is_of_the_model, metadata
+from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.number_keys import is_of_the_model
 
 
 def run(connection: Connection) -> None:

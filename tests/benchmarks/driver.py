@@ -65,7 +65,7 @@ class BareSQLite:
         self.connection = sqlite3.connect(make_url(url).database or "", isolation_level=None)
         for pragma in CONNECTION_PRAGMAS:
             self.connection.execute(pragma)
-        columns = ["buffer_id", "seq", *_PLAIN]
+        columns = ["key", "buffer_id", "seq", *_PLAIN]
         marks = ", ".join("?" * len(columns))
         self._insert = f"INSERT INTO experiences ({', '.join(columns)}) VALUES ({marks})"
 
@@ -89,7 +89,9 @@ class BareSQLite:
             (len(ids), number),
         ).fetchall()
         first = end - len(ids)
-        parameters = [(number, seq, *row) for seq, row in enumerate(rows, first)]
+        parameters = [
+            (number << 40 | seq, number, seq, *row) for seq, row in enumerate(rows, first)
+        ]
         self.connection.executemany(self._insert, parameters)
         execute("COMMIT")
 

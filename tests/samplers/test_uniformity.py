@@ -252,9 +252,10 @@ def spread(url, n_rows, width, task_of):
     """Return a buffer with a row at each number that `width` divides, as if others had left."""
     buffer = fill(url, n_rows)
     tasks = [{"seq": seq, "task": task_of(seq)} for seq in range(n_rows, 0, -1)]
+    key = f"key = (buffer_id << 40) + seq * {width}, " if is_sqlite(url) else ""
     with connected(url) as connection:
-        move = text(f"UPDATE experiences SET seq = seq * {width}, task_id = :task WHERE seq = :seq")
-        connection.execute(move, tasks)
+        move = f"{key}seq = seq * {width}, task_id = :task WHERE seq = :seq"
+        connection.execute(text(f"UPDATE experiences SET {move}"), tasks)
         if is_sqlite(url):
             connection.execute(text(f"UPDATE buffers SET next_seq = {n_rows * width} + 1"))
     return buffer

@@ -47,6 +47,13 @@ def scalar(url: str, statement: str, **parameters: Any) -> Any:
     return value
 
 
+def numbered(url: str, buffer: str, seq: str) -> tuple[str, str]:
+    """Return the columns that number a row of `experiences`, and their values, as SQL."""
+    if is_sqlite(url):
+        return "key, buffer_id, seq", f"{buffer} << 40 | {seq}, {buffer}, {seq}"
+    return "buffer_id, seq", f"{buffer}, {seq}"
+
+
 def buffer_id(url: str, name: str = "default") -> int:
     number: int = scalar(url, "SELECT id FROM buffers WHERE name = :name", name=name)
     return number
@@ -80,12 +87,13 @@ def fill(
         else "jsonb_build_object('mod', s % 100)"
     )
     number = buffer_id(url, name)
+    columns, values = numbered(url, str(number), "s")
     with connected(url) as connection:
         # Numbered by hand, or PostgreSQL would call a function for each row.
         connection.execute(
             text(
-                "INSERT INTO experiences (buffer_id, seq, id, task_id, agent_id, step, state, "
-                f"reward_t) {numbers} SELECT {number}, s, 'id' || s, "
+                f"INSERT INTO experiences ({columns}, id, task_id, agent_id, step, state, "
+                f"reward_t) {numbers} SELECT {values}, 'id' || s, "
                 f"'t' || ((s - 1) / :rows_per_task), 'a1', s, {state}, 0 FROM g"
             ),
             {"n": n_rows, "rows_per_task": rows_per_task},

@@ -1,5 +1,7 @@
 """Open, create and list the buffers of a database."""
 
+from typing import Any
+
 from sqlalchemy import Engine, insert
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
@@ -17,6 +19,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.migrations.schema_presence import with_schema
+from sqlbuffer.storage.schema.number_keys import MOST_BUFFERS
 
 
 def open_buffer(
@@ -71,7 +74,13 @@ def _create(engine: Engine, name: str, config: BufferConfig, layout: str | None)
     values = {"name": name, "layout": layout, "block_size": size}
     try:
         with writing(engine) as connection:
-            connection.execute(insert(buffers).values({**values, **config_columns(config)}))
+            made = connection.execute(insert(buffers).values({**values, **config_columns(config)}))
+            key: Any = made.inserted_primary_key
+            if key.id >= MOST_BUFFERS:
+                raise BufferConfigError(
+                    f"the database has made {MOST_BUFFERS - 1:,} buffers, those that were dropped "
+                    f"too, and makes no more; make {name!r} in another database"
+                )
     except IntegrityError:
         # Another process was faster; its settings are compared like any other stored ones.
         pass

@@ -15,6 +15,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, UUID, buffer_key, metadata
+from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 buffers = Table(
@@ -219,7 +220,16 @@ experiences = Table(
         server_default=utc_now(),
         comment="when the row was written",
     ),
+    info={"integer_key": "seq"},
 )
+# For ranges of numbers, counts and the views: a condition on `seq` alone cannot use the key.
+Index(
+    "uq_experiences_buffer_id_seq",
+    experiences.c.buffer_id,
+    experiences.c.seq,
+    unique=True,
+    info=SQLITE_ONLY,
+).ddl_if(dialect="sqlite")
 Index(
     None, experiences.c.buffer_id, experiences.c.task_id, experiences.c.agent_id, experiences.c.step
 )

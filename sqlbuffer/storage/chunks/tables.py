@@ -41,7 +41,7 @@ def _first_seq() -> Column[int]:
     )  # fmt: skip
 
 
-# SQLite's key is one integer; see `integer_key`.
+# SQLite's key is one integer; see `schema.number_keys`.
 _INFO: dict[str, Any] = {
     "integer_key": "first_seq",
     "writer_may": "INSERT",

@@ -12,7 +12,6 @@ from sqlalchemy import (
     select,
 )
 
-from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.extensions.item_count import ItemCount
 from sqlbuffer.storage.priorities.tables import priority_blocks
@@ -20,6 +19,7 @@ from sqlbuffer.storage.priorities.updates import update_priorities
 from sqlbuffer.storage.rows.removal import remove_counted
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.store import BufferStore
 
 _SUMS = select(priority_blocks).where(
@@ -27,7 +27,11 @@ _SUMS = select(priority_blocks).where(
     is_number_of(priority_blocks.c.block, bindparam("blocks", type_=SeqList())),
 )
 _THERE = select(experiences.c.seq).where(
-    has_key(bindparam("buffer", type_=Integer()), bindparam("seqs", type_=SeqList()))
+    has_number(
+        experiences.c.seq,
+        bindparam("buffer", type_=Integer()),
+        bindparam("seqs", type_=SeqList()),
+    )
 )
 
 

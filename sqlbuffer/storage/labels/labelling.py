@@ -23,7 +23,6 @@ from sqlbuffer.codec.plain_json import INT64_MAX
 from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.transactions import fetch
@@ -35,6 +34,7 @@ from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.json_values import json_kind
 from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.schema.planner import unindexed
 
 ROWS_AT_ONCE = 5_000
@@ -58,7 +58,7 @@ _HELD = select(
         (_is_tagged | bindparam("with_extra", type_=buffers.c.has_labels.type), _its_own.extra)
     ).cast(Text),
 ).where(
-    has_key(_OF, _SEQS),
+    has_number(_its_own.seq, _OF, _SEQS),
     unindexed(_its_own.seq) > bindparam("low", type_=_its_own.seq.type),
 )
 _HISTORY = select(
@@ -148,7 +148,8 @@ class Labelling:
             return list(connection.execute(target(window)).scalars())
         held: list[int] = []
         for chunk in _chunks(target):
-            is_one = has_key(literal(self.buffer.info.id), bindparam(None, chunk, SeqList()))
+            wanted = bindparam(None, chunk, SeqList())
+            is_one = has_number(_its_own.seq, literal(self.buffer.info.id), wanted)
             above = unindexed(experiences.c.seq) > window.low
             own = select(experiences.c.seq).where(is_one & above)
             held += connection.execute(own).scalars()

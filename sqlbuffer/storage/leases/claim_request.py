@@ -15,6 +15,7 @@ from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.number_keys import is_numbered
 from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.schema.server_clock import is_past
 
@@ -113,7 +114,7 @@ def allowed(limits: Eligibility) -> ColumnElement[bool]:
 
 def matches(node: Node) -> ColumnElement[bool]:
     """Return the expression for a row that matches a condition."""
-    row = (experiences.c.buffer_id == items.c.buffer_id) & (experiences.c.seq == items.c.seq)
+    row = is_numbered(experiences.c.seq, items.c.buffer_id, items.c.seq)
     # Whether rows have values given late or not: some may be given while it is waited for.
     found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True)))
     # PostgreSQL would make a join of it, over all rows of the buffer.

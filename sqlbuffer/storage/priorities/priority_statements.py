@@ -22,12 +22,12 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS, has_number
 
 FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
     "first", "last", "size", "high", "blocks", "n", "skipped",
@@ -84,16 +84,16 @@ class rows_of_numbers(FunctionElement[Any]):
 
 _OF_NUMBER = (
     "coalesce((SELECT p.priority FROM priorities p WHERE p.buffer_id = {0} AND p.seq = {1}), "
-    "(SELECT coalesce(e.initial_priority, 1.0) FROM experiences e WHERE e.buffer_id = {0} "
-    "AND e.seq = {1}), 0.0)"
+    "(SELECT coalesce(e.initial_priority, 1.0) FROM experiences e WHERE {2}), 0.0)"
 )
 
 
 @compiles(rows_of_numbers, "postgresql")
 def _pg_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs = _processed(element, compiler, kw)
+    its_row = f"e.buffer_id = {buffer_id} AND e.seq = k.seq"
     return (
-        f"(SELECT k.seq, {_OF_NUMBER.format(buffer_id, 'k.seq')} AS priority "
+        f"(SELECT k.seq, {_OF_NUMBER.format(buffer_id, 'k.seq', its_row)} AS priority "
         f"FROM unnest(CAST({seqs} AS bigint[])) AS k(seq) OFFSET 0)"
     )
 
@@ -101,8 +101,10 @@ def _pg_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> s
 @compiles(rows_of_numbers, "sqlite")
 def _sqlite_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs = _processed(element, compiler, kw)
+    # Numbers of the window, or without a row.
+    its_row = f"e.key = {buffer_id} << {NUMBER_BITS} | k.value"
     return (
-        f"(SELECT k.value AS seq, {_OF_NUMBER.format(buffer_id, 'k.value')} AS priority "
+        f"(SELECT k.value AS seq, {_OF_NUMBER.format(buffer_id, 'k.value', its_row)} AS priority "
         f"FROM json_each({seqs}) AS k)"
     )
 
@@ -123,9 +125,9 @@ def _sqlite_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) ->
     buffer_id, blocks, size, low, high = _processed(element, compiler, kw)
     return (
         f"(SELECT e.seq, {_ITS_PRIORITY} AS priority FROM json_each({blocks}) AS k "
-        f"CROSS JOIN experiences AS e WHERE e.buffer_id = {buffer_id} "
-        f"AND e.seq >= max(k.value * {size}, {low} + 1) "
-        f"AND e.seq <= min((k.value + 1) * {size} - 1, {high}))"
+        "CROSS JOIN experiences AS e "
+        f"WHERE e.key >= ({buffer_id} << {NUMBER_BITS}) + max(k.value * {size}, {low} + 1) "
+        f"AND e.key <= ({buffer_id} << {NUMBER_BITS}) + min((k.value + 1) * {size} - 1, {high}))"
     )
 
 
@@ -201,7 +203,7 @@ UPDATED = _all_packed(
 
 def matching_numbers(matching: ColumnElement[bool]) -> Select[Any]:
     """Select (seq, priority) of those of the parameter `seqs` that match."""
-    is_one = has_key(_buffer_id, bindparam(SEQS, type_=SeqList()))
+    is_one = has_number(_own.seq, _buffer_id, bindparam(SEQS, type_=SeqList()))
     return _all_packed(select(_own.seq, PRIORITY.label("priority")).where(matching & is_one))
 
 

@@ -11,12 +11,14 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # A row of `priorities` belongs to a row that the buffer holds. One that is not held has null for a
 # priority; the caller drops it, since a condition here would double the time.
 _HELD = (
     "SELECT j.value, p.rowid, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
-    "FROM experiences e WHERE e.buffer_id = :id AND e.seq = j.value)) FROM json_each(:seqs) j "
+    f"FROM experiences e WHERE e.key = (:id << {NUMBER_BITS}) + j.value AND e.seq = j.value)) "
+    "FROM json_each(:seqs) j "
     "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
     "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)"
 )
@@ -134,7 +136,7 @@ def _priorities(connection: Connection, of: Blocks, block: int) -> NDArray[np.fl
     found = connection.exec_driver_sql(
         "SELECT coalesce(p.priority, e.initial_priority, 1.0) FROM experiences e "
         "LEFT JOIN priorities p ON p.buffer_id = e.buffer_id AND p.seq = e.seq "
-        "WHERE e.buffer_id = ? AND e.seq >= ? AND e.seq < ?",
-        (of.buffer_id, block * of.size, (block + 1) * of.size),
+        "WHERE e.key >= ? AND e.key < ?",
+        tuple((of.buffer_id << NUMBER_BITS) + n * of.size for n in (block, block + 1)),
     )
     return np.fromiter(found.scalars(), np.float64)

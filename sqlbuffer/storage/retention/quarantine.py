@@ -17,13 +17,13 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
-from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
 from sqlbuffer.storage.eligibility.tables import quarantine
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.schema.planner import unindexed
 
 # A condition that was checked, or numbers of rows.
@@ -70,7 +70,8 @@ def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
         return statements.in_window(buffer_id, low, resolve_labels(rows, True))
     wanted = bindparam(None, rows, SeqList(), unique=True)
     # PostgreSQL would read all rows above an indexed bound, and look for each in the list.
-    return has_key(literal(buffer_id, Integer()), wanted) & (unindexed(experiences.c.seq) > low)
+    seq = experiences.c.seq
+    return has_number(seq, literal(buffer_id, Integer()), wanted) & (unindexed(seq) > low)
 
 
 def _own(buffer_id: int, *conditions: Any) -> Any:

@@ -211,6 +211,8 @@ class Payloads:
         Raises:
             FieldError: A part of a row is missing.
         """
+        if self._are_whole(rows):
+            return list(rows)
         plans = self._plans(rows, most_bytes)
         found = []
         for row, plan in zip(self._filled(connection, plans), plans, strict=True):
@@ -224,8 +226,14 @@ class Payloads:
 
     def held(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
         """Return rows as `complete` does, without those that left since they were read."""
+        if self._are_whole(rows):
+            return list(rows)
         plans = self._plans(rows, None)
         return [row for row in self._filled(connection, plans) if row is not None]
+
+    def _are_whole(self, rows: Sequence[Row]) -> bool:
+        """Return whether nothing of rows is elsewhere, and all of them is wanted."""
+        return self._wanted is None and not any(map(is_in_parts, rows))
 
     def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[ReadPlan]:
         plans: list[ReadPlan] = []

@@ -10,12 +10,15 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.rows.pieces import Piece
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # Parts are read and written once: in the page cache they would take the place of hot pages, and the
 # memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
 READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
 _CHUNK_BYTES = 2**18
 
+# Numbers that the buffer gave out: none has more bits.
+_AMONG = f"key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
 _INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
 
 
@@ -24,7 +27,7 @@ def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> 
     if not seqs:
         return 0
     return connection.exec_driver_sql(
-        "DELETE FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM json_each(?))",
+        f"DELETE FROM experiences WHERE {_AMONG}",
         (buffer_id, json.dumps(list(seqs))),
     ).rowcount
 
@@ -35,8 +38,7 @@ def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> s
         "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
     )
     found = connection.exec_driver_sql(
-        "SELECT seq FROM experiences WHERE buffer_id = ? AND seq IN (SELECT value FROM "
-        "json_each(?))",
+        f"SELECT seq FROM experiences WHERE {_AMONG}",
         (buffer_id, json.dumps(list(seqs))),
     )
     return set(found.scalars())
@@ -95,7 +97,7 @@ def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
 def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
     """Return the table, the column, the condition on the key, and the key of a piece's value."""
     if piece.part is None:
-        return "experiences", "arrays", "buffer_id = ? AND seq = ?", (piece.seq,)
+        return "experiences", "arrays", f"key = ? << {NUMBER_BITS} | ?", (piece.seq,)
     return (
         "payload_parts",
         "bytes",

@@ -15,8 +15,6 @@ from sqlalchemy import (
     literal,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateTable
 
 from sqlbuffer.storage.schema.column_types import (
     BooleanList,
@@ -89,25 +87,3 @@ def json_parameter(name: str) -> Any:
 def json_literal(value: Any) -> Any:
     """Return a value as the expression of a JSON column."""
     return cast(literal(orjson.dumps(value).decode(), Text()), JSON)
-
-
-@compiles(CreateTable, "sqlite")
-def _create_sqlite_table(element: CreateTable, compiler: Any, **kw: Any) -> str:
-    """Give tables of an `integer_key` that key: a buffer's numbers in one integer, so that SQLite
-    finds a row by its rowid. The model has (buffer_id, number) as PostgreSQL does.
-    """
-    created: str = compiler.visit_create_table(element, **kw)
-    number = element.element.info.get("integer_key")
-    if number is None:
-        return created
-    name = element.element.name
-    head, found, rest = created.partition("(")
-    primary = f"CONSTRAINT pk_{name} PRIMARY KEY (buffer_id, {number})"
-    check = f'CONSTRAINT ck_{name}_key_of_number CHECK ("key" = (buffer_id << 40 | {number}))'
-    assert primary in rest
-    return f'{head}{found}\n\t"key" INTEGER NOT NULL PRIMARY KEY, {rest.replace(primary, check)}'
-
-
-def is_of_the_model(_: Any, name: str | None, kind: str, reflected: bool, compared: Any) -> bool:
-    """Tell Alembic what to compare with the models: not the integer keys of SQLite."""
-    return not (kind == "column" and name == "key" and reflected and compared is None)

@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex
 
 from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.storage.schema.views import VIEWS, View
 
 SQLITE: Dialect = sqlite.dialect()
@@ -43,9 +44,19 @@ def _view(name: str, view: View) -> str:
 
 def _table(table: Table) -> str:
     header = ("column", "SQLite", "PostgreSQL", "null", "what")
-    lines = [f"### {table.name}", "", *_grid(header, map(_column, table.columns)), ""]
+    rows = [*_integer_key(table), *map(_column, table.columns)]
+    lines = [f"### {table.name}", "", *_grid(header, rows), ""]
     keys = ", ".join(f"`{column.name}`" for column in table.primary_key.columns)
-    return "\n".join([*lines, f"- primary key ({keys})", *_uniques(table), *_indexes(table)])
+    primary = f"- primary key ({keys})"
+    if "integer_key" in table.info:
+        primary += "; `key` on SQLite"
+    return "\n".join([*lines, primary, *_uniques(table), *_indexes(table)])
+
+
+def _integer_key(table: Table) -> Iterator[tuple[str, ...]]:
+    number = table.info.get("integer_key")
+    if number is not None:
+        yield "`key`", "`INTEGER`", "", "", f"`buffer_id << {NUMBER_BITS} \\| {number}`"
 
 
 def _column(column: Column[object]) -> tuple[str, ...]:
@@ -62,7 +73,8 @@ def _uniques(table: Table) -> Iterator[str]:
 def _indexes(table: Table) -> Iterator[str]:
     for index in sorted(table.indexes, key=_name):
         statement = str(CreateIndex(index).compile(dialect=POSTGRESQL))
-        yield f"- `{' '.join(statement.split())}`"
+        where = "; only on SQLite" if "only_on" in index.info else ""
+        yield f"- `{' '.join(statement.split())}`{where}"
 
 
 def _name(index: Index) -> str:

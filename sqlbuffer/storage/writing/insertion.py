@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record, same_content
@@ -156,8 +155,7 @@ def _compared(
         stored: The rows that the buffer held of the others, by id.
         refused: The batch is a whole episode, and another one has its id.
     """
-    known = {**_seqs(stored), **numbers}
-    seqs = np.array([known.get(record.id, -1) for record in batch.records], np.int64)
+    seqs = {**_seqs(stored), **numbers}
     if len(numbers) == len(batch.records):
         return StoreResult(len(numbers), 0, 0, (), seqs)
     fresh, n_duplicates, conflicts = set(numbers), 0, []

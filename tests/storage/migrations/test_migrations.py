@@ -13,7 +13,8 @@ from sqlalchemy import Text, inspect, make_url, text
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations import migrate
-from sqlbuffer.storage.schema.metadata import is_of_the_model, metadata
+from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.number_keys import is_of_the_model
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 

@@ -26,7 +26,7 @@ from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.storage.plans.watch import Watch, rows_read
-from tests.support.sql import buffer_id, connected, fill, is_sqlite, run
+from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run
 from tests.support.stepped_rows import make_row, make_rows
 
 N_ROWS = 100_000
@@ -134,6 +134,7 @@ def fill_episodes(url):
             "WITH g AS (SELECT s FROM generate_series(0, CAST(:n AS int)) s)",
         )
     )
+    columns, values = numbered(url, str(number), "1000001 + s")
     with connected(url) as connection:
         connection.execute(
             text(
@@ -145,8 +146,8 @@ def fill_episodes(url):
         )
         connection.execute(
             text(
-                "INSERT INTO experiences (buffer_id, seq, id, task_id, agent_id, step, episode_id, "
-                f"t, reward_t, arrays) {numbers} SELECT {number}, 1000001 + s, 'r' || s, 't', 'a', "
+                f"INSERT INTO experiences ({columns}, id, task_id, agent_id, step, episode_id, "
+                f"t, reward_t, arrays) {numbers} SELECT {values}, 'r' || s, 't', 'a', "
                 f"s, 1100000 + s / 10, s % 10, 1.0, {blob} FROM g"
             ),
             {"n": 49_999},

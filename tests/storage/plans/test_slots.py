@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from tests.storage.plans.watch import Watch
-from tests.support.sql import buffer_id, connected, fill, is_sqlite, run
+from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run
 
 N_SLOTS, N_STEPS = 1_000, 100
 MOST_ROWS_READ = 10_000
@@ -55,6 +55,7 @@ def fill_slots(url, name, n_slots):
     )
     episode, key = f"{number}000000 + g.s", f"'{name}' || g.s"
     seq = f"e.seq + g.s * {N_STEPS}"
+    columns, values = numbered(url, "e.buffer_id", seq)
     given = {"n": n_slots - 1}
     with connected(url) as connection:
         for statement in (
@@ -62,8 +63,8 @@ def fill_slots(url, name, n_slots):
             f"last_seq, meta) {numbers} SELECT {episode}, p.buffer_id, {key}, {key}, 'complete', "
             f"p.length, p.first_seq, p.last_seq, p.meta FROM g CROSS JOIN episodes p "
             f"WHERE p.buffer_id = {number}",
-            f"INSERT INTO experiences (buffer_id, seq, id, task_id, agent_id, step, episode_id, t, "
-            f"fields, reward_t, arrays) {numbers} SELECT e.buffer_id, {seq}, {key} || '/' || e.t, "
+            f"INSERT INTO experiences ({columns}, id, task_id, agent_id, step, episode_id, t, "
+            f"fields, reward_t, arrays) {numbers} SELECT {values}, {key} || '/' || e.t, "
             f"{key}, e.agent_id, e.step, {episode}, e.t, e.fields, e.reward_t, e.arrays "
             f"FROM g CROSS JOIN experiences e WHERE e.buffer_id = {number}",
             f"INSERT INTO slots (buffer_id, slot, turn, episode_id, length, meta) {numbers} "

@@ -10,7 +10,7 @@ from sqlbuffer import PriorityUpdate, ReplayBuffer, aio
 from sqlbuffer.errors import BufferNotFoundError, FieldError
 from sqlbuffer.query.builder import QueryBuilder
 from tests.support.rows import make_row
-from tests.support.sql import buffer_id, is_sqlite, run, scalar
+from tests.support.sql import buffer_id, is_sqlite, numbered, run, scalar
 
 FIELDS = {"obs": ("float32", (2,))}
 OBS = np.zeros((3, 2), np.float32)
@@ -332,10 +332,11 @@ def test_the_view_tells_what_was_updated(buffer, buffer_url):
 
 
 def test_rows_written_by_hand_have_one(buffer, buffer_url):
+    columns, values = numbered(buffer_url, ":id", "1")
     run(
         buffer_url,
-        "INSERT INTO experiences (buffer_id, seq, task_id, agent_id, step) "
-        "VALUES (:id, 1, 't', 'a', 1)",
+        f"INSERT INTO experiences ({columns}, task_id, agent_id, step) "
+        f"VALUES ({values}, 't', 'a', 1)",
         id=buffer_id(buffer_url),
     )
     assert current(buffer_url) == {1: 1.0}

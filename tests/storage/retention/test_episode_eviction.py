@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
 from tests.support.processes import run_at_once, wait_until
-from tests.support.sql import buffer_id, run, scalar
+from tests.support.sql import buffer_id, numbered, run, scalar
 from tests.support.stepped_rows import make_rows
 
 FIELDS = {"obs": "float32"}
@@ -112,10 +112,11 @@ def test_plain_sql_counts(buffer_url):
             )
             id_ = scalar(buffer_url, f"SELECT id FROM episodes WHERE key = 'e{i}'")
             for t in range(2):
+                columns, values = numbered(buffer_url, str(number), str(2 * i + t + 1))
                 run(
                     buffer_url,
-                    "INSERT INTO experiences (buffer_id, seq, task_id, agent_id, step, episode_id) "
-                    f"VALUES ({number}, {2 * i + t + 1}, 't', 'a', {t}, {id_})",
+                    f"INSERT INTO experiences ({columns}, task_id, agent_id, step, episode_id) "
+                    f"VALUES ({values}, 't', 'a', {t}, {id_})",
                 )
         assert held(buffer_url) == [("e2", 2), ("e3", 2)]
         run(buffer_url, "DELETE FROM experiences WHERE seq = 8")

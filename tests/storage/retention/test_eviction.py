@@ -8,7 +8,15 @@ from sqlalchemy import text
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, ConditionError
 from tests.support.processes import run_at_once, running
-from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar, stored_rows
+from tests.support.sql import (
+    buffer_id,
+    connected,
+    is_sqlite,
+    numbered,
+    run,
+    scalar,
+    stored_rows,
+)
 from tests.support.stepped_rows import (
     EVERY_ROW,
     make_row,
@@ -180,8 +188,10 @@ INSERT_BY_TABLE = INSERT_BY_VIEW.replace("new_experiences", "experiences")
 def insert_by_hand(request, buffer_url):
     """Return a function that inserts one row by plain SQL, without a number."""
     if request.param == "table" and is_sqlite(buffer_url):
-        statement = INSERT_BY_TABLE.replace("(buffer_id", "(seq, buffer_id").replace(
-            "(:buffer_id", "((SELECT next_seq FROM buffers WHERE id = :buffer_id), :buffer_id"
+        next_seq = "(SELECT next_seq FROM buffers WHERE id = :buffer_id)"
+        columns, values = numbered(buffer_url, ":buffer_id", next_seq)
+        statement = INSERT_BY_TABLE.replace("(buffer_id", f"({columns}").replace(
+            "(:buffer_id", f"({values}"
         )
     else:
         statement = INSERT_BY_VIEW if request.param == "view" else INSERT_BY_TABLE
@@ -227,15 +237,17 @@ def test_an_id_stored_by_plain_sql_is_known(buffer_url, insert_by_hand):
     assert steps_of(buffer) == [1]
 
 
-@pytest.mark.parametrize("target", ["experiences (seq, ", "new_experiences ("])
+@pytest.mark.parametrize("target", ["experiences", "new_experiences"])
 def test_plain_sql_for_an_unknown_buffer_is_refused(buffer_url, target):
     ReplayBuffer(buffer_url)
-    number = "1, " if "seq" in target else ""
+    columns, values = "buffer_id", "4711"
+    if target == "experiences":
+        columns, values = numbered(buffer_url, "4711", "1")
     with pytest.raises(Exception, match="no buffer"):
         run(
             buffer_url,
-            f"INSERT INTO {target}buffer_id, task_id, agent_id, step) "
-            f"VALUES ({number}4711, 't', 'a', 1)",
+            f"INSERT INTO {target} ({columns}, task_id, agent_id, step) "
+            f"VALUES ({values}, 't', 'a', 1)",
         )
     assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 0
 

@@ -10,7 +10,15 @@ from sqlbuffer import Experience, ExpMeta, ReplayBuffer, StoreResult
 from sqlbuffer.errors import BufferNotFoundError, FieldError, StorageError
 from sqlbuffer.storage.writing import insertion
 from tests.support.processes import TIMEOUT_S, run_at_once
-from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar, stored_rows
+from tests.support.sql import (
+    buffer_id,
+    connected,
+    is_sqlite,
+    numbered,
+    run,
+    scalar,
+    stored_rows,
+)
 from tests.support.stepped_rows import (
     EVERY_ROW,
     make_row,
@@ -486,10 +494,12 @@ def test_a_row_committed_between_the_look_and_the_insert_is_found(make_database_
 def test_a_number_taken_by_hand_makes_no_writer_hang(buffer, buffer_url):
     """Whoever numbers rows by hand may be ahead of PostgreSQL's sequence; SQLite takes notice."""
     buffer.store(make_row(1))
+    columns, second = numbered(buffer_url, ":id", "2")
+    _, third = numbered(buffer_url, ":id", "3")
     run(
         buffer_url,
-        "INSERT INTO experiences (buffer_id, seq, task_id, agent_id, step) "
-        "VALUES (:id, 2, 't', 'a', 2), (:id, 3, 't', 'a', 3)",
+        f"INSERT INTO experiences ({columns}, task_id, agent_id, step) "
+        f"VALUES ({second}, 't', 'a', 2), ({third}, 't', 'a', 3)",
         id=buffer_id(buffer_url),
     )
     if not is_sqlite(buffer_url):

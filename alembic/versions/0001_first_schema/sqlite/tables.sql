@@ -42,6 +42,7 @@ CREATE TABLE buffers (
 );
 
 CREATE TABLE experiences (
+    "key" INTEGER NOT NULL PRIMARY KEY,
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
     id TEXT,
@@ -69,11 +70,13 @@ CREATE TABLE experiences (
     arrays BLOB,
     payload_bytes BIGINT,
     inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_experiences PRIMARY KEY (buffer_id, seq)
+    CONSTRAINT ck_experiences_key_of_number CHECK ("key" = (buffer_id << 40 | seq)),
+    CONSTRAINT ck_experiences_number_has_40_bits CHECK (seq > 0 AND seq < 1099511627776)
 );
 CREATE INDEX ix_experiences_buffer_id_episode_id_t ON experiences (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
 CREATE INDEX ix_experiences_buffer_id_task_id_agent_id_step ON experiences (buffer_id, task_id, agent_id, step);
 
+CREATE UNIQUE INDEX uq_experiences_buffer_id_seq ON experiences (buffer_id, seq);
 CREATE UNIQUE INDEX uq_experiences_buffer_id_id ON experiences (buffer_id, id) WHERE id IS NOT NULL;
 
 CREATE TABLE chunks (
@@ -103,6 +106,7 @@ CREATE TABLE chunks (
     fields TEXT,
     inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     CONSTRAINT ck_chunks_key_of_number CHECK ("key" = (buffer_id << 40 | first_seq)),
+    CONSTRAINT ck_chunks_number_has_40_bits CHECK (first_seq > 0 AND first_seq < 1099511627776),
     CONSTRAINT ck_chunks_n_steps_known CHECK (n_steps BETWEEN 1 AND 256)
 );
 CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
@@ -118,7 +122,8 @@ CREATE TABLE chunk_data (
     offsets TEXT,
     payloads TEXT,
     payload_arrays BLOB,
-    CONSTRAINT ck_chunk_data_key_of_number CHECK ("key" = (buffer_id << 40 | first_seq))
+    CONSTRAINT ck_chunk_data_key_of_number CHECK ("key" = (buffer_id << 40 | first_seq)),
+    CONSTRAINT ck_chunk_data_number_has_40_bits CHECK (first_seq > 0 AND first_seq < 1099511627776)
 );
 
 CREATE TABLE chunk_places (
@@ -159,7 +164,6 @@ CREATE TABLE episodes (
     started_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     ended_at TEXT,
     n_rows BIGINT,
-    next_t BIGINT DEFAULT 0 NOT NULL,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
 );

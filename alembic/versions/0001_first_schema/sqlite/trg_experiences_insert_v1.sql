@@ -10,6 +10,6 @@ BEGIN
     SELECT NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id
     FROM buffers WHERE id = NEW.buffer_id AND (evict_unit <> 'row' OR has_queue);
     DELETE FROM experiences
-    WHERE buffer_id = NEW.buffer_id
-      AND seq <= NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue);
+    WHERE "key" > NEW.buffer_id << 40
+      AND "key" <= NEW."key" - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue);
 END

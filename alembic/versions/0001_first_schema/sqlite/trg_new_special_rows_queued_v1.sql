@@ -10,9 +10,8 @@ BEGIN
         coalesce(NEW.model_version, -9223372036854775808)
     );
     DELETE FROM experiences
-    WHERE buffer_id = NEW.buffer_id
-      AND seq <= NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id)
-      AND seq > NEW.seq - 64 - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id)
+    WHERE "key" <= (NEW.buffer_id << 40) + NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id)
+      AND "key" > (NEW.buffer_id << 40) + (SELECT max(0, NEW.seq - 64 - max_capacity) FROM buffers WHERE id = NEW.buffer_id)
       AND NOT EXISTS (
           SELECT 1 FROM queue_items q
           WHERE q.buffer_id = NEW.buffer_id AND q.seq = experiences.seq

@@ -4,6 +4,6 @@ SELECT b.name AS buffer, s.id AS batch_id, s.clock, s.sampler, s.seed, s.sampled
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id
 CROSS JOIN json_each(s.seqs) r
-LEFT JOIN experiences e ON e.buffer_id = s.buffer_id AND e.seq = r.value
+LEFT JOIN experiences e ON e."key" = s.buffer_id << 40 | r.value
     AND e.seq > (SELECT low_seq FROM v_windows WHERE buffer_id = s.buffer_id)
 LEFT JOIN episodes p ON p.id = e.episode_id

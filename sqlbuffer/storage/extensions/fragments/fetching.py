@@ -12,7 +12,6 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.storage.buffers.row_lookup import has_key
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.extensions.fragments.leaving import (
     IS_NAMED,
@@ -28,6 +27,7 @@ from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, Rules, read
 from sqlbuffer.storage.extensions.participants import forget, note_seen, state_of
 from sqlbuffer.storage.extensions.tables import CONSUMER, item_groups
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.store import BufferStore
 
 # The worker, the number there, and the id of a fragment.
@@ -37,7 +37,7 @@ Choose = Callable[[int, int], Sequence[int]]
 
 _FRAGMENTS = select(
     experiences.c.seq, experiences.c.task_id, experiences.c.step, experiences.c.id
-).where(has_key(ID, bindparam("seqs", type_=SeqList())))
+).where(has_number(experiences.c.seq, ID, bindparam("seqs", type_=SeqList())))
 _TABLE = item_groups.c
 _PIN = update(item_groups).where(OWN, IS_NAMED).values(n_pins=_TABLE.n_pins + 1)
 _USE = _PIN.values(use_count=_TABLE.use_count + 1)

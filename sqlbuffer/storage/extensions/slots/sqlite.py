@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.rows.pieces import Columns
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # In this order: each run is looked up by its slot, and its steps by the index of episodes.
 _SLOT_ROWS = (
@@ -33,12 +34,12 @@ _JOINS_BYTES = (
 )
 _REPLACE = (
     "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
-    "WHERE buffer_id = ? AND seq = ?"
+    f"WHERE key = ? << {NUMBER_BITS} | ?"
 )
 _NOTE_CHANGES = (
     "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
     "SELECT :id, e.seq, :fields, 1 FROM json_each(:seqs) j "
-    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.seq = j.value WHERE true "
+    f"CROSS JOIN experiences e ON e.key = :id << {NUMBER_BITS} | j.value WHERE true "
     "ON CONFLICT (buffer_id, seq) DO UPDATE SET fields = excluded.fields, "
     "n_changes = n_changes + 1, changed_at = excluded.changed_at"
 )

@@ -42,9 +42,7 @@ def _reading(length: int, n_before: int, stride: int) -> RowSelection:
     is_key = unindexed(experiences.c.t) % stride == 0
     near = Neighbours(-n_before, length - 1) if n_before or length > 1 else None
     is_readable = ends.c.status != "aborted"
-    return RowSelection(
-        (*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable, has_blocks=True
-    )
+    return RowSelection((*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable)
 
 
 @dataclass(frozen=True)
