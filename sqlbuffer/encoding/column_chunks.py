@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise, repeat
 from typing import Any
 
@@ -16,20 +16,24 @@ from sqlbuffer.encoding.packed_chunk import (
     MAX_STEPS,
     PackedChunk,
     Values,
+    comparable_values,
     new,
     stored_values,
 )
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import RecordBlocks, pack_blocks
-from sqlbuffer.encoding.row_size import check_row_size
-from sqlbuffer.encoding.step_payloads import StepPayload, encode_payload, join_payloads
+from sqlbuffer.encoding.row_size import MAX_JSON_BYTES
+from sqlbuffer.encoding.step_payloads import (
+    StepPayload,
+    check_step_size,
+    encode_payload,
+    join_payloads,
+)
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
 from sqlbuffer.steps.ids import uuid7s
 
 Keys = tuple[Any, ...]  # task_id, agent_id, model_version, session_id
-
-_NO_TAGS: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,10 @@ def pack_columns(
         return PackedColumns([], np.empty(0, np.int64))
     records, tails = layout.records(given.fields, given.n_steps), layout.tails(given.fields)
     sizes = None if tails is None else [layout.size_bytes + len(tail) for tail in tails]
-    payloads = _payloads(given)
-    if sizes is not None or payloads is not None or layout.size_bytes > max_row_bytes:
+    payloads = None
+    if given.reward_tags or any(column is not None for column in given.payloads):
+        payloads = _payloads(given)
+    if sizes or payloads or layout.size_bytes > max_row_bytes:
         sizes = _checked_sizes(
             sizes or [layout.size_bytes] * given.n_steps, payloads, max_row_bytes
         )
@@ -94,41 +100,35 @@ def pack_columns(
         ranges += cuts
         own_keys += [key] * len(cuts)
     steps = _Slices(layout, given, order, payloads, episode)
-    blocks = pack_blocks(layout, records, tails, ranges)
+    blocks = pack_blocks(layout, records.view(np.uint8).data, tails, ranges)
     chunks = list(map(steps.chunk, uuid7s(len(ranges)), ranges, own_keys, blocks))
     return PackedColumns(chunks, np.arange(given.n_steps) if order is None else order)
 
 
-def _payloads(given: GivenColumns) -> list[StepPayload | None] | None:
-    """Return the payload of each step, or None where no step has one."""
-    tags = given.reward_tags
-    if all(column is None for column in given.payloads):
-        if not tags:
-            return None
-        found: list[StepPayload | None] = [None] * given.n_steps
-        for i, tag in tags.items():
-            found[i] = encode_payload([None] * 4, tag)
-        return found
+def _payloads(given: GivenColumns) -> list[StepPayload | None]:
+    """Return the payload of each step; None where it has none."""
     found = []
-    columns = (repeat(None) if column is None else column for column in given.payloads)
-    for i, values in enumerate(zip(*columns, strict=False)):
+    columns = (
+        repeat(None, given.n_steps) if column is None else column for column in given.payloads
+    )
+    for i, values in enumerate(zip(*columns, strict=True)):
         try:
-            found.append(encode_payload(values, tags.get(i, _NO_TAGS)))
+            found.append(encode_payload(values, given.reward_tags.get(i, {})))
         except FieldError as error:
             raise FieldError(f"row {i}: {error}") from None
     return found
 
 
 def _checked_sizes(
-    sizes: list[int], payloads: Sequence[StepPayload | None] | None, limit: int
+    sizes: Sequence[int], payloads: Sequence[StepPayload | None] | None, limit: int
 ) -> list[int]:
     """Return the bytes of each step with its payload; raise if one is too large."""
     found = []
     for i, (size, payload) in enumerate(zip(sizes, payloads or repeat(None), strict=False)):
-        texts = {} if payload is None else payload.texts
-        n_arrays = size + (0 if payload is None else len(payload.arrays))
-        check_row_size(texts, n_arrays, limit, f"row {i}: ")
-        found.append(size + (0 if payload is None else payload.n_bytes))
+        n_bytes = size if payload is None else size + payload.n_bytes
+        if n_bytes > min(limit, MAX_JSON_BYTES):
+            check_step_size(payload, size, limit, f"row {i}: ")
+        found.append(n_bytes)
     return found
 
 
@@ -196,7 +196,7 @@ class _Slices:
         self._layout, self._payloads, self._episode = layout, payloads, episode
         now = time.time()
         self._common = {
-            **dict.fromkeys(PackedChunk.__annotations__),
+            **dict.fromkeys(field.name for field in fields(PackedChunk)),
             "episode_key": episode,
             "first_time": now,
             "last_time": now,
@@ -213,7 +213,7 @@ class _Slices:
             (name, _taken(values, order)) for name, values in others.items() if values is not None
         ]
         self._fields = [
-            (name, _taken(given.fields[name], order).copy())
+            (name, comparable_values(_taken(given.fields[name], order)))
             for name, spec in layout.specs.items()
             if spec.column
         ]

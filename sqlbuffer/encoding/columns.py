@@ -13,7 +13,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record, decode_reals, encode_extra
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.ids import uuid7s
 
 Payload = tuple[str | None, str | None, str | None, str | None]
 
@@ -50,7 +50,7 @@ def encode_columns(
         rewards[i] = None if reward != reward else reward
     now = time.time()
     rows = zip(
-        given.ids or [uuid7() for _ in range(n_rows)],
+        given.ids or uuid7s(n_rows),
         _each(given.task_id, n_rows),
         _each(given.agent_id, n_rows),
         given.steps.tolist(),

@@ -1,6 +1,6 @@
 """Check and cast the columns of steps that callers give."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ _KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id")
 _INTEGERS = ("step", "model_version")
 _ONE_OR_EACH = (*_KEYS[1:], "priority")
 PAYLOADS = ("state", "actions", "messages", "extra")
+BUILT_IN = ("reward", *FLAGS, *PAYLOADS, "priority")  # of a single step
 _REWARD = FieldSpec("reward", np.dtype("<f8"))
 _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in FLAGS}
 
@@ -204,6 +205,16 @@ def _steps(given: Any, n: int) -> NDArray[np.int64]:
     if given is None:
         return np.arange(n)
     return np.full(n, given) if isinstance(given, int) else np.array(given, np.int64)
+
+
+def check_step_names(step: Mapping[str, Any], fields: Collection[str]) -> None:
+    """Raise FieldError if a step has a value that is neither of a field nor built in."""
+    for name in step:
+        if name not in fields and name not in BUILT_IN:
+            raise FieldError(
+                f"unknown field {name!r}; the buffer has {', '.join(sorted(fields)) or 'none'}, "
+                f"and {', '.join(BUILT_IN)}"
+            )
 
 
 def flag_of(value: Any, name: str) -> bool | None:

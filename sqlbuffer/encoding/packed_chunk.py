@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.codec.scalar_tags import tag_text
+
 MAX_STEPS = 256
 MAX_BYTES = 2**18  # of records and payloads, raw; a larger step is a chunk of its own
 
@@ -42,7 +44,8 @@ class PackedChunk:
         terminated: Flags, of which False and None are two values.
         truncated: Likewise.
         initial_priority: Priorities that were given with the steps.
-        fields: Values of the `column=True` fields by name, arrays of shape (n_steps,).
+        fields: Values of the `column=True` fields by name: arrays of shape (n_steps,), lists of
+            texts, which are tagged where JSON cannot hold them.
         records: The typed fields of the steps, in blocks; see `record_blocks`.
         block_steps: Number of steps in a block; the last block may be shorter.
         offsets: Where each block begins and where the last one ends, in bytes of `records`, int64
@@ -103,3 +106,10 @@ def stored_values(values: Sequence[Any], dtype: Any) -> Values | None:
     if not n_missing:
         return np.array(values, dtype)
     return None if n_missing == len(values) else list(values)
+
+
+def comparable_values(values: NDArray[Any]) -> Values:
+    """Return the values of a field that conditions can use: a copy, texts as JSON has them."""
+    if values.dtype.kind == "U":
+        return [tag_text(text) for text in values.tolist()]
+    return values.copy()

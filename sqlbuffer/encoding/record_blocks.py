@@ -32,7 +32,7 @@ class RecordBlocks(NamedTuple):
 
 def pack_blocks(
     layout: Layout,
-    records: NDArray[Any],
+    records: Stored,
     tails: Sequence[bytes] | None,
     ranges: Sequence[tuple[int, int]],
 ) -> list[RecordBlocks]:
@@ -40,25 +40,25 @@ def pack_blocks(
 
     Args:
         layout: The typed fields.
-        records: The record of each step.
-        tails: Its values of varying length, if there are such fields.
+        records: The records of the steps, one after the other.
+        tails: The values of varying length of each step, if there are such fields.
         ranges: The first step of each chunk, and the one after its last.
     """
-    raw, size = records.view(np.uint8).data, layout.size_bytes
+    size = layout.size_bytes
     if layout.compression is None and tails is None:
         return [
-            RecordBlocks(bytes(raw[start * size : stop * size]), stop - start, None)
+            RecordBlocks(bytes(records[start * size : stop * size]), stop - start, None)
             for start, stop in ranges
         ]
-    lengths = [0] * len(records) if tails is None else [len(tail) for tail in tails]
     blocks: list[Any] = []
     shapes: list[tuple[int, int]] = []  # steps in a block, blocks
     for start, stop in ranges:
-        each = _block_steps(layout, size + max(lengths[start:stop]), stop - start)
+        longest = 0 if tails is None else max(map(len, tails[start:stop]))
+        each = _block_steps(layout, size + longest, stop - start)
         firsts = range(start, stop, each)
         for first in firsts:
             after = min(first + each, stop)
-            heads = raw[first * size : after * size]
+            heads = records[first * size : after * size]
             blocks.append(heads if tails is None else b"".join([heads, *tails[first:after]]))
         shapes.append((each, len(firsts)))
     stored: list[Any] = list(layout.compress(blocks))
@@ -108,27 +108,27 @@ def rows_of_blocks(
             block and block[place * size : (place + 1) * size]
             for block, place in zip(blocks, places, strict=True)
         ]
-    of = {id(block): i for i, block in reversed(list(enumerate(blocks)))}
-    firsts = sorted(of.values())
-    own: Any = [blocks[i] for i in firsts]
-    first_seqs = [i if seqs is None else seqs[i] for i in firsts]
-    whole = dict(zip(firsts, expand(own, None if seqs is None else first_seqs), strict=True))
-    tails: dict[int, list[int]] = {}
+    first_places: dict[int, int] = {}
+    for i, block in enumerate(blocks):
+        first_places.setdefault(id(block), i)
+    distinct: Any = [blocks[i] for i in first_places.values()]
+    own_seqs = None if seqs is None else [seqs[i] for i in first_places.values()]
+    expanded = dict(zip(first_places, expand(distinct, own_seqs), strict=True))
+    ends: dict[int, list[int]] = {}
     rows: list[Any] = []
     for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
-        first = of[id(block)]
-        expanded = whole[first]
-        if expanded is None:
+        key = id(block)
+        whole: Any = expanded[key]
+        if whole is None:
             rows.append(None)
             continue
-        row: Any = expanded[place * size : (place + 1) * size]
+        row = whole[place * size : (place + 1) * size]
         if layout.has_tails:
-            if first not in tails:
-                tails[first] = _tail_ends(layout, expanded, shown_row(i, seqs))
-            ends = tails[first]
-            if place + 1 >= len(ends):
+            if key not in ends:
+                ends[key] = _tail_ends(layout, whole, shown_row(i, seqs))
+            if place + 1 >= len(ends[key]):
                 raise _damaged(shown_row(i, seqs))
-            row = b"".join((row, expanded[ends[place] : ends[place + 1]]))
+            row = b"".join((row, whole[slice(*ends[key][place : place + 2])]))
         rows.append(compress_lookalike(row))
     return rows
 
@@ -160,7 +160,7 @@ def read_steps(
     records: Stored,
     n_steps: int,
     block_steps: int,
-    offsets: NDArray[Any] | None,
+    offsets: Sequence[int] | NDArray[Any] | None,
     start: int,
     stop: int,
     *,
@@ -217,7 +217,7 @@ def stored_blocks(
     records: Stored,
     n_steps: int,
     block_steps: int,
-    offsets: NDArray[Any] | None,
+    offsets: Sequence[int] | NDArray[Any] | None,
     firsts: Sequence[int],
     seqs: Sequence[Any] | None = None,
 ) -> Any:
@@ -236,7 +236,7 @@ def stored_blocks(
     """
     if offsets is None:
         return [records] * len(firsts)
-    ends = offsets.tolist()
+    ends: list[int] = np.asarray(offsets).tolist()
     if (
         len(ends) != 1 - (-n_steps // block_steps)
         or [ends[0], ends[-1]] != [0, len(records)]

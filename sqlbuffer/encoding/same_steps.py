@@ -1,4 +1,4 @@
-"""Compare steps of chunks: the same content, to the bit, is a duplicate, another one a conflict."""
+"""Compare the steps of two chunks: a step with the same content, to the bit, is a duplicate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +23,7 @@ _OF_ALL = (
     "session_key",
     "model_version",
 )
-_NUMBERS = ("reward", "adv_t", "v_t")
-_FLAGS = ("terminated", "truncated")
+_OF_EACH = ("reward", "adv_t", "v_t", "terminated", "truncated")
 
 
 def same_steps(
@@ -52,9 +51,7 @@ def same_steps(
     if any(getattr(left, name) != getattr(right, name) for name in _OF_ALL):
         return np.zeros(len(ours), bool)
     same: NDArray[np.bool_] = _steps(left, ours) == _steps(right, theirs)
-    for name in _NUMBERS:
-        same &= _same(getattr(left, name), ours, getattr(right, name), theirs)
-    for name in _FLAGS:
+    for name in _OF_EACH:
         same &= _same(getattr(left, name), ours, getattr(right, name), theirs)
     same &= _same_records(layout, left, ours, right, theirs)
     if left.payloads is not None or right.payloads is not None:

@@ -8,15 +8,11 @@ import numpy as np
 
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.episode_records import EpisodeStart
-from sqlbuffer.encoding.given_columns import flag_of
+from sqlbuffer.encoding.given_columns import PAYLOADS, check_step_names, flag_of
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_real
 from sqlbuffer.encoding.row_packer import RowPacker
-from sqlbuffer.errors import FieldError
-
-_PAYLOADS = ("state", "actions", "messages", "extra")
-_BUILT_IN = ("reward", "terminated", "truncated", *_PAYLOADS, "priority")
 
 
 class StepEncoder:
@@ -35,7 +31,7 @@ class StepEncoder:
         self._has_priorities = has_priorities
         self._packer, self._record = RowPacker(layout, casting), layout.record
         self._columns = [name for name, spec in layout.specs.items() if spec.column]
-        self._known = {*layout.specs, *_BUILT_IN}
+        self._fields = layout.specs.keys()
         self._beginning = beginning
 
     def record(self, t: int, step: Mapping[str, Any]) -> Record:
@@ -44,8 +40,7 @@ class StepEncoder:
         Raises:
             FieldError: An unknown or missing field, or a value that cannot be stored.
         """
-        if not self._known.issuperset(step):
-            self._refuse(step)
+        check_step_names(step, self._fields)
         tags: dict[str, Any] = {}
         reward = step.get("reward")
         if isinstance(reward, np.ndarray) and reward.shape == ():
@@ -56,7 +51,7 @@ class StepEncoder:
         if self._columns:
             row = np.frombuffer(blob, self._record, 1)
             fields = Encoder().json({name: row[name][0].item() for name in self._columns}, "fields")
-        if tags or any(name in step for name in _PAYLOADS):
+        if tags or any(name in step for name in PAYLOADS):
             encoder = Encoder(blob)
             state = encoder.json(step.get("state"), "state")
             actions = encoder.json(step.get("actions"), "actions")
@@ -74,11 +69,3 @@ class StepEncoder:
             flag_of(step.get("truncated"), "truncated"),
             of.model_version, blob or None, None, priority,
         )  # fmt: skip
-
-    def _refuse(self, step: Mapping[str, Any]) -> None:
-        fields = [name for name in self._known if name not in _BUILT_IN]
-        unknown = next(name for name in step if name not in self._known)
-        raise FieldError(
-            f"unknown field {unknown!r}; the buffer has {', '.join(sorted(fields)) or 'none'}, and "
-            f"{', '.join(_BUILT_IN)}"
-        )

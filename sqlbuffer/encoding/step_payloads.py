@@ -6,43 +6,45 @@ chunk; references inside the JSON count from that start. In a buffer with compre
 are compressed by themselves.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from orjson import loads
 
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.plain_json import dumps
+from sqlbuffer.encoding.given_columns import PAYLOADS
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import encode_extra
-
-_ARRAYS_BYTES = 40  # of `,"arrays":[start,n_bytes]`, at most
+from sqlbuffer.encoding.row_size import check_row_size
 
 
 class StepPayload(NamedTuple):
-    """The payload of one step: JSON of its parts, and the bytes that they refer to."""
+    """The payload of one step, as it is collected.
+
+    Attributes:
+        members: JSON of its parts by name, without the braces around them.
+        arrays: The bytes that they refer to.
+        n_bytes: Bytes of both.
+    """
+
+    members: str
+    arrays: bytearray
+    n_bytes: int
+
+
+class PayloadParts(NamedTuple):
+    """JSON of each part of a payload, and the bytes that they refer to."""
 
     state: str | None
     actions: str | None
     messages: str | None
     extra: str | None
-    arrays: bytes | bytearray | memoryview = b""
-
-    @property
-    def texts(self) -> dict[str, str | None]:
-        """The JSON of each part by name."""
-        return dict(zip(self._fields[:4], self[:4], strict=True))
-
-    @property
-    def n_bytes(self) -> int:
-        """About how many bytes it takes in a chunk."""
-        n = sum(len(name) + 4 + len(text.encode()) for name, text in self.texts.items() if text)
-        return n + len(self.arrays) + (_ARRAYS_BYTES if self.arrays else 0)
+    arrays: Any = b""
 
 
-def encode_payload(values: Sequence[Any], tags: Mapping[str, Any]) -> StepPayload:
-    """Return the payload of a step.
+def encode_payload(values: Sequence[Any], tags: dict[str, Any]) -> StepPayload | None:
+    """Return the payload of a step; None if it has none.
 
     Args:
         values: Its state, actions, messages and extra; the last one a dict or None.
@@ -52,14 +54,35 @@ def encode_payload(values: Sequence[Any], tags: Mapping[str, Any]) -> StepPayloa
         FieldError: A value cannot be stored.
     """
     encoder = Encoder()
-    state, actions, messages, extra = values
-    texts = (
-        encoder.json(state, "state"),
-        encoder.json(actions, "actions"),
-        encoder.json(messages, "messages"),
-        encode_extra(extra, dict(tags), encoder),
-    )
-    return StepPayload(*texts, encoder.blob)
+    *plain, extra = values
+    parts = [
+        f'"{name}":{encoder.json(value, name)}'
+        for name, value in zip(PAYLOADS, plain, strict=False)
+        if value is not None
+    ]
+    if tags or extra is not None:
+        parts.append(f'"extra":{encode_extra(extra, tags, encoder)}')
+    if not parts:
+        return None
+    members, arrays = ",".join(parts), encoder.blob
+    n_members = len(members) if members.isascii() else len(members.encode())
+    return StepPayload(members, arrays, n_members + len(arrays))
+
+
+def check_step_size(payload: StepPayload | None, n_fields: int, limit: int, where: str) -> None:
+    """Raise FieldError if a step is too large; see `check_row_size`.
+
+    Args:
+        payload: The payload of the step.
+        n_fields: Bytes of its typed fields.
+        limit: Bytes that both may have.
+        where: How an error names the step.
+    """
+    if payload is None:
+        check_row_size({}, n_fields, limit, where)
+    else:
+        texts = {name: dumps(part) for name, part in loads(f"{{{payload.members}}}").items()}
+        check_row_size(texts, n_fields + len(payload.arrays), limit, where)
 
 
 def join_payloads(
@@ -68,28 +91,25 @@ def join_payloads(
     """Return the payloads of the steps of a chunk as they are stored: `PackedChunk.payloads` and
     `payload_arrays`.
     """
-    stored = layout.compress([payload and bytes(payload.arrays) for payload in payloads])
-    sizes = [len(arrays or b"") for arrays in stored]
-    starts = accumulate(sizes, initial=0)
-    texts = [
-        payload and _object(payload, start, size)
-        for payload, start, size in zip(payloads, starts, sizes, strict=False)
-    ]
-    if not any(texts):
+    if not any(payloads):
         return None, None
-    return [text or None for text in texts], b"".join(filter(None, stored)) or None
-
-
-def _object(payload: StepPayload, start: int, size: int) -> str:
-    parts = [f'"{name}":{text}' for name, text in payload.texts.items() if text is not None]
-    if size:
-        parts.append(f'"arrays":[{start},{size}]')
-    return f"{{{','.join(parts)}}}" if parts else ""
+    if not any(payload and payload.arrays for payload in payloads):
+        return [payload and f"{{{payload.members}}}" for payload in payloads], None
+    stored = layout.compress([payload and payload.arrays for payload in payloads])
+    texts: list[str | None] = []
+    start = 0
+    for payload, arrays in zip(payloads, stored, strict=True):
+        if not arrays:
+            texts.append(payload and f"{{{payload.members}}}")
+        elif payload:
+            texts.append(f'{{{payload.members},"arrays":[{start},{len(arrays)}]}}')
+            start += len(arrays)
+    return texts, b"".join(filter(None, stored))
 
 
 def split_payload(
     layout: Layout, text: str | None, payload_arrays: bytes | memoryview | None, seq: Any = None
-) -> StepPayload:
+) -> PayloadParts:
     """Return the parts of the payload of a step, with its own bytes as they were before `pack`.
 
     Args:
@@ -102,12 +122,12 @@ def split_payload(
         FieldError: Damaged bytes.
     """
     if text is None:
-        return StepPayload(None, None, None, None)
+        return PayloadParts(None, None, None, None)
     tree: dict[str, Any] = loads(text)
     start, size = tree.pop("arrays", (0, 0))
     stored: Any = (payload_arrays or b"")[start : start + size]
     arrays: Any = layout.expand([stored], None if seq is None else [seq])[0]
     texts = {name: dumps(part) for name, part in tree.items()}
-    return StepPayload(
+    return PayloadParts(
         texts.get("state"), texts.get("actions"), texts.get("messages"), texts.get("extra"), arrays
     )

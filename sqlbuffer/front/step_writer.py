@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from sqlbuffer.arguments import checked_session, columns_of, row_of
+from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns
 from sqlbuffer.encoding.columns import encode_columns
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, encode_meta, pack_final
+from sqlbuffer.encoding.packed_chunk import PackedChunk
 from sqlbuffer.encoding.priority_values import check_kept
 from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
 from sqlbuffer.episode_writer import EpisodeWriter
@@ -19,6 +21,7 @@ from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.labels.label_values import checked_reward
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.storage.writing.write_queue import MADE_TIME, WriteQueue
 
@@ -74,6 +77,9 @@ class StepWriter:
     ) -> StoreResult:
         """Store steps given as columns."""
         columns = self._checked(columns_of(arrays, keys))
+        if self._store.info.has_chunks:
+            packed = self._packed(columns, casting)
+            return self._insert_chunks(ChunkBatch(packed.chunks, packed.order))
         records = encode_columns(self._store.layout, columns, casting=casting)
         return self._insert(WriteBatch(records, MADE_TIME))
 
@@ -95,6 +101,21 @@ class StepWriter:
         own_ids = () if episode_id is None else ("id",)  # made of the episode's
         columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, own_ids))
         store = self._store
+        text = encode_meta(meta, store.info.config.fields.meta, casting)
+        metas = {} if text is None else {(key, task): text}
+        whole = None if episode_id is None else (key, task)
+        final_arrays = pack_final(store.observation_layout, final, casting)
+        reward = checked_reward(episode_reward, "episode_reward")
+        if store.info.has_chunks:
+            packed = self._packed(columns, casting, key)
+            n_steps = len(packed.order)
+            if not n_steps:
+                raise FieldError("an episode has at least one step")
+            ending = EpisodeEnd(
+                key, task, "complete", n_steps, sum_of_rewards(packed.chunks), f"{key}/0",
+                f"{key}/{n_steps - 1}", final_arrays, reward,
+            )  # fmt: skip
+            return self._insert_chunks(ChunkBatch(packed.chunks, None, [ending], metas, whole))
         records = encode_columns(store.layout, columns, casting=casting, episode=key)
         if not records:
             raise FieldError("an episode has at least one step")
@@ -109,12 +130,9 @@ class StepWriter:
             sum(rewards) if rewards else None,
             records[0].id,
             records[-1].id,
-            pack_final(store.observation_layout, final, casting),
-            checked_reward(episode_reward, "episode_reward"),
+            final_arrays,
+            reward,
         )
-        text = encode_meta(meta, store.info.config.fields.meta, casting)
-        metas = {} if text is None else {(key, task): text}
-        whole = None if episode_id is None else (key, task)
         return self._insert(WriteBatch(records, MADE_TIME, [ending], metas, whole))
 
     def episode(self, beginning: EpisodeStart, casting: str, *, has_own_id: bool) -> EpisodeWriter:
@@ -163,12 +181,28 @@ class StepWriter:
             check_kept(self._store.info.config.priorities.enabled)
         return columns
 
+    def _packed(
+        self, columns: Mapping[str, Any], casting: str, episode: str | None = None
+    ) -> PackedColumns:
+        store = self._store
+        limit = row_limit(store.info.config)
+        return pack_columns(
+            store.layout, columns, casting=casting, episode=episode, max_row_bytes=limit
+        )
+
+    def _insert_chunks(self, batch: ChunkBatch) -> StoreResult:
+        if not batch.chunks:
+            return StoreResult(0, 0, 0)
+        return self._warned(self._store.chunk_writer.store(batch))
+
     def _insert(self, batch: WriteBatch) -> StoreResult:
         """Check the sizes of rows, compress them, and store them."""
         if not batch.records:
             return StoreResult(0, 0, 0)
         check_row_sizes(batch.records, row_limit(self._store.info.config))
-        result = self._store.writer.store(self._prepared(batch))
+        return self._warned(self._store.writer.store(self._prepared(batch)))
+
+    def _warned(self, result: StoreResult) -> StoreResult:
         if result.conflicts:
             logger.warning(
                 "buffer %r: %d rows were not stored, it holds their ids with other content: %s",
@@ -183,6 +217,13 @@ class StepWriter:
 
     def _prepared(self, batch: WriteBatch) -> WriteBatch:
         return replace(batch, records=prepared(batch.records, self._store.layout))
+
+
+def sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
+    """Return the sum of the rewards of steps; None where they have none."""
+    given = [chunk.reward for chunk in chunks if chunk.reward is not None]
+    rewards = [float(reward) for values in given for reward in values if reward is not None]
+    return sum(rewards) if rewards else None
 
 
 def _in_session(records: list[Record], session: str) -> list[Record]:

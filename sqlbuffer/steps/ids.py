@@ -3,8 +3,7 @@
 import os
 import time
 
-_VERSION_AND_VARIANT = (7 << 76) | (2 << 62)
-_RANDOM_MASK = ~((0xF << 76) | (3 << 62)) & ((1 << 80) - 1)
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
 def uuid7() -> str:
@@ -13,11 +12,11 @@ def uuid7() -> str:
 
 
 def uuid7s(n: int) -> list[str]:
-    """Return n new UUIDv7 of one moment; a third of the time of as many calls."""
-    start = (time.time_ns() // 1_000_000) << 80 | _VERSION_AND_VARIANT
-    random = os.urandom(10 * n)
-    found = []
-    for i in range(0, 10 * n, 10):
-        text = f"{start | int.from_bytes(random[i : i + 10], 'big') & _RANDOM_MASK:032x}"
-        found.append(f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}")
-    return found
+    """Return n new UUIDv7 of one millisecond; in a third of the time of n calls."""
+    when = f"{time.time_ns() // 1_000_000:012x}"
+    start, digits = f"{when[:8]}-{when[8:]}-7", os.urandom(10 * n).hex()
+    return [
+        f"{start}{digits[i : i + 3]}-{_VARIANT[digits[i + 3]]}{digits[i + 4 : i + 7]}-"
+        f"{digits[i + 7 : i + 19]}"
+        for i in range(0, 20 * n, 20)
+    ]

@@ -1,7 +1,9 @@
 """`StoreResult`: what became of the rows of one write."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,8 @@ class StoreResult:
         duplicates: Rows whose id the buffer holds with the same content: not stored again.
         conflicts: Rows whose id the buffer holds with other content: not stored.
         conflicting_ids: The ids of those.
-        seqs: The number of each id, stored now or held before.
+        seqs: The number of each row in the order of the call, stored now or held before; -1 where
+            it is not stored. int64 of shape (n,).
 
     Example:
         >>> StoreResult(inserted=2, duplicates=0, conflicts=0).inserted
@@ -24,4 +27,6 @@ class StoreResult:
     duplicates: int
     conflicts: int
     conflicting_ids: tuple[str, ...] = field(default=(), compare=False)
-    seqs: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    seqs: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64), compare=False, repr=False
+    )

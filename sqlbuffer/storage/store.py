@@ -10,6 +10,7 @@ from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.sessions import Sessions
+from sqlbuffer.storage.chunks.step_statements import over_chunks
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -31,6 +32,7 @@ from sqlbuffer.storage.retention.row_retention import Retention
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
 from sqlbuffer.storage.use_counts.use_counting import UseCounting
+from sqlbuffer.storage.writing.chunk_writer import ChunkWriter
 from sqlbuffer.storage.writing.row_writer import RowWriter
 
 
@@ -47,6 +49,7 @@ class BufferStore(OpenBuffer):
         draws: Draws batches with samplers.
         leases: Leases rows.
         writer: Stores rows.
+        chunk_writer: Stores chunks.
         labels: Annotates rows.
         retention: Deletes rows, and takes them out of sampling.
         sessions: The training sessions, and the clock.
@@ -61,7 +64,10 @@ class BufferStore(OpenBuffer):
         made_engine: bool = False,
         options: Connection = DEFAULT_CONNECTION,
     ) -> None:
-        super().__init__(url, info, engine, made_engine=made_engine, options=options)
+        super().__init__(
+            url, info, engine, made_engine=made_engine, options=options,
+            rewrite=over_chunks if info.has_chunks else None,
+        )  # fmt: skip
         self.priorities = PriorityKeeping(self)
         self.source = CandidateSource(
             self, self.priorities.of if info.config.priorities.enabled else None
@@ -74,6 +80,7 @@ class BufferStore(OpenBuffer):
         self.draws = BatchDraws(self.source, self.rows, self.priorities, sessions, self.expiry)
         self.leases = LeaseKeeping(self.source, sessions, self.expiry.run_if_due)
         self.writer = RowWriter(self, self.source.whole_rows, self.pacer)
+        self.chunk_writer = ChunkWriter(self, self.pacer)
         self.labels = Labelling(self)
         self.retention = Retention(self)
         self.sessions = Sessions(self)

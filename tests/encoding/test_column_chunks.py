@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer.codec.equality import equal
+from sqlbuffer.codec.scalar_tags import tag_text
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packed_chunk import MAX_BYTES, execute_times
 from sqlbuffer.encoding.packing import Layout
@@ -65,7 +66,9 @@ def test_what_was_packed_comes_back(drawn, episode):
                     assert fields[f"{name}_lens"][k] == expected.shape[axis]
                     own = own.take(range(expected.shape[axis]), axis)
                 assert bits(own, spec) == bits(expected, spec)
-                if spec.column:
+                if spec.column and spec.dtype.kind == "U":
+                    assert chunk.fields[name][k] == tag_text(str(own))
+                elif spec.column:
                     assert bits(chunk.fields[name][k], spec) == bits(own, spec)
             if "reward" in columns:
                 assert same(float(rewards[k]), float(columns["reward"][i]))
@@ -232,6 +235,12 @@ def test_a_step_above_the_limit_is_refused():
     layout = Layout(parse_specs({"x": ("uint8", (-1,))}))
     with pytest.raises(FieldError, match="row 1: the payload has 104 bytes"):
         pack_columns(layout, {"x": [[1], np.ones(100, np.uint8)]}, max_row_bytes=100)
+
+
+def test_texts_that_conditions_use_are_tagged_where_json_has_none_like_them():
+    layout = Layout(parse_specs({"x": {"dtype": "U3", "column": True}}))
+    (chunk,) = pack_columns(layout, {"x": ["ä", "a\0b"]}).chunks
+    assert chunk.fields == {"x": ["ä", {"$str": "000061;000000;000062;"}]}
 
 
 def test_times_are_interpolated():

@@ -23,7 +23,7 @@ def read_run(layout, chunk, start, stop, **also):
         chunk.records,
         chunk.n_steps,
         chunk.block_steps,
-        chunk.offsets,
+        None if chunk.offsets is None else chunk.offsets.tolist(),
         start,
         stop,
         **also,

@@ -36,13 +36,12 @@ def stored(store, n=4):
     return rows, result
 
 
-def test_the_writer_returns_the_number_of_each_id(store):
+def test_the_writer_returns_the_numbers_in_the_order_of_the_call(store):
     rows, result = stored(store)
-    assert list(result.seqs) == [row.id for row in rows]
-    assert sorted(result.seqs.values()) == [1, 2, 3, 4]
-    again = StepWriter(store).store_rows([*rows, make_row(step=9)])
+    assert result.seqs.tolist() == [1, 2, 3, 4]
+    again = StepWriter(store).store_rows([make_row(step=9), *rows[::-1]])
     assert (again.inserted, again.duplicates) == (1, 4)
-    assert {id_: again.seqs[id_] for id_ in result.seqs} == result.seqs
+    assert again.seqs.tolist() == [5, 4, 3, 2, 1]
 
 
 def test_the_reader_reads_what_the_writer_stored(store, decoding):
@@ -83,7 +82,7 @@ def test_the_conditions_check_what_a_call_is_about(store):
 
 def test_the_changes_reach_the_rows(store, decoding):
     _, result = stored(store)
-    changes, seqs = RowChanges(store, Conditions(store.info)), sorted(result.seqs.values())
+    changes, seqs = RowChanges(store, Conditions(store.info)), sorted(result.seqs.tolist())
     assert changes.annotate(seqs[:2], {"reward_t": 0.5}, None, None) == 2
     update = changes.update_priorities(np.array([*seqs, 99]), 0.25, 0.0)
     assert (update.updated, update.missing) == (4, 1)

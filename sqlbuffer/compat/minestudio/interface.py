@@ -147,7 +147,7 @@ class ReplayBufferInterface:
             result = insert(batch)
             new = Fragment(
                 given.worker_uuid, given.fid_in_worker, given.session_id, given.model_version,
-                result.seqs[record.id], size,
+                int(result.seqs[0]), size,
             )  # fmt: skip
             return result, add(connection, self._core, new)
 

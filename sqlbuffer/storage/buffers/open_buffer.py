@@ -21,10 +21,12 @@ from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.stored_config import read_config
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import (
+    Rewrite,
     begin_epoch,
     close_idle,
     engine_for,
     is_memory,
+    rewriting,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
@@ -44,6 +46,7 @@ class OpenBuffer:
         engine: An engine of this buffer alone; omitted, this process's engine of the URL.
         made_engine: The library made that engine, not the user.
         options: What the opener chose.
+        rewrite: Returns the statement to run in the place of each.
 
     Attributes:
         layout: How the bytes of its steps are laid out.
@@ -59,9 +62,12 @@ class OpenBuffer:
         *,
         made_engine: bool = False,
         options: opener.Connection = opener.DEFAULT_CONNECTION,
+        rewrite: Rewrite | None = None,
     ) -> None:
         self.url, self.info, self.options = url, info, options
         self._engine, self._made_engine = engine, made_engine
+        self._rewrite = rewrite
+        self._rewriting: tuple[Engine, Engine] | None = None
         fields, compression = info.config.fields, info.config.payloads.compression
         self.layout = Layout(fields.specs, compression)
         self.observation_layout = Layout(
@@ -83,7 +89,13 @@ class OpenBuffer:
     @property
     def engine(self) -> Engine:
         """This process's engine: another one after a fork."""
-        return self._engine if self._engine is not None else engine_for(self.url)
+        engine = self._engine if self._engine is not None else engine_for(self.url)
+        if self._rewrite is None:
+            return engine
+        known = self._rewriting
+        if known is None or known[0] is not engine:
+            known = self._rewriting = (engine, rewriting(engine, self._rewrite))
+        return known[1]
 
     @property
     def shown_url(self) -> str:

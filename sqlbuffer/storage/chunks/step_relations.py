@@ -106,18 +106,20 @@ def _common(place: str, text: str) -> dict[str, str]:
             f"+ (c.last_time - c.first_time) * {place} / (c.n_steps - 1) END"
         ),
         "payload_bytes": "NULL",
-        "block_place": f"CASE WHEN d.offsets IS NULL THEN 0 ELSE {place} % d.block_steps END",
     }
 
 
-def _pg_expressions() -> dict[str, str]:
-    place, size = "c.place", "(octet_length(d.records) / c.n_steps)"
+def pg_expressions(place: str) -> dict[str, str]:
+    """Return the expression of each column of steps on PostgreSQL, of chunks `c`, their bytes `d`
+    and a place.
+    """
+    size = "(octet_length(d.records) / c.n_steps)"
     block = f"({place} / d.block_steps + 1)"
     payload = f"d.payloads -> {place}"
     found = _common(place, place)
     return {
         **found,
-        "seq": "c.seq",
+        "seq": f"c.first_seq + {place}",
         "id": f'{found["id"]} COLLATE "C"',
         "step": f"CASE WHEN c.steps IS NULL THEN c.step + {place} ELSE c.steps[{place} + 1] END",
         **{name: f"c.{name}[{place} + 1]" for name in _PER_STEP},
@@ -131,6 +133,8 @@ def _pg_expressions() -> dict[str, str]:
             f"({payload} -> 'arrays' ->> 1)::integer)"
         ),
         "payload_bytes": "NULL::bigint",
+        # psycopg would take a percent sign for a parameter.
+        "block_place": f"CASE WHEN d.offsets IS NULL THEN 0 ELSE mod({place}, d.block_steps) END",
         "block": (
             f"CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size}) "
             f"ELSE substr(d.records, d.offsets[{block}]::integer + 1, "
@@ -139,8 +143,9 @@ def _pg_expressions() -> dict[str, str]:
     }
 
 
-def _sqlite_expressions() -> dict[str, str]:
-    place, size = "(w.seq - c.first_seq)", "(length(d.records) / c.n_steps)"
+def sqlite_expressions(place: str) -> dict[str, str]:
+    """Return the same for SQLite."""
+    size = "(length(d.records) / c.n_steps)"
     path = f"'$[' || {place} || ']'"
     start = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps) || ']')"
     end = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps + 1) || ']')"
@@ -155,7 +160,7 @@ def _sqlite_expressions() -> dict[str, str]:
 
     return {
         **_common(place, place),
-        "seq": "w.seq",
+        "seq": f"c.first_seq + {place}",
         "step": (
             f"CASE WHEN c.steps IS NULL THEN c.step + {place} "
             f"ELSE json_extract(c.steps, {path}) END"
@@ -170,6 +175,7 @@ def _sqlite_expressions() -> dict[str, str]:
             f"substr(d.payload_arrays, json_extract(d.payloads, {path} || '.arrays[0]') + 1, "
             f"json_extract(d.payloads, {path} || '.arrays[1]'))"
         ),
+        "block_place": f"CASE WHEN d.offsets IS NULL THEN 0 ELSE {place} % d.block_steps END",
         "block": (
             f"CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size}) "
             f"ELSE substr(d.records, {start} + 1, {end} - {start}) END"
@@ -177,7 +183,7 @@ def _sqlite_expressions() -> dict[str, str]:
     }
 
 
-_PG, _SQLITE = _pg_expressions(), _sqlite_expressions()
+_PG, _SQLITE = pg_expressions("c.place"), sqlite_expressions("(w.seq - c.first_seq)")
 
 
 def _columns(expressions: dict[str, str]) -> str:

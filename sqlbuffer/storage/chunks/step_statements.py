@@ -1,74 +1,120 @@
-"""Statements over `experiences`, for buffers whose steps are in chunks."""
+"""Statements over `experiences`, run over the steps of chunks.
+
+Whoever reads steps writes one statement, over `experiences`. On the connections of a buffer with
+chunks it is rewritten before it runs: `over_chunks`.
+"""
 
 import operator
-from typing import Any, TypeVar, cast
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Alias, BinaryExpression, Column, and_
+from sqlalchemy import Alias, BinaryExpression, Column, Executable, and_, true
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.visitors import replacement_traverse
+from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.step_relations import chunk_steps
+from sqlbuffer.storage.chunks.step_relations import chunk_steps, steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 
-T = TypeVar("T")
+# Statements that are kept and run often are rewritten once.
+_rewritten: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def over(clause: T, steps: Any = chunk_steps) -> T:
-    """Return a statement or expression over `experiences`, over another table of steps.
+def over_chunks(statement: Any) -> Any:
+    """Return the statement to run in the place of one over `experiences`.
 
-    Bounds of `seq` bound `first_seq` as well, which the indexes of chunks know.
+    Where it looks for numbers (`has_number`), it is over the steps that have them. Else it is over
+    all steps, and bounds of `seq` bound `first_seq` as well, which the indexes of chunks know.
+    """
+    if not isinstance(statement, Executable) or getattr(statement, "is_text", False):
+        return statement
+    found = _rewritten.get(statement)
+    if found is None:
+        found = _rewritten[statement] = _over(statement)
+    return found
+
+
+def over(clause: Any, steps: Any) -> Any:
+    """Return a clause over `experiences`, over another table with its columns."""
+    return _Rewriting(steps).of(clause)
+
+
+def _over(statement: Any) -> Any:
+    elements = list(iterate(statement))
+    if not any(element is experiences or _is_alias(element) for element in elements):
+        return statement
+    lookup = next((element for element in elements if isinstance(element, has_number)), None)
+    steps = chunk_steps if lookup is None else steps_at(*list(lookup.clauses)[1:])
+    return _Rewriting(steps).of(statement)
+
+
+def _is_alias(element: Any) -> bool:
+    return isinstance(element, Alias) and element.element is experiences
+
+
+class _Rewriting:
+    """Rewrites one statement.
 
     Args:
-        clause: The statement.
-        steps: A table with the columns of `experiences`; an alias of `experiences` becomes an alias
-            of it.
+        steps: The table in the place of `experiences`; its aliases become aliases of all steps.
     """
-    aliases: dict[Any, Any] = {}
-    is_all = steps is chunk_steps
 
-    def table_for(source: Any) -> Any:
-        if source is experiences:
-            return steps
-        if isinstance(source, Alias) and source.element is experiences:
-            return aliases.setdefault(source, chunk_steps.alias(source.name))
-        return None
+    def __init__(self, steps: Any) -> None:
+        self._steps, self._aliases = steps, dict[Any, Any]()
 
-    def replaced(element: Any, **_: Any) -> Any:
-        found = table_for(element)
-        if found is not None:
-            return found
+    def of(self, clause: Any) -> Any:
+        return replacement_traverse(clause, {}, self._replaced)
+
+    def _replaced(self, element: Any, **_: Any) -> Any:
+        table = self._table(element)
+        if table is not None:
+            return table
         if isinstance(element, Column):
-            source = table_for(element.table)
-            return None if source is None else source.c[element.name]
-        if is_all and isinstance(element, BinaryExpression) and _is_seq(element.left):
-            return _bounded(element, table_for(element.left.table), replaced)
+            table = self._table(element.table)
+            return None if table is None else table.c[element.name]
+        if isinstance(element, has_number) and self._steps is not chunk_steps:
+            return true()
+        if isinstance(element, is_numbered):
+            return self._numbered(element)
+        if isinstance(element, BinaryExpression):
+            return self._bounded(element)
         return None
 
-    result: Any = replacement_traverse(cast(Any, clause), {}, replaced)
-    return cast(T, result)
+    def _table(self, source: Any) -> Any:
+        if source is experiences:
+            return self._steps
+        if _is_alias(source):
+            return self._aliases.setdefault(source, chunk_steps.alias(source.name))
+        return None
+
+    def _numbered(self, element: is_numbered) -> Any:
+        number, buffer_id, n = element.clauses
+        table = self._table(number.table)
+        if table is None:
+            return None
+        of_buffer = table.c.buffer_id == self.of(buffer_id)
+        return and_(of_buffer, _is_one(table, self.of(n)))
+
+    def _bounded(self, comparison: Any) -> Any:
+        """Return a comparison of the `seq` of all steps with what it says of `first_seq`."""
+        seq, op = comparison.left, comparison.operator
+        if not isinstance(seq, Column) or seq.name != "seq":
+            return None
+        table = self._table(seq.table)
+        if table is None or (table is self._steps and table is not chunk_steps):
+            return None
+        bound, first = self.of(comparison.right), table.c.first_seq
+        if op in (operator.gt, operator.ge):
+            return and_(op(table.c.seq, bound), op(first, bound - (MOST_STEPS - 1)))
+        if op in (operator.lt, operator.le):
+            return and_(op(table.c.seq, bound), op(first, bound))
+        if op in (operator.eq, operators.eq):
+            return _is_one(table, bound)
+        return None
 
 
-def _is_seq(column: Any) -> bool:
-    return (
-        isinstance(column, Column)
-        and column.name == "seq"
-        and (
-            column.table is experiences
-            or (isinstance(column.table, Alias) and column.table.element is experiences)
-        )
-    )
-
-
-def _bounded(comparison: Any, steps: Any, replaced: Any) -> Any:
-    """Return a comparison of `seq` with what it says of `first_seq`."""
-    op = comparison.operator
-    bound = replacement_traverse(comparison.right, {}, replaced)
-    seq, first = steps.c.seq, steps.c.first_seq
-    if op in (operator.gt, operator.ge):
-        return and_(op(seq, bound), op(first, bound - (MOST_STEPS - 1)))
-    if op in (operator.lt, operator.le):
-        return and_(op(seq, bound), op(first, bound))
-    if op is operators.eq:
-        return and_(seq == bound, first <= bound, first > bound - MOST_STEPS)
-    return None
+def _is_one(steps: Any, number: Any) -> Any:
+    """Return whether a step has a number."""
+    first = steps.c.first_seq
+    return and_(steps.c.seq == number, first <= number, first > number - MOST_STEPS)

@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -38,6 +39,11 @@ _numbers = itertools.count(1)
 _epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 _adopted_sqlite: WeakSet[Engine] = WeakSet()
+# The engines of whose pools others run rewritten statements.
+_owners: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
+
+# Returns the statement to run in the place of another one.
+Rewrite = Callable[[Any], Any]
 
 
 class _BinaryCursor(psycopg.Cursor[Any]):
@@ -130,12 +136,34 @@ def server_epoch(engine: Engine) -> int:
     """Return a number that is another one when the server may have crashed meanwhile, and what was
     remembered of it no longer holds.
     """
-    return _epochs.setdefault(engine, next(_numbers))
+    return _epochs.setdefault(pool_owner(engine), next(_numbers))
 
 
 def begin_epoch(engine: Engine) -> None:
     """Note that a connection was lost."""
-    _epochs[engine] = next(_numbers)
+    _epochs[pool_owner(engine)] = next(_numbers)
+
+
+def rewriting(engine: Engine, rewrite: Rewrite) -> Engine:
+    """Return an engine over the same pool whose statements are rewritten before they run.
+
+    Args:
+        engine: The engine.
+        rewrite: Returns the statement to run instead of one; both SQLAlchemy's.
+    """
+    found = engine.execution_options()
+
+    def before_execute(_: Any, clause: Any, many: Any, one: Any, *_options: Any) -> Any:
+        return rewrite(clause), many, one
+
+    event.listen(found, "before_execute", before_execute, retval=True)
+    _owners[found] = engine
+    return found
+
+
+def pool_owner(engine: Engine) -> Engine:
+    """Return the engine that has the pool of one that rewrites its statements."""
+    return _owners.get(engine, engine)
 
 
 def was_reached(url: URL, engine: Engine | None = None) -> bool:

@@ -20,6 +20,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlbuffer.storage.database.engine import pool_owner
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, driver_of
@@ -229,6 +230,7 @@ _cleaners: "WeakKeyDictionary[Engine, Cleaner]" = WeakKeyDictionary()
 
 def cleaner_for(engine: Engine) -> Cleaner:
     """Return this process's cleaner of the engine's database."""
+    engine = pool_owner(engine)
     found = _cleaners.get(engine)
     if found is None or found.pid != os.getpid():
         found = _cleaners[engine] = Cleaner()

@@ -113,9 +113,9 @@ def hold_by_parameters(
     if kind.sessions:
         held.append(_hold(EligibilityKind(sessions=True), experiences, _PARAMETERS))
     if kind.uses:
-        held.append(not_used_up(buffer_id, seqs, _PARAMETERS[MAX_USE]))
+        held.append(not_used_up(experiences.c.seq, buffer_id, seqs, _PARAMETERS[MAX_USE]))
     if kind.quarantine:
-        held.append(not_in_quarantine(buffer_id, seqs))
+        held.append(not_in_quarantine(experiences.c.seq, buffer_id, seqs))
     return held
 
 

@@ -12,7 +12,7 @@ from sqlbuffer.storage.schema.list_parameters import pg_array
 
 class not_used_up(FunctionElement[bool]):
     """Whether a row of `experiences` was used less than so often, of rows that are among numbers:
-    `not_used_up(buffer_id, seqs, max_use)`.
+    `not_used_up(seq, buffer_id, seqs, max_use)`.
 
     PostgreSQL looks the counts of all numbers up at once: a third of the time that one subquery for
     each row takes.
@@ -25,25 +25,25 @@ class not_used_up(FunctionElement[bool]):
 
 @compiles(not_used_up, "postgresql")
 def _pg_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
-    buffer_id, seqs, max_use = processed(element, compiler, kw)
+    seq, buffer_id, seqs, max_use = processed(element, compiler, kw)
     return (
-        f"experiences.seq NOT IN (SELECT u.seq FROM uses u WHERE u.buffer_id = {buffer_id} "
+        f"{seq} NOT IN (SELECT u.seq FROM uses u WHERE u.buffer_id = {buffer_id} "
         f"AND u.seq = ANY ({pg_array(seqs)}) AND u.n_uses >= {max_use})"
     )
 
 
 @compiles(not_used_up, "sqlite")
 def _sqlite_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
-    buffer_id, _, max_use = processed(element, compiler, kw)
+    seq, buffer_id, _, max_use = processed(element, compiler, kw)
     return (
         f"NOT EXISTS (SELECT 1 FROM uses u WHERE u.buffer_id = {buffer_id} "
-        f"AND u.seq = experiences.seq AND u.n_uses >= {max_use})"
+        f"AND u.seq = {seq} AND u.n_uses >= {max_use})"
     )
 
 
 class not_in_quarantine(FunctionElement[bool]):
     """Whether a row of `experiences` is not in quarantine, of rows that are among numbers:
-    `not_in_quarantine(buffer_id, seqs)`; see `not_used_up`.
+    `not_in_quarantine(seq, buffer_id, seqs)`; see `not_used_up`.
     """
 
     inherit_cache = True
@@ -53,17 +53,16 @@ class not_in_quarantine(FunctionElement[bool]):
 
 @compiles(not_in_quarantine, "postgresql")
 def _pg_not_in_quarantine(element: not_in_quarantine, compiler: Any, **kw: Any) -> str:
-    buffer_id, seqs = processed(element, compiler, kw)
+    seq, buffer_id, seqs = processed(element, compiler, kw)
     return (
-        f"experiences.seq NOT IN (SELECT q.seq FROM quarantine q WHERE q.buffer_id = {buffer_id} "
+        f"{seq} NOT IN (SELECT q.seq FROM quarantine q WHERE q.buffer_id = {buffer_id} "
         f"AND q.seq = ANY ({pg_array(seqs)}))"
     )
 
 
 @compiles(not_in_quarantine, "sqlite")
 def _sqlite_not_in_quarantine(element: not_in_quarantine, compiler: Any, **kw: Any) -> str:
-    buffer_id, _ = processed(element, compiler, kw)
+    seq, buffer_id, _ = processed(element, compiler, kw)
     return (
-        f"NOT EXISTS (SELECT 1 FROM quarantine q WHERE q.buffer_id = {buffer_id} "
-        "AND q.seq = experiences.seq)"
+        f"NOT EXISTS (SELECT 1 FROM quarantine q WHERE q.buffer_id = {buffer_id} AND q.seq = {seq})"
     )

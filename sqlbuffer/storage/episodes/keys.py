@@ -1,11 +1,10 @@
 """The users' keys of episodes and sessions, and the numbers that rows store for them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, bindparam, select, text
 
-from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes.tables import episodes
@@ -22,16 +21,40 @@ INSERT_EPISODE = text(
 )
 
 
+class Keyed(Protocol):
+    """A row or a chunk, by what names its episode and its session."""
+
+    @property
+    def episode_key(self) -> str | None:
+        """The user's id of the episode."""
+
+    @property
+    def task_id(self) -> str:
+        """The task."""
+
+    @property
+    def agent_id(self) -> str:
+        """Who acts."""
+
+    @property
+    def model_version(self) -> int | None:
+        """Version of the model that acts."""
+
+    @property
+    def session_key(self) -> str | None:
+        """The user's id of the session."""
+
+
 def episode_ids(
     connection: Connection,
     buffer_id: int,
-    records: Sequence[Record],
+    records: Sequence[Keyed],
     metas: Mapping[EpisodeKey, str],
 ) -> list[int | None]:
     """Return the number of each record's episode, or None without one; new ones are made, with the
     JSON of their meta.
     """
-    first_of: dict[EpisodeKey, Record] = {}
+    first_of: dict[EpisodeKey, Keyed] = {}
     for record in records:
         if record.episode_key is not None:
             first_of.setdefault((record.episode_key, record.task_id), record)
@@ -57,7 +80,7 @@ def episode_ids(
 
 
 def session_ids(
-    connection: Connection, buffer_id: int, records: Sequence[Record]
+    connection: Connection, buffer_id: int, records: Sequence[Keyed]
 ) -> list[int | None]:
     """Return the number of each record's session, or None without one; new ones are made."""
     keys = sorted({record.session_key for record in records if record.session_key is not None})

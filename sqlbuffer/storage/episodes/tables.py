@@ -10,6 +10,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SERIAL, TIME, metadata
@@ -47,6 +48,13 @@ episodes = Table(
     Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
     Column("ended_at", TIME, comment="when it ended"),
     Column("n_rows", BigInteger, comment="rows held, where eviction is by episode"),
+    Column(
+        "next_t",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="steps stored of it in chunks, and so the t of the next",
+    ),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
     # No number is given twice: readers go by it.

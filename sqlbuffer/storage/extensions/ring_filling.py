@@ -55,7 +55,8 @@ def hold_items(
         ring.set_ledger(connection, counts, ledger)
         if not records:
             return
-        seqs = insert(batch, guarded=False).seqs
+        stored = insert(batch, guarded=False).seqs.tolist()
+        seqs = {record.id: seq for record, seq in zip(laid, stored, strict=True)}
         gaps = sorted(seqs[f"-_{n}"] for n in numbers if n not in by_number)
         if gaps:
             remove_items(connection, ring.store, ring.item_count, gaps, "n_expired")

@@ -20,9 +20,17 @@ _EVICT_NOT_LEASED = (
     "AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
     "AND q.seq = experiences.seq AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 )
+# A chunk with a step that a lease holds stays.
+_EVICT_CHUNKS = (
+    "DELETE FROM chunks WHERE key > :id << 40 AND first_seq + n_steps - 1 <= (SELECT low_seq FROM "
+    "v_windows WHERE buffer_id = :id) AND key <= (:id << 40) + (SELECT low_seq FROM v_windows "
+    "WHERE buffer_id = :id) AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
+    "AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps "
+    "AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+)
 _OVERFLOW = text(
     "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes, has_queue, "
-    "max_capacity FROM buffers WHERE id = :id"
+    "max_capacity, has_chunks FROM buffers WHERE id = :id"
 )
 _OLDEST_TASKS = text("SELECT task_id FROM tasks WHERE buffer_id = :id ORDER BY last_seq LIMIT 2")
 _OLDEST_EPISODE = text(
@@ -35,10 +43,14 @@ def evict(connection: Connection, buffer_id: int) -> None:
     """Evict what exceeds the limits of a buffer. Triggers do so for rows that plain SQL writes."""
     rows = select(experiences.c.seq).where(experiences.c.buffer_id == buffer_id)
     while True:
-        unit, rows_over, episodes_over, has_queue, capacity = connection.execute(
+        unit, rows_over, episodes_over, has_queue, capacity, has_chunks = connection.execute(
             _OVERFLOW, {"id": buffer_id}
         ).one()
-        if has_queue:
+        if has_chunks:
+            if unit == "row" and capacity is not None:
+                connection.exec_driver_sql(_EVICT_CHUNKS, {"id": buffer_id})
+            victims = None
+        elif has_queue:
             connection.exec_driver_sql(_EVICT_NOT_LEASED, {"id": buffer_id})
         elif unit == "row" and capacity is not None:
             connection.exec_driver_sql(_EVICT, {"id": buffer_id, "n": capacity})

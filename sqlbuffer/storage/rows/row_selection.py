@@ -23,6 +23,9 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.nearby_chunk_steps import chunk_steps_near
+from sqlbuffer.storage.chunks.step_relations import steps_at
+from sqlbuffer.storage.chunks.step_statements import over
 from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_KIND,
     NO_LIMITS,
@@ -113,6 +116,7 @@ class RowSelection:
         is_key: What else must hold of a row to be a key.
         is_readable: What must hold to be read, but is left to reading to find out: of `ends`.
         complete: Returns the rows that were chosen with what is kept elsewhere of them.
+        has_blocks: The columns begin with `statements.COLUMNS`, whose arrays are typed fields.
     """
 
     columns: Sequence[Any]
@@ -121,25 +125,45 @@ class RowSelection:
     is_key: ColumnElement[bool] | None = None
     is_readable: ColumnElement[bool] | None = None
     complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
+    has_blocks: bool = False
 
     def statement(
-        self, node: Node, limits: Eligibility = NO_LIMITS, *, has_labels: bool = False
+        self,
+        node: Node,
+        limits: Eligibility = NO_LIMITS,
+        *,
+        has_labels: bool = False,
+        has_chunks: bool = False,
     ) -> Any:
         """Return the select of what is read of the parameters `seqs`, of a buffer above `low`; the
         limits' own parameters are to be given with them.
+
+        Args:
+            node: The condition.
+            limits: What else must hold.
+            has_labels: With values that were given late.
+            has_chunks: Over steps of chunks. Where arrays are wanted, the block of bytes comes that
+                has them, and its place there in one more column behind the others.
         """
-        return self._built(node, limits.kind, has_labels)
+        return self._built(node, limits.kind, has_labels, has_chunks)
 
     @cached_property
-    def _built(self) -> Callable[[Node, EligibilityKind, bool], Any]:
+    def _built(self) -> Callable[[Node, EligibilityKind, bool, bool], Any]:
         return remembered(self._build)
 
-    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool) -> Any:
-        parts = self._parts(node, bindparam(SEQS, type_=SeqList()), kind, has_labels)
+    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool, has_chunks: bool) -> Any:
+        seqs = bindparam(SEQS, type_=SeqList())
+        parts = self._parts(node, seqs, kind, has_labels, has_chunks)
         return parts[0] if len(parts) == 1 else union_all(*parts)
 
     def picked(
-        self, node: Node, picks: Any, limits: Eligibility = NO_LIMITS, *, has_labels: bool = False
+        self,
+        node: Node,
+        picks: Any,
+        limits: Eligibility = NO_LIMITS,
+        *,
+        has_labels: bool = False,
+        has_chunks: bool = False,
     ) -> Any:
         """Return the select of what is read of keys that are picked in the same statement.
 
@@ -149,16 +173,20 @@ class RowSelection:
             picks: Select of (key, rank, n); they come as rows of their own, the rank as the number
                 of the episode and n as the step there.
             has_labels: With values that were given late.
+            has_chunks: See `statement`.
         """
         found = picks.cte("picks")
         nulls = [null()] * (len(self.columns) - T - 1)
+        places = [null()] if has_chunks else []
         rows = select(
-            found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK)
+            found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK), *places
         )
         seqs = seqs_of(select(found.c.key).correlate(None).scalar_subquery())
-        return union_all(*self._parts(node, seqs, limits.kind, has_labels), rows)
+        return union_all(*self._parts(node, seqs, limits.kind, has_labels, has_chunks), rows)
 
-    def _parts(self, node: Node, seqs: Any, kind: EligibilityKind, has_labels: bool) -> list[Any]:
+    def _parts(
+        self, node: Node, seqs: Any, kind: EligibilityKind, has_labels: bool, has_chunks: bool
+    ) -> list[Any]:
         wanted = compile_condition(node) & has_number(_own.seq, _buffer_id(), seqs)
         for held in hold_by_parameters(kind, _buffer_id(), seqs):
             wanted = wanted & held
@@ -172,27 +200,45 @@ class RowSelection:
         if has_labels:
             rows = late_values.joined(rows)
         own: Any = select(*columns).select_from(rows).where(wanted)
-        if not self.has_places:
-            return [own]
         if self.is_readable is not None:
             own = own.where(self.is_readable)
+        if has_chunks:
+            own = self._over_chunks(own, seqs)
         if self.near is None:
             return [own]
-        return [own, _near(self.near, wanted, len(self.columns), kind.of_steps, has_labels)]
+        return [
+            own,
+            _near(self.near, wanted, seqs, len(self.columns), kind, has_labels, has_chunks),
+        ]
+
+    def _over_chunks(self, own: Any, seqs: Any) -> Any:
+        """Return the select of rows over the steps of chunks with these numbers."""
+        steps = steps_at(_buffer_id(), seqs)
+        if not self.has_blocks:
+            return over(own, steps)
+        columns = [steps.c.block if i == ARRAYS else c for i, c in enumerate(own.selected_columns)]
+        return over(own.with_only_columns(*columns, steps.c.block_place), steps)
 
 
 def _near(
     near: Neighbours,
     wanted: ColumnElement[bool],
+    seqs: Any,
     n_columns: int,
     kind: EligibilityKind,
     has_labels: bool,
+    has_chunks: bool,
 ) -> Any:
+    kind = kind.of_steps
     length: Any = null()
     if near.arrays is not None:
         length = select(episodes.c.length).where(episodes.c.id == _own.episode_id).scalar_subquery()
-    anchors = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
-    near_steps = steps_near if kind == NO_KIND else limited_steps_near
+    anchors: Any = select(_own.episode_id, _own.t, length.label("length")).where(wanted)
+    if has_chunks:
+        anchors = over(anchors, steps_at(_buffer_id(), seqs))
+        near_steps: Any = chunk_steps_near
+    else:
+        near_steps = steps_near if kind == NO_KIND else limited_steps_near
     names = ("anchor_t", "length", *near_steps.COLUMNS)
     steps: Any = near_steps(
         _buffer_id(), anchors.correlate(None).scalar_subquery(), near.first, near.last
@@ -205,10 +251,11 @@ def _near(
     if kind != NO_KIND:
         is_ineligible = is_ineligible_step(kind, _buffer_id(), found)
         ineligible = case((is_ineligible, literal(1, BigInteger())))
+    places = [found.block_place] if has_chunks else []
     return select(
         found.seq, null(), null(), ineligible, found.reward_t, found.terminated, found.truncated,
         cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
-        literal(NEAR),
+        literal(NEAR), *places,
     ).where(unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip
 
 

@@ -74,6 +74,8 @@ class CandidateSource:
                     connection, now, server_epoch(buffer.engine), node, columns
                 )
             found.has_labels = bool(now.has_labels)
+            if buffer.info.has_chunks:
+                found.chunks = buffer.layout
             if self._priorities_of is not None:
                 found.priorities = self._priorities_of(found)
             yield found

@@ -1,6 +1,6 @@
 """What a sampler chooses from: the keys of the rows that match, without their payloads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, literal, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
@@ -16,7 +18,15 @@ from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, NEAR, OWN, SEQS, RowSelection
+from sqlbuffer.storage.rows.row_selection import (
+    ARRAYS,
+    BUFFER_ID,
+    LOW,
+    NEAR,
+    OWN,
+    SEQS,
+    RowSelection,
+)
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.weighted_sampling.block_weights import Weights
@@ -74,6 +84,7 @@ class Candidates:
         clock: The buffer's clock, where limits or the sample log need it.
         has_labels: True if rows may have annotated values.
         picks_first: True if `pick` costs less than `probe`.
+        chunks: How the bytes of chunks are laid out; None: each step is a row.
 
     Example:
         >>> import numpy as np
@@ -105,6 +116,7 @@ class Candidates:
         self.has_read_keys = False
         self.clock: int | None = None
         self.has_labels = False
+        self.chunks: Layout | None = None
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
@@ -211,12 +223,26 @@ class Candidates:
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         if self.reading.near is not None:
             parameters[LOW] = self.window_low
-        statement = self.reading.statement(self.node, self.limits, has_labels=self.has_labels)
-        found = fetch(self.connection, statement, parameters)
+        statement = self.reading.statement(
+            self.node, self.limits, has_labels=self.has_labels, has_chunks=self.chunks is not None
+        )
+        found = self._fetched(statement, parameters)
         if not self.reading.has_places:
             self._payloads.update((row[0], row) for row in found)
         else:
             self._sort(found)
+
+    def _fetched(self, statement: Any, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Return rows of `reading`; those of chunks with the bytes of their own."""
+        found = fetch(self.connection, statement, parameters)
+        if self.chunks is None or not self.reading.has_blocks or not found:
+            return found
+        seqs, blocks, places = ([row[i] for row in found] for i in (0, ARRAYS, -1))
+        rows = rows_of_blocks(self.chunks, blocks, places, seqs)
+        return [
+            (*row[:ARRAYS], own, *row[ARRAYS + 1 : -1])
+            for row, own in zip(found, rows, strict=True)
+        ]
 
     def _sort(self, found: Sequence[tuple[Any, ...]]) -> None:
         for row in found:

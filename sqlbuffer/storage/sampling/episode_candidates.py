@@ -9,7 +9,6 @@ from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, lit
 
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, PICK, PLACE, RowSelection, T
@@ -57,7 +56,7 @@ class EpisodePopulation(Candidates):
         self._partial = include_partial
         self.picks_first = self.span <= FEW_KEYS_SPAN
         self._priorities = rows._priorities
-        self.has_labels = rows.has_labels
+        self.has_labels, self.chunks = rows.has_labels, rows.chunks
 
     @property
     def is_filtered(self) -> bool:
@@ -201,8 +200,11 @@ class EpisodePopulation(Candidates):
         """Return {key: (rank, n)} of what is picked, and read it."""
         parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
         parameters |= self.limits.parameters
-        statement = self.reading.picked(self.node, picks, self.limits, has_labels=self.has_labels)
-        found = fetch(self.connection, statement, parameters)
+        statement = self.reading.picked(
+            self.node, picks, self.limits, has_labels=self.has_labels,
+            has_chunks=self.chunks is not None,
+        )  # fmt: skip
+        found = self._fetched(statement, parameters)
         self._sort(found)
         picked = {row[0]: (row[PLACE], row[T]) for row in found if row[-1] == PICK}
         self._probed.update(picked)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import numpy as np
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record, same_content
@@ -155,7 +156,8 @@ def _compared(
         stored: The rows that the buffer held of the others, by id.
         refused: The batch is a whole episode, and another one has its id.
     """
-    seqs = {**_seqs(stored), **numbers}
+    known = {**_seqs(stored), **numbers}
+    seqs = np.array([known.get(record.id, -1) for record in batch.records], np.int64)
     if len(numbers) == len(batch.records):
         return StoreResult(len(numbers), 0, 0, (), seqs)
     fresh, n_duplicates, conflicts = set(numbers), 0, []

@@ -45,6 +45,10 @@ _COPY_COLUMNS = ", ".join(
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 _ROW_HEAD = struct.Struct(">hii")
 _RESERVE_RANGE = "SELECT sqlbuffer_reserve_v1(%s::integer, %s::bigint)"
+_RESERVE_STEPS = (
+    "SELECT first_seq, priority FROM sqlbuffer_reserve_steps_v1(%s::integer, %s::bigint, "
+    "%s::double precision, %s::uuid, %s::double precision)"
+)
 _RESERVE = (
     "SELECT held, first_seq, priority FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[], "
     "%s::double precision[], %s::uuid, %s::double precision)"
@@ -57,6 +61,27 @@ def reserve_range(connection: Connection, buffer_id: int, n: int) -> int:
     """
     ((first_seq,),) = driver_of(connection).execute(_RESERVE_RANGE, (buffer_id, n))
     return int(first_seq)
+
+
+def reserve_steps(
+    connection: Connection,
+    buffer_id: int,
+    n: int,
+    largest: float | None = None,
+    note: WriteId | None = None,
+) -> tuple[int, float | None]:
+    """Reserve n consecutive numbers; return the first, and the priority of steps that are given
+    none. Note the largest priority that they are given, and store the id of the write.
+    """
+    write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
+    ((first_seq, priority),) = driver_of(connection).execute(
+        _RESERVE_STEPS, (buffer_id, n, largest, write_id, keep_s)
+    )
+    return int(first_seq), priority
+
+
+def after_chunks(connection: Connection, buffer_id: int, first_seq: int, n: int) -> None:
+    """Do nothing: a trigger evicts."""
 
 
 def reserve_seqs(

@@ -45,6 +45,31 @@ def reserve_range(connection: Connection, buffer_id: int, n: int) -> int:
     return int(end) - n
 
 
+def reserve_steps(
+    connection: Connection,
+    buffer_id: int,
+    n: int,
+    largest: float | None = None,
+    note: WriteId | None = None,
+) -> tuple[int, float | None]:
+    """Reserve n consecutive numbers; return the first, and the priority of steps that are given
+    none. Note the largest priority that they are given.
+    """
+    found = connection.exec_driver_sql(
+        _RESERVE, {"n": n, "given": largest, "id": buffer_id}
+    ).one_or_none()
+    if found is None:
+        raise _no_buffer(buffer_id)
+    end, priority = found
+    return end - n, priority
+
+
+def after_chunks(connection: Connection, buffer_id: int, first_seq: int, n: int) -> None:
+    """Evict what a write of chunks has pushed out, and count the blocks that it has filled."""
+    evict(connection, buffer_id)
+    count_full_blocks(connection, buffer_id, range(first_seq, first_seq + n))
+
+
 def reserve_seqs(
     connection: Connection,
     buffer_id: int,

@@ -167,9 +167,8 @@ class WriteQueue:
         """Store a batch; return the ids of steps that are not stored, and never will be."""
         ended = [self._resolved(ending) for ending in endings]
         written = self._write(WriteBatch(records, MADE_TIME, ended, metas))
-        for record in records:
-            seq = written.seqs.get(record.id)
-            if seq is not None and record.episode_key is not None:
+        for record, seq in zip(records, written.seqs.tolist(), strict=True):
+            if seq >= 0 and record.episode_key is not None:
                 key = (record.episode_key, record.task_id)
                 first = next(iter(self._spans.get(key, {record.id: seq}).items()))
                 self._spans[key] = dict([first, (record.id, seq)])

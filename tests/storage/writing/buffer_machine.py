@@ -77,6 +77,12 @@ def task_of(episode: str) -> str:
     return "abc"[int(episode[1:]) % 3]
 
 
+def numbers_of(steps, result):
+    """Return the number of each id that is stored."""
+    pairs = zip(steps, result.seqs.tolist(), strict=True)
+    return {step.id: seq for step, seq in pairs if seq >= 0}
+
+
 class BufferMachine(RuleBasedStateMachine):
     """A buffer, opened twice, and its model.
 
@@ -172,8 +178,9 @@ class BufferMachine(RuleBasedStateMachine):
         assert set(result.conflicting_ids) == {step.id for step in conflicts}
         held = {row.id: row.seq for row in self.model.rows.values()}
         fresh = {step.id for step in new}
-        assert all(held[id_] == seq for id_, seq in result.seqs.items() if id_ not in fresh)
-        self.took(new, [result.seqs[step.id] for step in new], priority)
+        seqs = numbers_of(steps, result)
+        assert all(held[id_] == seq for id_, seq in seqs.items() if id_ not in fresh)
+        self.took(new, [seqs[step.id] for step in new], priority)
         self.sent = (self.sent + new)[-60:]
         if self.proxy is None and loss is not None:  # sent again, as by whoever heard no answer
             self.send(who, steps)
@@ -236,9 +243,7 @@ class BufferMachine(RuleBasedStateMachine):
         other = self.thread.submit(self.store_in, self.buffers[1], second)
         results = [self.store_in(self.buffers[0], first), other.result()]
         assert [result.inserted for result in results] == [n, n]
-        seqs = [result.seqs[s.id] for result, steps in zip(results, (first, second), strict=True)
-                for s in steps]  # fmt: skip
-        self.took(first + second, seqs)
+        self.took(first + second, [*results[0].seqs.tolist(), *results[1].seqs.tolist()])
 
     @rule(
         who=writers, key=episodes, number=numbers, n=sizes, version=versions,
@@ -273,8 +278,8 @@ class BufferMachine(RuleBasedStateMachine):
             return
         assert result.inserted == n
         self.model.episodes[key] = Episode(task_of(key), version=version)
-        self.took(steps, [result.seqs[step.id] for step in steps])
-        self.ended(key, "complete", steps, result.seqs, reward, observed)
+        self.took(steps, result.seqs.tolist())
+        self.ended(key, "complete", steps, numbers_of(steps, result), reward, observed)
 
     def check_resent(self, result, steps, length):
         held = {row.id: row for row in self.model.rows.values()}

@@ -259,6 +259,7 @@ CREATE TABLE episodes (
     started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     ended_at TIMESTAMP WITH TIME ZONE,
     n_rows BIGINT,
+    next_t BIGINT DEFAULT 0 NOT NULL,
     CONSTRAINT pk_episodes PRIMARY KEY (id),
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, key, task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
@@ -283,6 +284,7 @@ COMMENT ON COLUMN episodes.final_arrays IS 'the final observation';
 COMMENT ON COLUMN episodes.started_at IS 'when it began';
 COMMENT ON COLUMN episodes.ended_at IS 'when it ended';
 COMMENT ON COLUMN episodes.n_rows IS 'rows held, where eviction is by episode';
+COMMENT ON COLUMN episodes.next_t IS 'steps stored of it in chunks, and so the t of the next';
 
 CREATE TABLE sessions (
     id SERIAL NOT NULL,

@@ -164,6 +164,7 @@ CREATE TABLE episodes (
     started_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     ended_at TEXT,
     n_rows BIGINT,
+    next_t BIGINT DEFAULT 0 NOT NULL,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
 );

@@ -29,7 +29,7 @@ from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.strategy import RowStrategy
 
 N_OWN = len(statements.COLUMNS)
-_OWN_ROWS = RowSelection(statements.COLUMNS)
+_OWN_ROWS = RowSelection(statements.COLUMNS, has_blocks=True)
 
 Row = tuple[Any, ...]
 

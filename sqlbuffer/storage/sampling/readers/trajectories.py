@@ -56,7 +56,9 @@ def _reading(include_partial: bool) -> RowSelection:
     is_complete = ends.c.status == "complete"
     is_readable = ends.c.status != "aborted" if include_partial else is_complete
     is_key = t >= 0 if include_partial else t == 0
-    return RowSelection(columns, True, Neighbours(1, _ALL_STEPS), is_key, is_readable)
+    return RowSelection(
+        columns, True, Neighbours(1, _ALL_STEPS), is_key, is_readable, has_blocks=True
+    )
 
 
 @dataclass(frozen=True)

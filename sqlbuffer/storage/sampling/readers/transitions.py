@@ -75,7 +75,7 @@ def _reading(n_step: int, declared: bool, n_before: int, all_arrays: bool) -> Ro
     arrays = None if n_before or all_arrays else last if declared else successor
     near = Neighbours(first, end, arrays) if first <= end else None
     is_readable = ends.c.status.is_distinct_from("aborted")
-    return RowSelection(columns, True, near, is_readable=is_readable)
+    return RowSelection(columns, True, near, is_readable=is_readable, has_blocks=True)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ def _reading(length: int, n_before: int, stride: int) -> RowSelection:
     is_key = unindexed(experiences.c.t) % stride == 0
     near = Neighbours(-n_before, length - 1) if n_before or length > 1 else None
     is_readable = ends.c.status != "aborted"
-    return RowSelection((*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable)
+    return RowSelection(
+        (*statements.COLUMNS, *place_columns()), True, near, is_key, is_readable, has_blocks=True
+    )
 
 
 @dataclass(frozen=True)

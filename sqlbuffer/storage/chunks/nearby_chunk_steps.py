@@ -1,0 +1,66 @@
+"""Steps of an episode that are near to other steps, where steps are in chunks."""
+
+from typing import Any
+
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.storage.chunks.step_relations import pg_expressions, sqlite_expressions
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.schema.compiled_clauses import processed
+
+
+class chunk_steps_near(FunctionElement[Any]):
+    """What `steps_near` and `limited_steps_near` are for rows; `arrays` is the block that has the
+    step's typed fields, and `block_place` the place there.
+    """
+
+    inherit_cache = True
+    COLUMNS: tuple[str, ...] = (
+        "seq", "episode_id", "t", "reward_t", "terminated", "truncated", "extra", "arrays",
+        "model_version", "session_id", "block_place",
+    )  # fmt: skip
+
+
+def _columns(expressions: dict[str, str]) -> str:
+    expressions = {**expressions, "arrays": expressions["block"]}
+    return ", ".join(f"{expressions[name]} AS {name}" for name in chunk_steps_near.COLUMNS)
+
+
+@compiles(chunk_steps_near, "postgresql")
+def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) -> str:
+    buffer_id, anchors, first, last = processed(element, compiler, kw)
+    return f"""(SELECT a.t AS anchor_t, a.length, f.* FROM {anchors} AS a CROSS JOIN LATERAL (
+        SELECT {_columns(pg_expressions("p.place"))}
+        FROM chunks c
+        CROSS JOIN LATERAL generate_series(
+            greatest(0, a.t + {first} - c.t),
+            least(c.n_steps - 1, a.t::bigint + {last} - c.t)::integer
+        ) AS p(place)
+        LEFT JOIN LATERAL (
+            SELECT * FROM chunk_data
+            WHERE chunk_data.buffer_id = {buffer_id} AND chunk_data.first_seq = c.first_seq LIMIT 1
+        ) d ON true
+        WHERE c.buffer_id = {buffer_id} AND c.episode_id = a.episode_id
+          AND c.t > a.t + {first} - {MOST_STEPS} AND c.t <= a.t::bigint + {last}
+          AND c.t + p.place <> a.t AND NOT EXISTS (
+              SELECT 1 FROM deleted_steps x
+              WHERE x.buffer_id = {buffer_id} AND x.seq = c.first_seq + p.place OFFSET 0)
+        OFFSET 0) f)"""
+
+
+@compiles(chunk_steps_near, "sqlite")
+def _sqlite_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) -> str:
+    buffer_id, anchors, first, last = processed(element, compiler, kw)
+    # CROSS JOIN, or SQLite may turn the loops around.
+    return f"""(SELECT a.t AS anchor_t, a.length, {_columns(sqlite_expressions("p.place"))}
+        FROM {anchors} AS a
+        CROSS JOIN chunks c
+        CROSS JOIN chunk_places p
+        LEFT JOIN chunk_data d ON d.key = c.key
+        WHERE c.buffer_id = {buffer_id} AND c.episode_id = a.episode_id
+          AND c.t > a.t + {first} - {MOST_STEPS} AND c.t <= a.t + {last}
+          AND p.place >= a.t + {first} - c.t AND p.place <= a.t + {last} - c.t
+          AND p.place < c.n_steps AND c.t + p.place <> a.t AND NOT EXISTS (
+              SELECT 1 FROM deleted_steps x
+              WHERE x.buffer_id = {buffer_id} AND x.seq = c.first_seq + p.place))"""

@@ -1,0 +1,44 @@
+"""Store chunks: all of a batch or none, over lost connections."""
+
+from functools import partial
+
+from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.settling import clean_after_write
+from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
+from sqlbuffer.storage.writing.chunk_insertion import insert_chunks
+
+
+class ChunkWriter:
+    """Stores the chunks of a buffer.
+
+    Args:
+        buffer: The buffer.
+        pacer: The buffer's rate limiter.
+    """
+
+    def __init__(self, buffer: OpenBuffer, pacer: Pacer) -> None:
+        self.buffer, self._pacer = buffer, pacer
+
+    def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
+        """Store the chunks that the buffer does not hold, all or none.
+
+        Args:
+            batch: The chunks; may be none.
+            admitted: The rate limiter has let them in.
+
+        Raises:
+            EpisodeExistsError: The batch is an episode that is open, or was aborted.
+            FlowControlError: The rate limiter did not let them in in time.
+        """
+        buffer = self.buffer
+        if not admitted:
+            self._pacer.before_insert(batch.n_steps)
+        once, durability = buffer.once(), buffer.options.durability
+        insert = partial(insert_chunks, buffer=buffer, batch=batch, once=once)
+        result: StoreResult = buffer.with_retries(
+            partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
+        )
+        clean_after_write(buffer.engine, result.inserted, batch.n_bytes, buffer.watermark)
+        return result
