@@ -1,13 +1,16 @@
-"""A chunk: consecutive steps of one episode, or of one task and agent, column by column."""
+"""A chunk: steps of one episode, or of one task and agent, column by column; and a part of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.codec.scalar_tags import tag_text
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.record_blocks import expanded_rows, pack_blocks, stored_blocks
+from sqlbuffer.encoding.step_payloads import collected_payload, join_payloads, split_payload
 
 MAX_STEPS = 256
 MAX_BYTES = 2**18  # of records and payloads, raw; a larger step is a chunk of its own
@@ -113,3 +116,83 @@ def comparable_values(values: NDArray[Any]) -> Values:
     if values.dtype.kind == "U":
         return [tag_text(text) for text in values.tolist()]
     return values.copy()
+
+
+def step_numbers(chunk: PackedChunk, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the step numbers of some steps of a chunk."""
+    return chunk.step + places if chunk.steps is None else np.asarray(chunk.steps)[places]
+
+
+def step_rows(layout: Layout, chunk: PackedChunk, places: NDArray[np.int64]) -> list[bytes]:
+    """Return the typed fields of some steps of a chunk, as `Layout.unpack_expanded` reads them.
+
+    Raises:
+        FieldError: Damaged bytes.
+    """
+    own = places % chunk.block_steps
+    firsts = (places - own).tolist()
+    distinct = list(dict.fromkeys(firsts))
+    stored = stored_blocks(chunk.records, chunk.n_steps, chunk.block_steps, chunk.offsets, distinct)
+    blocks = dict(zip(distinct, stored, strict=True))
+    rows = expanded_rows(layout, [blocks[first] for first in firsts], own.tolist())
+    return list(map(bytes, rows))
+
+
+def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> PackedChunk:
+    """Return some steps of a chunk as a chunk with the same id, when others are stored already.
+
+    Args:
+        layout: The typed fields.
+        chunk: The chunk.
+        places: At least one place in it, ascending; in an episode they are consecutive.
+
+    Raises:
+        ValueError: Steps of an episode are left out in between.
+        FieldError: Damaged bytes.
+    """
+    at, n = np.asarray(places, np.int64), len(places)
+    is_run = int(at[-1] - at[0]) == n - 1
+    if chunk.t is not None and not is_run:
+        raise ValueError("steps of an episode stay together in a chunk")
+    rows, size = step_rows(layout, chunk, at), layout.size_bytes
+    tails = [row[size:] for row in rows] if layout.has_tails else None
+    (blocks,) = pack_blocks(layout, b"".join([row[:size] for row in rows]), tails, [(0, n)])
+    payloads = arrays = None
+    if chunk.payloads is not None:
+        parts = [split_payload(layout, chunk.payloads[i], chunk.payload_arrays) for i in places]
+        payloads, arrays = join_payloads(layout, [collected_payload(part) for part in parts])
+    steps, n_steps = step_numbers(chunk, at), chunk.n_steps
+    times = (chunk.first_time, chunk.last_time, n_steps)
+    return replace(
+        chunk,
+        n_steps=n,
+        t=None if chunk.t is None else chunk.t + int(at[0]),
+        step=int(steps[0]),
+        steps=None if is_run and chunk.steps is None else steps,
+        first_time=None if chunk.first_time is None else float(execute_times(*times, at[0])),
+        last_time=None if chunk.last_time is None else float(execute_times(*times, at[-1])),
+        reward=_selected(chunk.reward, at, np.float64),
+        adv_t=_selected(chunk.adv_t, at, np.float64),
+        v_t=_selected(chunk.v_t, at, np.float64),
+        terminated=_selected(chunk.terminated, at, np.bool_),
+        truncated=_selected(chunk.truncated, at, np.bool_),
+        initial_priority=_selected(chunk.initial_priority, at, np.float64),
+        fields=chunk.fields and {name: _taken(own, at) for name, own in chunk.fields.items()},
+        records=blocks.records,
+        block_steps=blocks.block_steps,
+        offsets=blocks.offsets,
+        payloads=payloads,
+        payload_arrays=arrays,
+        ids=chunk.ids and [chunk.ids[i] for i in places],
+    )
+
+
+def _selected(values: Values | None, at: NDArray[np.int64], dtype: Any) -> Values | None:
+    if values is None:
+        return None
+    own = _taken(values, at)
+    return stored_values(own, dtype) if isinstance(own, list) else own
+
+
+def _taken(values: Values, at: NDArray[np.int64]) -> Values:
+    return [values[i] for i in at.tolist()] if isinstance(values, list) else values[at]

@@ -100,6 +100,19 @@ def rows_of_blocks(
     Raises:
         FieldError: Damaged bytes; names the step.
     """
+    rows = expanded_rows(layout, blocks, places, seqs)
+    if layout.compression is None:
+        return rows
+    return [None if row is None else compress_lookalike(row) for row in rows]
+
+
+def expanded_rows(
+    layout: Layout,
+    blocks: Sequence[Stored | None],
+    places: Sequence[int],
+    seqs: Sequence[Any] | None = None,
+) -> list[Any]:
+    """Return what `rows_of_blocks` does, in the form that `Layout.unpack_expanded` reads."""
     size = layout.size_bytes
     if layout.compression is None:
         if layout.has_tails:  # a block for each step
@@ -129,7 +142,7 @@ def rows_of_blocks(
             if place + 1 >= len(ends[key]):
                 raise _damaged(shown_row(i, seqs))
             row = b"".join((row, whole[slice(*ends[key][place : place + 2])]))
-        rows.append(compress_lookalike(row))
+        rows.append(row)
     return rows
 
 

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.equality import equal
-from sqlbuffer.encoding.packed_chunk import PackedChunk, Values
+from sqlbuffer.encoding.packed_chunk import PackedChunk, Values, step_numbers, step_rows
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import rows_of_blocks, stored_blocks
 from sqlbuffer.encoding.records import decode_extra
 from sqlbuffer.encoding.step_payloads import split_payload
 
@@ -50,7 +49,7 @@ def same_steps(
     ours, theirs = (np.asarray(places, np.int64) for places in (left_places, right_places))
     if any(getattr(left, name) != getattr(right, name) for name in _OF_ALL):
         return np.zeros(len(ours), bool)
-    same: NDArray[np.bool_] = _steps(left, ours) == _steps(right, theirs)
+    same: NDArray[np.bool_] = step_numbers(left, ours) == step_numbers(right, theirs)
     for name in _OF_EACH:
         same &= _same(getattr(left, name), ours, getattr(right, name), theirs)
     same &= _same_records(layout, left, ours, right, theirs)
@@ -78,10 +77,6 @@ def _payload(layout: Layout, chunk: PackedChunk, place: int) -> list[Any]:
     ]
 
 
-def _steps(chunk: PackedChunk, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    return chunk.step + places if chunk.steps is None else np.asarray(chunk.steps)[places]
-
-
 def _same(
     left: Values | None, ours: NDArray[np.int64], right: Values | None, theirs: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
@@ -105,14 +100,5 @@ def _same_records(
     right: PackedChunk,
     theirs: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    a, b = _rows(layout, left, ours), _rows(layout, right, theirs)
+    a, b = step_rows(layout, left, ours), step_rows(layout, right, theirs)
     return np.fromiter(map(bytes.__eq__, a, b), bool, len(a))
-
-
-def _rows(layout: Layout, chunk: PackedChunk, places: NDArray[np.int64]) -> list[bytes]:
-    own, of = places % chunk.block_steps, places - places % chunk.block_steps
-    firsts = sorted(set(of.tolist()))
-    blocks = stored_blocks(chunk.records, chunk.n_steps, chunk.block_steps, chunk.offsets, firsts)
-    by_first = dict(zip(firsts, blocks, strict=True))
-    rows = rows_of_blocks(layout, [by_first[first] for first in of.tolist()], own.tolist())
-    return list(map(bytes, rows))

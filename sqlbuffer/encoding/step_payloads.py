@@ -2,8 +2,8 @@
 
 The object has those of `state`, `actions`, `messages` and `extra` that the step has. Where these
 refer to bytes, `arrays: [start, n_bytes]` is the place of the step's bytes in the bytes of its
-chunk; references inside the JSON count from that start. In a buffer with compression these bytes
-are compressed by themselves.
+chunk; references inside the JSON count from that start. Where the buffer compresses, the bytes of
+each step are compressed on their own, and `arrays` is the place of the result.
 """
 
 from collections.abc import Sequence
@@ -62,11 +62,22 @@ def encode_payload(values: Sequence[Any], tags: dict[str, Any]) -> StepPayload |
     ]
     if tags or extra is not None:
         parts.append(f'"extra":{encode_extra(extra, tags, encoder)}')
+    return _payload(parts, encoder.blob)
+
+
+def _payload(parts: Sequence[str], arrays: bytearray) -> StepPayload | None:
     if not parts:
         return None
-    members, arrays = ",".join(parts), encoder.blob
+    members = ",".join(parts)
     n_members = len(members) if members.isascii() else len(members.encode())
     return StepPayload(members, arrays, n_members + len(arrays))
+
+
+def collected_payload(parts: PayloadParts) -> StepPayload | None:
+    """Return the payload of a step that was split, as it was collected."""
+    texts = zip(PAYLOADS, parts, strict=False)
+    own = [f'"{name}":{text}' for name, text in texts if text is not None]
+    return _payload(own, bytearray(parts.arrays))
 
 
 def check_step_size(payload: StepPayload | None, n_fields: int, limit: int, where: str) -> None:

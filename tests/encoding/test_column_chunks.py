@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.scalar_tags import tag_text
 from sqlbuffer.encoding.column_chunks import pack_columns
-from sqlbuffer.encoding.packed_chunk import MAX_BYTES, execute_times
+from sqlbuffer.encoding.packed_chunk import MAX_BYTES
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import parse_specs
@@ -241,8 +241,3 @@ def test_texts_that_conditions_use_are_tagged_where_json_has_none_like_them():
     layout = Layout(parse_specs({"x": {"dtype": "U3", "column": True}}))
     (chunk,) = pack_columns(layout, {"x": ["ä", "a\0b"]}).chunks
     assert chunk.fields == {"x": ["ä", {"$str": "000061;000000;000062;"}]}
-
-
-def test_times_are_interpolated():
-    assert execute_times(10.0, 20.0, 5, np.arange(5)).tolist() == [10.0, 12.5, 15.0, 17.5, 20.0]
-    assert execute_times(10.0, 10.0, 1, 0) == 10.0
