@@ -1,5 +1,6 @@
-"""Inserts chunks on SQLite."""
+"""Inserts chunks, and deletes steps of them, on SQLite."""
 
+import json
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
@@ -10,6 +11,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     values_json,
 )
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _COLUMNS = (
     "key", "buffer_id", "first_seq", "n_steps", "id", "task_id", "task_name", "agent_id",
@@ -23,6 +25,22 @@ _DATA = (
 )  # fmt: skip
 _INSERT = f"INSERT INTO chunks ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _INSERT_DATA = f"INSERT INTO chunk_data ({', '.join(_DATA)}) VALUES ({', '.join('?' * len(_DATA))})"
+# The steps among numbers that are there, by chunk. The numbers are the buffer's own.
+_FOUND = f"""
+SELECT c.first_seq, c.n_steps - count(*) - (
+    SELECT count(*) FROM deleted_steps x
+    WHERE x.buffer_id = :id AND x.seq >= c.first_seq AND x.seq < c.first_seq + c.n_steps
+), count(*), json_group_array(w.seq)
+FROM (SELECT DISTINCT value AS seq FROM json_each(:seqs)) w
+CROSS JOIN chunks c ON c.key = (
+    SELECT max(k.key) FROM chunks k
+    WHERE k.key > :id << {NUMBER_BITS} AND k.key <= (:id << {NUMBER_BITS} | w.seq))
+WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
+    SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq)
+GROUP BY c.key
+"""
+_DROP = f"DELETE FROM chunks WHERE key = ? << {NUMBER_BITS} | ?"
+_NOTE = "INSERT INTO deleted_steps (buffer_id, seq) SELECT ?, value FROM json_each(?)"
 
 
 def insert_chunks(
@@ -51,3 +69,19 @@ def insert_chunks(
         )  # fmt: skip
     connection.exec_driver_sql(_INSERT, rows)
     connection.exec_driver_sql(_INSERT_DATA, data)
+
+
+def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
+    """Delete steps; return how many there were.
+
+    Chunks are not rewritten: one that has no step left goes as a whole, and the steps of others
+    are noted in `deleted_steps`. Triggers count, and clean the narrow tables.
+    """
+    given = {"id": buffer_id, "seqs": json.dumps(list(seqs))}
+    found = connection.exec_driver_sql(_FOUND, given).all()
+    for first_seq, n_left, _, listed in found:
+        if n_left:
+            connection.exec_driver_sql(_NOTE, (buffer_id, listed))
+        else:
+            connection.exec_driver_sql(_DROP, (buffer_id, first_seq))
+    return sum(n_steps for _, _, n_steps, _ in found)

@@ -153,7 +153,7 @@ def rewriting(engine: Engine, rewrite: Rewrite) -> Engine:
     """
     found = engine.execution_options()
 
-    def before_execute(_: Any, clause: Any, many: Any, one: Any, *_options: Any) -> Any:
+    def before_execute(_: Any, clause: Any, many: Any, one: Any, _options: Any) -> Any:
         return rewrite(clause), many, one
 
     event.listen(found, "before_execute", before_execute, retval=True)

@@ -1,5 +1,6 @@
 """Selects over the priorities of a buffer, and how their columns arrive."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
@@ -34,6 +36,7 @@ FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
 )  # fmt: skip
 
 _HEADER_BYTES = 20
+_NO_PRIORITIES = json.dumps([None] * MOST_STEPS)
 
 
 class packed(FunctionElement[Any]):
@@ -65,12 +68,6 @@ class rows_of_blocks(FunctionElement[Any]):
     inherit_cache = True
 
 
-_ITS_PRIORITY = (
-    "coalesce((SELECT p.priority FROM priorities p WHERE p.buffer_id = e.buffer_id "
-    "AND p.seq = e.seq), e.initial_priority, 1.0)"
-)
-
-
 class rows_of_numbers(FunctionElement[Any]):
     """A table of some numbers of the window, its columns `seq` and `priority`: `rows_of_numbers(
     buffer_id, seqs)`; 0 where there is no row.
@@ -82,9 +79,22 @@ class rows_of_numbers(FunctionElement[Any]):
     inherit_cache = True
 
 
+# A buffer has rows or chunks: a look at the other table finds nothing.
 _OF_NUMBER = (
     "coalesce((SELECT p.priority FROM priorities p WHERE p.buffer_id = {0} AND p.seq = {1}), "
-    "(SELECT coalesce(e.initial_priority, 1.0) FROM experiences e WHERE {2}), 0.0)"
+    "(SELECT coalesce(e.initial_priority, 1.0) FROM experiences e WHERE {2}), {3}, 0.0)"
+)
+_ITS_PRIORITY = (
+    "coalesce((SELECT p.priority FROM priorities p WHERE p.buffer_id = e.buffer_id "
+    "AND p.seq = e.seq), e.initial_priority, 1.0)"
+)
+_ITS_PRIORITY_IN_CHUNK = (
+    "coalesce((SELECT p.priority FROM priorities p WHERE p.buffer_id = c.buffer_id "
+    "AND p.seq = c.first_seq + i.{0}), i.{1}, 1.0)"
+)
+_IS_THERE = (
+    "NOT EXISTS (SELECT 1 FROM deleted_steps d "
+    "WHERE d.buffer_id = c.buffer_id AND d.seq = c.first_seq + i.{0}{1})"
 )
 
 
@@ -92,8 +102,17 @@ _OF_NUMBER = (
 def _pg_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs = _processed(element, compiler, kw)
     its_row = f"e.buffer_id = {buffer_id} AND e.seq = k.seq"
+    its_step = (
+        "(SELECT coalesce(c.initial_priority[k.seq - c.first_seq + 1], 1.0) FROM (SELECT "
+        "x.first_seq, x.n_steps, x.initial_priority FROM chunks x "
+        f"WHERE x.buffer_id = {buffer_id} AND x.first_seq <= k.seq "
+        "ORDER BY x.first_seq DESC LIMIT 1) AS c WHERE k.seq < c.first_seq + c.n_steps "
+        "AND NOT EXISTS (SELECT 1 FROM deleted_steps d "
+        f"WHERE d.buffer_id = {buffer_id} AND d.seq = k.seq OFFSET 0))"
+    )
+    priority = _OF_NUMBER.format(buffer_id, "k.seq", its_row, its_step)
     return (
-        f"(SELECT k.seq, {_OF_NUMBER.format(buffer_id, 'k.seq', its_row)} AS priority "
+        f"(SELECT k.seq, {priority} AS priority "
         f"FROM unnest(CAST({seqs} AS bigint[])) AS k(seq) OFFSET 0)"
     )
 
@@ -103,31 +122,79 @@ def _sqlite_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) 
     buffer_id, seqs = _processed(element, compiler, kw)
     # Numbers of the window, or without a row.
     its_row = f"e.key = {buffer_id} << {NUMBER_BITS} | k.value"
-    return (
-        f"(SELECT k.value AS seq, {_OF_NUMBER.format(buffer_id, 'k.value', its_row)} AS priority "
-        f"FROM json_each({seqs}) AS k)"
-    )
+    its_step = sqlite_initial_priority(buffer_id, "k.value")
+    priority = _OF_NUMBER.format(buffer_id, "k.value", its_row, its_step)
+    return f"(SELECT k.value AS seq, {priority} AS priority FROM json_each({seqs}) AS k)"
 
 
 @compiles(rows_of_blocks, "postgresql")
 def _pg_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) -> str:
     buffer_id, blocks, size, low, high = _processed(element, compiler, kw)
+    first, end = f"k.block * {size}", f"(k.block + 1) * {size}"
+    inside = f"BETWEEN greatest({first}, {low} + 1) AND least({end} - 1, {high})"
+    near = f"c.first_seq > {first} - {MOST_STEPS} AND c.first_seq < {end}"
+    of_step, is_there = (
+        _ITS_PRIORITY_IN_CHUNK.format("place", "p"),
+        _IS_THERE.format("place", " OFFSET 0"),
+    )
     return (
         f"(SELECT f.seq, f.priority FROM unnest(CAST({blocks} AS bigint[])) AS k(block) "
         f"CROSS JOIN LATERAL (SELECT e.seq, {_ITS_PRIORITY} AS priority FROM experiences e "
-        f"WHERE e.buffer_id = {buffer_id} AND e.seq >= k.block * {size} "
-        f"AND e.seq < (k.block + 1) * {size} AND e.seq > {low} AND e.seq <= {high} OFFSET 0) f)"
+        f"WHERE e.buffer_id = {buffer_id} AND e.seq >= {first} "
+        f"AND e.seq < {end} AND e.seq > {low} AND e.seq <= {high} "
+        f"UNION ALL SELECT c.first_seq + i.place, {of_step} FROM chunks c CROSS JOIN LATERAL "
+        "ROWS FROM (generate_series(0, c.n_steps - 1), unnest(c.initial_priority)) AS i(place, p) "
+        f"WHERE c.buffer_id = {buffer_id} AND {near} AND c.first_seq + i.place {inside} "
+        f"AND {is_there} OFFSET 0) f)"
     )
 
 
 @compiles(rows_of_blocks, "sqlite")
 def _sqlite_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) -> str:
     buffer_id, blocks, size, low, high = _processed(element, compiler, kw)
+    of_buffer = f"({buffer_id} << {NUMBER_BITS})"
+    first, last = f"max(k.value * {size}, {low} + 1)", f"min((k.value + 1) * {size} - 1, {high})"
     return (
         f"(SELECT e.seq, {_ITS_PRIORITY} AS priority FROM json_each({blocks}) AS k "
         "CROSS JOIN experiences AS e "
-        f"WHERE e.key >= ({buffer_id} << {NUMBER_BITS}) + max(k.value * {size}, {low} + 1) "
-        f"AND e.key <= ({buffer_id} << {NUMBER_BITS}) + min((k.value + 1) * {size} - 1, {high}))"
+        f"WHERE e.key >= {of_buffer} + {first} AND e.key <= {of_buffer} + {last} "
+        f"UNION ALL {sqlite_steps_between(f'json_each({blocks}) AS k', buffer_id, first, last)})"
+    )
+
+
+def sqlite_initial_priority(buffer_id: str, seq: str) -> str:
+    """Return SQLite's expression for the priority that a step of a chunk began with; null: there is
+    no such step.
+    """
+    of_buffer = f"({buffer_id} << {NUMBER_BITS})"
+    return (
+        "(SELECT coalesce(json_extract("
+        f"c.initial_priority, '$[' || ({seq} - c.first_seq) || ']'), 1.0) "
+        "FROM chunks c WHERE c.key = (SELECT max(x.key) FROM chunks x "
+        f"WHERE x.key > {of_buffer} AND x.key <= {of_buffer} + {seq}) "
+        f"AND {seq} < c.first_seq + c.n_steps AND NOT EXISTS (SELECT 1 FROM deleted_steps d "
+        f"WHERE d.buffer_id = {buffer_id} AND d.seq = {seq}))"
+    )
+
+
+def sqlite_steps_between(source: str, buffer_id: str, first: str, last: str) -> str:
+    """Return SQLite's select of (seq, priority) of the steps of chunks between two numbers.
+
+    Args:
+        source: A table that the numbers may be of.
+        buffer_id: The buffer.
+        first: The least number.
+        last: The greatest.
+    """
+    of_buffer, seq = f"({buffer_id} << {NUMBER_BITS})", "c.first_seq + i.key"
+    of_step, is_there = _ITS_PRIORITY_IN_CHUNK.format("key", "value"), _IS_THERE.format("key", "")
+    # All values of a list in one go: each alone would be looked for from its beginning.
+    return (
+        f"SELECT {seq} AS seq, {of_step} AS priority FROM {source} CROSS JOIN chunks AS c "
+        f"CROSS JOIN json_each(coalesce(c.initial_priority, '{_NO_PRIORITIES}')) AS i "
+        f"WHERE c.key > {of_buffer} + {first} - {MOST_STEPS} AND c.key <= {of_buffer} + {last} "
+        f"AND c.buffer_id = {buffer_id} AND i.key < c.n_steps "
+        f"AND {seq} >= {first} AND {seq} <= {last} AND {is_there}"
     )
 
 

@@ -11,16 +11,27 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
+from sqlbuffer.storage.priorities.priority_statements import (
+    sqlite_initial_priority,
+    sqlite_steps_between,
+)
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # A row of `priorities` belongs to a row that the buffer holds. One that is not held has null for a
 # priority; the caller drops it, since a condition here would double the time.
 _HELD = (
     "SELECT j.value, p.rowid, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
-    f"FROM experiences e WHERE e.key = (:id << {NUMBER_BITS}) + j.value AND e.seq = j.value)) "
-    "FROM json_each(:seqs) j "
+    f"FROM experiences e WHERE e.key = (:id << {NUMBER_BITS}) + j.value AND e.seq = j.value), "
+    f"{sqlite_initial_priority(':id', 'j.value')}) FROM json_each(:seqs) j "
     "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
     "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)"
+)
+_STEPS_OF_BLOCK = sqlite_steps_between("(SELECT 1)", ":id", ":first", ":last")
+_OF_BLOCK = (
+    "SELECT coalesce(p.priority, e.initial_priority, 1.0) FROM experiences e "
+    "LEFT JOIN priorities p ON p.buffer_id = e.buffer_id AND p.seq = e.seq "
+    f"WHERE e.key >= (:id << {NUMBER_BITS}) + :first AND e.key <= (:id << {NUMBER_BITS}) + :last "
+    f"UNION ALL SELECT priority FROM ({_STEPS_OF_BLOCK})"
 )
 _UPDATE = "UPDATE priorities SET priority = ? WHERE rowid = ?"
 _ADD = "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?)"
@@ -133,10 +144,7 @@ def _clean(connection: Connection, of: Blocks, low: int, clean_seq: int) -> None
 
 def _priorities(connection: Connection, of: Blocks, block: int) -> NDArray[np.float64]:
     """Return the priorities of the rows of a block."""
-    found = connection.exec_driver_sql(
-        "SELECT coalesce(p.priority, e.initial_priority, 1.0) FROM experiences e "
-        "LEFT JOIN priorities p ON p.buffer_id = e.buffer_id AND p.seq = e.seq "
-        "WHERE e.key >= ? AND e.key < ?",
-        tuple((of.buffer_id << NUMBER_BITS) + n * of.size for n in (block, block + 1)),
-    )
-    return np.fromiter(found.scalars(), np.float64)
+    first, last = block * of.size, (block + 1) * of.size - 1
+    values = {"id": of.buffer_id, "first": first, "last": last}
+    found = connection.exec_driver_sql(_OF_BLOCK, values).scalars()
+    return np.fromiter(found, np.float64)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.chunks.sqlite import remove_steps
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.rows.pieces import Piece
@@ -19,16 +20,18 @@ _CHUNK_BYTES = 2**18
 
 # Numbers that the buffer gave out: none has more bits.
 _AMONG = f"key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
+_HAS_CHUNKS = "SELECT has_chunks FROM buffers WHERE id = ?"
 _INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
 
 
 def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
-    """Delete rows; return how many there were. A trigger cleans the narrow tables."""
+    """Delete rows or steps; return how many there were. Triggers clean the narrow tables."""
     if not seqs:
         return 0
+    if connection.exec_driver_sql(_HAS_CHUNKS, (buffer_id,)).scalar():
+        return remove_steps(connection, buffer_id, seqs)
     return connection.exec_driver_sql(
-        f"DELETE FROM experiences WHERE {_AMONG}",
-        (buffer_id, json.dumps(list(seqs))),
+        f"DELETE FROM experiences WHERE {_AMONG}", (buffer_id, json.dumps(list(seqs)))
     ).rowcount
 
 
