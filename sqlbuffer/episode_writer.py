@@ -2,18 +2,21 @@
 
 import logging
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
+from sqlbuffer.encoding.packed_steps import PackedStep
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.encoding.step_encoder import StepEncoder
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.storage.labels.label_values import checked_reward
-from sqlbuffer.storage.rows.payload_parts import check_row_sizes
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 logger = logging.getLogger("sqlbuffer")
+
+# Checks and encodes a step by its place within the episode.
+Encode = Callable[[int, Mapping[str, Any]], Record | PackedStep]
 
 
 class EpisodeWriter:
@@ -43,23 +46,20 @@ class EpisodeWriter:
 
     def __init__(
         self,
-        layouts: tuple[Layout, Layout],
-        queue: WriteQueue,
+        encode: Encode,
+        observation: Layout,
+        queue: WriteQueue[Any, Any],
         beginning: EpisodeStart,
         casting: str,
-        has_priorities: bool = False,
-        max_row_bytes: int = 2**28,
     ) -> None:
-        fields, self._observation = layouts
-        self._encoder = StepEncoder(fields, beginning, casting, has_priorities)
-        self._max_row_bytes = max_row_bytes
+        self._encode, self._observation = encode, observation
         self._queue, self._casting, self._meta = queue, casting, beginning.meta
         self.episode_id, self.task_id = beginning.key, beginning.task_id
         self.agent_id = beginning.agent_id
         self.length = 0
         self.episode_return: float | None = None
         self.is_open = True
-        self._held: Record | None = None
+        self._held: Record | PackedStep | None = None
         self._pid = os.getpid()
 
     def append(self, **step: Any) -> None:
@@ -79,18 +79,19 @@ class EpisodeWriter:
                 is not added.
         """
         self._check_open()
-        record = self._record(step)
-        self._release()
-        self._queue.add(record, self._meta_with(record))
-        self._count(record)
+        encoded = self._encode(self.length, step)
+        if self._held is not None:
+            self._release()
+        self._queue.add(encoded, self._meta if not self.length else None)
+        self._count(encoded.reward_t)
 
     def hold(self, **step: Any) -> None:
         """Add a step as `append` does, and keep it here until the next call: `cut` may be that."""
         self._check_open()
-        record = self._record(step)
+        encoded = self._encode(self.length, step)
         self._release()
-        self._held = record
-        self._count(record)
+        self._held = encoded
+        self._count(encoded.reward_t)
 
     def end(self, *, reward: float | None = None, **final: Any) -> None:
         """End the episode and store all of it.
@@ -161,24 +162,19 @@ class EpisodeWriter:
         )
         self.is_open, self._held = False, None
 
-    def _record(self, step: dict[str, Any]) -> Record:
-        record = self._encoder.record(self.length, step)
-        check_row_sizes([record], self._max_row_bytes, f"step {self.length}: ")
-        return record
-
     def _release(self) -> None:
         if self._held is not None:
             self._queue.add(self._held, self._meta_with(self._held))
             self._held = None
 
-    def _meta_with(self, record: Record | None) -> str | None:
+    def _meta_with(self, step: Record | PackedStep | None) -> str | None:
         """Return what is said of the episode, with its first step."""
-        return self._meta if record is not None and record.t == 0 else None
+        return self._meta if step is not None and step.t == 0 else None
 
-    def _count(self, record: Record) -> None:
+    def _count(self, reward: float | None) -> None:
         self.length += 1
-        if record.reward_t is not None:
-            self.episode_return = (self.episode_return or 0.0) + record.reward_t
+        if reward is not None:
+            self.episode_return = (self.episode_return or 0.0) + reward
 
     def _check_open(self) -> None:
         if not self.is_open:

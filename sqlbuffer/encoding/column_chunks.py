@@ -96,7 +96,9 @@ def pack_columns(
     ranges: list[tuple[int, int]] = []
     own_keys: list[Keys] = []
     for key, group in zip(keys, pairwise(starts), strict=True):
-        cuts = [group] if group[1] - group[0] == 1 else _cuts(layout.size_bytes, sizes, *group)
+        cuts = (
+            [group] if group[1] - group[0] == 1 else chunk_ranges(layout.size_bytes, sizes, *group)
+        )
         ranges += cuts
         own_keys += [key] * len(cuts)
     steps = _Slices(layout, given, order, payloads, episode)
@@ -167,8 +169,17 @@ def _taken(values: Any, order: NDArray[np.int64] | None) -> Any:
     return values[order]
 
 
-def _cuts(size: int, sizes: list[int] | None, first: int, after: int) -> list[tuple[int, int]]:
-    """Return the steps of each chunk of a group."""
+def chunk_ranges(
+    size: int, sizes: list[int] | None, first: int, after: int
+) -> list[tuple[int, int]]:
+    """Return the first step of each chunk of a group, and the one after its last.
+
+    Args:
+        size: Bytes of a step, where all have the same.
+        sizes: Bytes of each step, where they differ.
+        first: The first step of the group.
+        after: The step after the last one.
+    """
     if sizes is None:
         n = min(MAX_STEPS, MAX_BYTES // max(size, 1)) or 1
         return [(start, min(start + n, after)) for start in range(first, after, n)]

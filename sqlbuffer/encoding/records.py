@@ -57,6 +57,11 @@ class Record(NamedTuple):
     payload_bytes: int | None = None
     initial_priority: float | None = None
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its arrays."""
+        return len(self.arrays or b"")
+
 
 def encode_rows(
     rows: Sequence[DataRow], model_version: int | None = None, priority: Any = None

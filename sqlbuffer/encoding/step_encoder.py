@@ -34,7 +34,7 @@ class StepEncoder:
         self._fields = layout.specs.keys()
         self._beginning = beginning
 
-    def record(self, t: int, step: Mapping[str, Any]) -> Record:
+    def encode(self, t: int, step: Mapping[str, Any]) -> Record:
         """Return the record of step t; it holds copies.
 
         Raises:

@@ -10,20 +10,23 @@ from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns
 from sqlbuffer.encoding.columns import encode_columns
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, encode_meta, pack_final
 from sqlbuffer.encoding.packed_chunk import PackedChunk
+from sqlbuffer.encoding.packed_steps import PackedStep, StepPacker, pack_steps
 from sqlbuffer.encoding.priority_values import check_kept
 from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
-from sqlbuffer.episode_writer import EpisodeWriter
+from sqlbuffer.encoding.step_encoder import StepEncoder
+from sqlbuffer.episode_writer import Encode, EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import check_casting
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.labels.label_values import checked_reward
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
-from sqlbuffer.storage.writing.write_batch import WriteBatch
-from sqlbuffer.storage.writing.write_queue import MADE_TIME, WriteQueue
+from sqlbuffer.storage.writing.write_batch import MADE_TIME, WriteBatch
+from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -39,7 +42,12 @@ class StepWriter:
 
     def __init__(self, store: BufferStore) -> None:
         self._store = store
-        self._queue = WriteQueue(self._write, store.options.flush_s, store.pacer.admit)
+        flush_s, admit = store.options.flush_s, store.pacer.admit
+        self._queue: WriteQueue[Any, Any]
+        if store.info.has_chunks:
+            self._queue = WriteQueue(self._chunks, self._write_chunks, flush_s, admit)
+        else:
+            self._queue = WriteQueue(self._rows, self._write_rows, flush_s, admit)
 
     def store_rows(
         self,
@@ -146,10 +154,23 @@ class StepWriter:
         store = self._store
         if has_own_id:
             store.writer.begin_episode(beginning)
-        layouts, config = (store.layout, store.observation_layout), store.info.config
-        return EpisodeWriter(
-            layouts, self._queue, beginning, casting, config.priorities.enabled, row_limit(config)
-        )
+        encode = self._encoding(beginning, casting)
+        return EpisodeWriter(encode, store.observation_layout, self._queue, beginning, casting)
+
+    def _encoding(self, beginning: EpisodeStart, casting: str) -> Encode:
+        """Return what checks and encodes the steps of an episode."""
+        layout, config = self._store.layout, self._store.info.config
+        has_priorities, limit = config.priorities.enabled, row_limit(config)
+        if self._store.info.has_chunks:
+            return StepPacker(layout, beginning, casting, has_priorities, limit).encode
+        encoder = StepEncoder(layout, beginning, casting, has_priorities)
+
+        def encode(t: int, step: Mapping[str, Any]) -> Record:
+            record = encoder.encode(t, step)
+            check_row_sizes([record], limit, f"step {t}: ")
+            return record
+
+        return encode
 
     def beginning(
         self,
@@ -212,8 +233,28 @@ class StepWriter:
             )
         return result
 
-    def _write(self, batch: WriteBatch) -> StoreResult:
-        return self._store.writer.store(self._prepared(batch), admitted=True)
+    def _rows(
+        self,
+        records: Sequence[Record],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> WriteBatch:
+        return self._prepared(WriteBatch(records, MADE_TIME, endings, metas))
+
+    def _write_rows(self, batch: WriteBatch) -> StoreResult:
+        return self._store.writer.store(batch, admitted=True)
+
+    def _chunks(
+        self,
+        steps: Sequence[PackedStep],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> ChunkBatch:
+        packed = pack_steps(self._store.layout, steps)
+        return ChunkBatch(packed.chunks, packed.order, endings, metas)
+
+    def _write_chunks(self, batch: ChunkBatch) -> StoreResult:
+        return self._store.chunk_writer.store(batch, admitted=True)
 
     def _prepared(self, batch: WriteBatch) -> WriteBatch:
         return replace(batch, records=prepared(batch.records, self._store.layout))

@@ -7,6 +7,9 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 
+# A time that the library made is no content: it makes no conflict.
+MADE_TIME = frozenset(("execute_time",))
+
 
 @dataclass(frozen=True)
 class WriteBatch:

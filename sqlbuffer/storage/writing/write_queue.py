@@ -5,32 +5,55 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.flow.pacing import let_in_at_end
-from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.waits import held
 
 logger = logging.getLogger("sqlbuffer")
 
-# A time that the library made is no content: it makes no conflict.
-MADE_TIME = frozenset(("execute_time",))
 # A thread with nothing to do stays for so long.
 IDLE_S = 1.0
-# A batch is stored when it has so many rows or bytes.
-FLUSH_ROWS, FLUSH_BYTES = 1_000, 8 * 2**20
+# A batch is stored when it has so many steps or bytes.
+FLUSH_ROWS, FLUSH_BYTES = 1_024, 8 * 2**20
 # So much may wait behind a slow database; then `add` waits as well.
 MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
 
-# Stores a batch in one transaction.
-Write = Callable[[WriteBatch], StoreResult]
+
+class QueuedStep(Protocol):
+    """A step of an episode: a row, or a step on its way to a chunk."""
+
+    @property
+    def episode_key(self) -> str | None:
+        """The user's id of the episode."""
+
+    @property
+    def task_id(self) -> str:
+        """The task."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that wait with it."""
+
+
+S = TypeVar("S", bound=QueuedStep)
+B = TypeVar("B")
+
+# Makes a batch of steps, of endings, and of what the user says of episodes.
+Pack = Callable[[Sequence[S], Sequence[EpisodeEnd], Mapping[EpisodeKey, str]], B]
+# Stores a batch in one transaction; returns the numbers of its steps in their order.
+Write = Callable[[B], StoreResult]
 # Waits until some of so many rows may be stored; returns how many.
 Admit = Callable[[int], int]
 
@@ -40,21 +63,33 @@ def admit_all(n: int) -> int:
     return n
 
 
-class WriteQueue:
+@dataclass(frozen=True)
+class _Frozen(Generic[S, B]):
+    """A batch that was packed, and the steps and endings in it."""
+
+    batch: B
+    steps: Sequence[S]
+    endings: Sequence[EpisodeEnd]
+
+
+class WriteQueue(Generic[S, B]):
     """Gathers steps and stores them in batches, in the order in which they came: when there are
     enough, and never later than `flush_s` after the first, from a thread that ends with the work.
 
-    What could not be stored stays here and is tried again: a batch that was sent twice is stored
-    once.
+    What could not be stored stays here and is tried again. A batch that was packed is sent as it is
+    until the database has acknowledged it, so it is stored once; later steps go into later batches.
 
     Args:
+        pack: Makes a batch of steps that may be stored now.
         write: Stores a batch.
         flush_s: How long a step waits at most, unless a rate limiter keeps it waiting.
         admit: The buffer's rate limiter.
     """
 
-    def __init__(self, write: Write, flush_s: float, admit: Admit = admit_all) -> None:
-        self._write, self._flush_s, self._admit = write, flush_s, admit
+    def __init__(
+        self, pack: Pack[S, B], write: Write[B], flush_s: float, admit: Admit = admit_all
+    ) -> None:
+        self._pack, self._write, self._flush_s, self._admit = pack, write, flush_s, admit
         self.forget()
         _queues.add(self)
 
@@ -62,12 +97,13 @@ class WriteQueue:
         """Be empty: in a forked child, whose parent stores what it has itself."""
         self._mutex = threading.Condition()
         self._writing = threading.Lock()
-        self._records: list[Record] = []
+        self._steps: list[S] = []
         self._endings: list[EpisodeEnd] = []
         self._metas: dict[EpisodeKey, str] = {}
         # The first and the last step of each open episode that are stored.
         self._spans: dict[EpisodeKey, dict[str, int]] = {}
-        self._size_bytes = 0
+        self._frozen: _Frozen[S, B] | None = None
+        self._size_bytes = self._frozen_bytes = 0
         self._due, self._not_before = float("inf"), 0.0
         self._thread: threading.Thread | None = None
         self._error: SQLBufferError | None = None
@@ -75,18 +111,19 @@ class WriteQueue:
     @property
     def n_waiting(self) -> int:
         """How many steps wait."""
-        return len(self._records)
+        frozen = self._frozen
+        return len(self._steps) + (0 if frozen is None else len(frozen.steps))
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._records or self._endings)
+        return not (self._steps or self._endings or self._frozen)
 
-    def add(self, record: Record, meta: str | None = None) -> None:
+    def add(self, step: S, meta: str | None = None) -> None:
         """Take a step; waits for the database when too many are waiting.
 
         Args:
-            record: The step.
+            step: The step.
             meta: With the first step of an episode without a row, what the user says of it.
 
         Raises:
@@ -94,16 +131,18 @@ class WriteQueue:
                 this one was not taken.
         """
         with self._mutex:
-            self._raise_error()
-            self._take(record, meta)
-            n_rows, size_bytes = len(self._records), self._size_bytes
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            self._take(step, meta)
+            n_steps, size_bytes = len(self._steps), self._size_bytes
             self._ensure_thread()
-            if n_rows == FLUSH_ROWS or size_bytes > FLUSH_BYTES:
+            if n_steps == FLUSH_ROWS or size_bytes > FLUSH_BYTES:
                 self._mutex.notify()
-        if n_rows >= MAX_ROWS or size_bytes >= MAX_BYTES:
+        if self.n_waiting >= MAX_ROWS or size_bytes + self._frozen_bytes >= MAX_BYTES:
             self.flush()
 
-    def end(self, ending: EpisodeEnd, last: Record | None = None, meta: str | None = None) -> None:
+    def end(self, ending: EpisodeEnd, last: S | None = None, meta: str | None = None) -> None:
         """Take the end of an episode, with its last step unless that was added; nothing of the
         database keeps it from being taken.
         """
@@ -113,11 +152,11 @@ class WriteQueue:
             self._endings.append(ending)
             self._ensure_thread()
 
-    def _take(self, record: Record, meta: str | None) -> None:
-        self._records.append(record)
-        self._size_bytes += len(record.arrays or b"")
-        if meta is not None and record.episode_key is not None:
-            self._metas[record.episode_key, record.task_id] = meta
+    def _take(self, step: S, meta: str | None) -> None:
+        self._steps.append(step)
+        self._size_bytes += step.n_bytes
+        if meta is not None and step.episode_key is not None:
+            self._metas[step.episode_key, step.task_id] = meta
 
     def flush(self, admit: Admit | None = None) -> None:
         """Store all that waits.
@@ -132,23 +171,22 @@ class WriteQueue:
         """
         with held(self._writing):
             with self._mutex:
-                records, endings, metas = self._records, self._endings, dict(self._metas)
+                steps, endings = self._steps, self._endings
                 size_bytes, self._size_bytes = self._size_bytes, 0
-                self._records, self._endings, self._due = [], [], float("inf")
+                self._steps, self._endings, self._due = [], [], float("inf")
                 self._error = None
-            if not records and not endings:
-                return
             conflicts: list[str] = []
             try:
-                while records or endings:
-                    n = (admit or self._admit)(len(records)) if records else 0
-                    ended = endings if n == len(records) else []
-                    conflicts += self._store(records[:n], ended, metas)
-                    size_bytes -= sum(len(record.arrays or b"") for record in records[:n])
-                    records, endings = records[n:], [] if ended else endings
+                conflicts += self._store_frozen()
+                while steps or endings:
+                    n = (admit or self._admit)(len(steps)) if steps else 0
+                    ended = endings if n == len(steps) else []
+                    size_bytes -= self._freeze(steps[:n], ended)
+                    steps, endings = steps[n:], [] if ended else endings
+                    conflicts += self._store_frozen()
             except BaseException:
                 with self._mutex:
-                    self._records[:0], self._endings[:0] = records, endings
+                    self._steps[:0], self._endings[:0] = steps, endings
                     self._size_bytes += size_bytes
                     self._ensure_thread()
                 raise
@@ -158,22 +196,30 @@ class WriteQueue:
                     f"ids: {', '.join(conflicts[:3])}; another writer has the same episode"
                 )
 
-    def _store(
-        self,
-        records: Sequence[Record],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> Sequence[str]:
-        """Store a batch; return the ids of steps that are not stored, and never will be."""
-        ended = [self._resolved(ending) for ending in endings]
-        written = self._write(WriteBatch(records, MADE_TIME, ended, metas))
-        for record, seq in zip(records, written.seqs.tolist(), strict=True):
-            if seq >= 0 and record.episode_key is not None:
-                key = (record.episode_key, record.task_id)
-                first = next(iter(self._spans.get(key, {record.id: seq}).items()))
-                self._spans[key] = dict([first, (record.id, seq)])
+    def _freeze(self, steps: Sequence[S], endings: Sequence[EpisodeEnd]) -> int:
+        """Pack steps, which are sent like this until they are stored; return their bytes."""
+        with self._mutex:
+            metas = dict(self._metas)
+        batch = self._pack(steps, [self._resolved(ending) for ending in endings], metas)
+        self._frozen_bytes = sum(step.n_bytes for step in steps)
+        self._frozen = _Frozen(batch, steps, endings)
+        return self._frozen_bytes
+
+    def _store_frozen(self) -> Sequence[str]:
+        """Store the batch that is packed; return the ids of steps that never will be stored."""
+        frozen = self._frozen
+        if frozen is None:
+            return ()
+        written = self._write(frozen.batch)
+        self._frozen, self._frozen_bytes = None, 0
+        seqs = written.seqs.tolist()
+        for key, places in _ends(frozen.steps, seqs).items():
+            known = self._spans.get(key)
+            if known is None:
                 self._metas.pop(key, None)
-        for ending in endings:
+            numbers = [(frozen.steps[i].id, seqs[i]) for i in places]
+            self._spans[key] = dict([next(iter((known or dict(numbers)).items())), numbers[1]])
+        for ending in frozen.endings:
             self._spans.pop((ending.key, ending.task_id), None)
         with self._mutex:
             self._mutex.notify()  # the thread waited for what is stored now
@@ -217,24 +263,31 @@ class WriteQueue:
             idle_until = time.monotonic() + IDLE_S
             while True:
                 now = time.monotonic()
-                is_full = len(self._records) >= FLUSH_ROWS or self._size_bytes > FLUSH_BYTES
+                is_full = len(self._steps) >= FLUSH_ROWS or self._size_bytes > FLUSH_BYTES
                 due = max(now if is_full else self._due, self._not_before)
                 if due <= now:
                     return True
-                if not self.is_empty:
+                is_idle = due == float("inf")
+                if not is_idle:
                     idle_until = now + IDLE_S
                 elif now >= idle_until:
                     self._thread = None
                     return False
-                self._mutex.wait(min(due, idle_until) - now if self.is_empty else due - now)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+                self._mutex.wait((idle_until if is_idle else due) - now)
 
 
-_queues: "WeakSet[WriteQueue]" = WeakSet()
+def _ends(steps: Sequence[QueuedStep], seqs: Sequence[int]) -> dict[EpisodeKey, tuple[int, int]]:
+    """Return for each episode the places of the first and the last step that have a number."""
+    found: dict[EpisodeKey, tuple[int, int]] = {}
+    # A buffer that was dropped has no numbers.
+    for i, (step, seq) in enumerate(zip(steps, seqs, strict=False)):
+        if seq >= 0 and step.episode_key is not None:
+            key = (step.episode_key, step.task_id)
+            found[key] = (found[key][0] if key in found else i, i)
+    return found
+
+
+_queues: "WeakSet[WriteQueue[Any, Any]]" = WeakSet()
 
 
 def _flush_all() -> None:

@@ -3,9 +3,9 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -21,6 +21,7 @@ from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots
 from sqlbuffer.storage.extensions.slots.slot_claims import (
     Opening,
@@ -97,7 +98,7 @@ class EpisodeWriter:
         self._is_closing = False
         self._openings: dict[str, Opening] = {}
         self._mutex = threading.Lock()
-        self._queue = WriteQueue(self._write, self._flush_s)
+        self._queue = WriteQueue(self._packed, self._write, self._flush_s)
         _writers.add(self)
 
     def check_process(self) -> None:
@@ -278,14 +279,20 @@ class EpisodeWriter:
         """Return the lengths of the open episodes that have steps, which are the first ones."""
         return [open_.length for open_ in self.open if open_.length]
 
+    def _packed(
+        self,
+        records: Sequence[Record],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> WriteBatch:
+        stored = prepared(records, self._store.layout)
+        return WriteBatch(stored, endings=endings, metas=metas)
+
     def _write(self, batch: WriteBatch) -> StoreResult:
         keys = dict.fromkeys(record.episode_key for record in batch.records if record.episode_key)
         with self._mutex:
             begun = [self._openings[key] for key in keys if key in self._openings]
         ended = [ending for ending in batch.endings if isinstance(ending, SlotEnding)]
-        batch = replace(
-            batch, records=prepared(batch.records, self._store.layout), ignore=frozenset()
-        )
 
         def work(connection: Any, insert: Insert) -> StoreResult:
             result = insert(batch)
