@@ -1,3 +1,5 @@
+-- Without statistics SQLite would bound `seq` by the window, whatever the query filters by. The likelihood leaves that to a
+-- bound of the query, and a filter on a task finds its index by the third column, whose condition is always true.
 CREATE VIEW v_experiences AS
 SELECT w.buffer, e.seq, e.id, e.task_id, e.task_name, e.agent_id, e.pre_agent, p.key AS episode_id, e.step,
     strftime('%Y-%m-%dT%H:%M:%fZ', e.execute_time, 'unixepoch') AS executed_at,
@@ -20,6 +22,6 @@ SELECT w.buffer, e.seq, e.id, e.task_id, e.task_name, e.agent_id, e.pre_agent, p
         ELSE json_extract(e.extra, '$."$reals"')
     END AS special_numbers
 FROM v_windows w
-JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
+JOIN experiences e ON e.buffer_id = w.buffer_id AND likelihood(e.seq > w.low_seq, 0.999) AND e.agent_id >= ''
 LEFT JOIN episodes p ON p.id = e.episode_id
 LEFT JOIN sessions s ON s.id = e.session_id

@@ -1,0 +1,34 @@
+"""The documented filters of `v_experiences` read the rows that they find, not the window (I9)."""
+
+import pytest
+
+from tests.storage.plans.watch import watched
+from tests.support.sql import fill
+
+N_ROWS = 100_000
+MOST_ROWS_READ = 1_000
+MOST_STEPS = 20_000
+FILTERS = {
+    "seq > 99980": 20,
+    "seq = 77777": 1,
+    "seq BETWEEN 500 AND 509": 10,
+    "id = 'id77777'": 1,
+    "task_id = 't2500'": 20,
+}
+
+
+def fill_large(url):
+    """Fill two buffers of the same numbers."""
+    for name in ("other", "rows"):
+        fill(url, N_ROWS, name=name, rows_per_task=20, max_capacity=N_ROWS)
+
+
+@pytest.mark.parametrize("condition", FILTERS)
+def test_a_filter_of_the_steps_of_a_buffer_uses_an_index(large_url, condition):
+    query = f"SELECT step, reward FROM v_experiences WHERE buffer = 'rows' AND {condition}"
+    with watched(large_url) as watch, watch.engine.connect() as connection:
+        assert len(connection.exec_driver_sql(query).all()) == FILTERS[condition]
+        connection.rollback()
+    assert watch.rows_scanned < 300  # PostgreSQL scans a table of few rows, such as `buffers`
+    assert watch.rows_fetched < MOST_ROWS_READ
+    assert watch.steps < MOST_STEPS
