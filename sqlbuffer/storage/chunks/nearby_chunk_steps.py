@@ -5,7 +5,12 @@ from typing import Any
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.chunks.step_relations import pg_expressions, sqlite_expressions
+from sqlbuffer.storage.chunks.step_relations import (
+    pg_expressions,
+    pg_replaced,
+    sqlite_expressions,
+    sqlite_replaced,
+)
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
@@ -41,6 +46,7 @@ def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) ->
             SELECT * FROM chunk_data
             WHERE chunk_data.buffer_id = {buffer_id} AND chunk_data.first_seq = c.first_seq LIMIT 1
         ) d ON true
+        {pg_replaced(buffer_id, "(c.first_seq + p.place)")}
         WHERE c.buffer_id = {buffer_id} AND c.episode_id = a.episode_id
           AND c.t > a.t + {first} - {MOST_STEPS} AND c.t <= a.t::bigint + {last}
           AND c.t + p.place <> a.t AND NOT EXISTS (
@@ -58,6 +64,7 @@ def _sqlite_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any
         CROSS JOIN chunks c
         CROSS JOIN chunk_places p
         LEFT JOIN chunk_data d ON d.key = c.key
+        {sqlite_replaced(buffer_id, "c.first_seq + p.place")}
         WHERE c.buffer_id = {buffer_id} AND c.episode_id = a.episode_id
           AND c.t > a.t + {first} - {MOST_STEPS} AND c.t <= a.t + {last}
           AND p.place >= a.t + {first} - c.t AND p.place <= a.t + {last} - c.t

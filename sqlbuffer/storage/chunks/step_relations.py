@@ -60,7 +60,8 @@ def _pg_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) -> str
     LEFT JOIN LATERAL (
         SELECT * FROM chunk_data
         WHERE chunk_data.buffer_id = {buffer_id} AND chunk_data.first_seq = c.first_seq LIMIT 1
-    ) d ON true)"""
+    ) d ON true
+    {pg_replaced(buffer_id, "c.seq")})"""
 
 
 @compiles(chunk_steps_at, "sqlite")
@@ -72,8 +73,27 @@ def _sqlite_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) ->
         SELECT max(k.key) FROM chunks k
         WHERE k.key > {buffer_id} << 40 AND k.key <= ({buffer_id} << 40 | w.seq))
     LEFT JOIN chunk_data d ON d.key = c.key
+    {sqlite_replaced(buffer_id, "w.seq")}
     WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
         SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq))"""
+
+
+def pg_replaced(buffer_id: str, seq: str) -> str:
+    """Return the join with what a step was replaced with, `y`. It costs nothing in a buffer whose
+    steps were never replaced.
+    """
+    return f"""LEFT JOIN LATERAL (
+        SELECT * FROM replaced_steps
+        WHERE (SELECT has_changes FROM buffers WHERE id = {buffer_id})
+          AND replaced_steps.buffer_id = {buffer_id} AND replaced_steps.seq = {seq} LIMIT 1
+    ) y ON true"""
+
+
+def sqlite_replaced(buffer_id: str, seq: str) -> str:
+    """Return the same for SQLite: a search of an index, which is empty where nothing was
+    replaced.
+    """
+    return f"LEFT JOIN replaced_steps y ON y.buffer_id = {buffer_id} AND y.seq = {seq}"
 
 
 # The columns of chunks behind the two of the key.
@@ -82,6 +102,8 @@ _CHUNK_COLUMNS = (
     "model_version, first_time, last_time, reward_t, adv_t, v_t, terminated, truncated, "
     "initial_priority, fields, inserted_at"
 )
+# The columns of `replaced_steps` behind its key and its bytes.
+REPLACED = ("fields", "reward_t", "terminated", "truncated")
 _PER_STEP = ("reward_t", "adv_t", "v_t", "terminated", "truncated", "initial_priority")
 _PAYLOADS = ("state", "actions", "messages", "extra")
 _SAME = (
@@ -110,9 +132,27 @@ def _common(place: str, text: str) -> dict[str, str]:
 
 
 def pg_expressions(place: str) -> dict[str, str]:
-    """Return the expression of each column of steps on PostgreSQL, of chunks `c`, their bytes `d`
-    and a place.
+    """Return the expression of each column of steps on PostgreSQL, of chunks `c`, their bytes `d`,
+    a place, and what the step was replaced with, `y`.
     """
+    return _replaced(_pg_packed(place))
+
+
+def sqlite_expressions(place: str) -> dict[str, str]:
+    """Return the same for SQLite."""
+    return _replaced(_sqlite_packed(place))
+
+
+def _replaced(packed: dict[str, str]) -> dict[str, str]:
+    own = {"block": "y.record", "block_place": "0", **{name: f"y.{name}" for name in REPLACED}}
+    new = {
+        name: f"CASE WHEN y.seq IS NULL THEN {packed[name]} ELSE {value} END"
+        for name, value in own.items()
+    }
+    return {**packed, **new}
+
+
+def _pg_packed(place: str) -> dict[str, str]:
     size = "(octet_length(d.records) / c.n_steps)"
     block = f"({place} / d.block_steps + 1)"
     payload = f"d.payloads -> {place}"
@@ -143,8 +183,7 @@ def pg_expressions(place: str) -> dict[str, str]:
     }
 
 
-def sqlite_expressions(place: str) -> dict[str, str]:
-    """Return the same for SQLite."""
+def _sqlite_packed(place: str) -> dict[str, str]:
     size = "(length(d.records) / c.n_steps)"
     path = f"'$[' || {place} || ']'"
     start = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps) || ']')"

@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Double,
@@ -148,6 +149,20 @@ deleted_steps = Table(
     metadata,
     *seq_key(),
     info={"learner_may": "INSERT, DELETE", "is_vacuumed": True},
+)
+
+# What a step holds since it was changed in place: chunks are not rewritten. `payload_changes` notes
+# that, and brings the flag along.
+replaced_steps = Table(
+    "replaced_steps",
+    metadata,
+    *seq_key(),
+    Column("record", BYTES, nullable=False, comment="its typed fields, a block of one step"),
+    Column("fields", JSON, comment="its declared fields that conditions can use"),
+    Column("reward_t", Double, comment="its reward"),
+    Column("terminated", Boolean, comment="whether the episode ended at it in a terminal state"),
+    Column("truncated", Boolean, comment="whether the episode was cut at it"),
+    info={"learner_may": "INSERT, UPDATE, DELETE", "is_vacuumed": True},
 )
 
 flag_column("has_chunks", "its steps are in chunks, and not in experiences")

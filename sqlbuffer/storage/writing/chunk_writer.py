@@ -1,6 +1,10 @@
 """Store chunks: all of a batch or none, over lost connections."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
 
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
@@ -8,6 +12,10 @@ from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
 from sqlbuffer.storage.writing.chunk_insertion import insert_chunks
+
+T = TypeVar("T")
+# Inserts a batch in the transaction of a caller.
+InsertChunks = Callable[..., StoreResult]
 
 
 class ChunkWriter:
@@ -41,4 +49,25 @@ class ChunkWriter:
             partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
         )
         clean_after_write(buffer.engine, result.inserted, batch.n_bytes, buffer.watermark)
+        return result
+
+    def store_within(self, batch: ChunkBatch, work: Callable[[Connection, InsertChunks], T]) -> T:
+        """Return what `work` returns; it inserts chunks in one transaction with other changes.
+
+        Args:
+            batch: The chunks, as far as they are known before.
+            work: Called with the transaction and a function that inserts a batch there; called
+                again if the transaction was not committed.
+
+        Raises:
+            FlowControlError: The rate limiter did not let the steps in in time.
+        """
+        buffer = self.buffer
+        self._pacer.before_insert(batch.n_steps)
+
+        def inserting(connection: Connection) -> T:
+            return work(connection, partial(insert_chunks, connection, buffer))
+
+        result = buffer.write(inserting)
+        clean_after_write(buffer.engine, batch.n_steps, batch.n_bytes, buffer.watermark)
         return result

@@ -98,7 +98,10 @@ def test_a_dropped_buffer_leaves_nothing_in_an_overlay(buffer_url, overlay):
 
 
 # They belong to chunks alone, and leave with their chunk.
-OF_CHUNKS = {"step_ids": "has_step_ids", "deleted_steps": "has_deleted", "chunks": "has_chunks"}
+OF_CHUNKS = {
+    "step_ids": "has_step_ids", "deleted_steps": "has_deleted", "replaced_steps": "has_changes",
+    "chunks": "has_chunks",
+}  # fmt: skip
 
 
 def test_every_table_by_buffer_and_seq_is_registered():

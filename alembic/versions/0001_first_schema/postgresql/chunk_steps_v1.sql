@@ -15,24 +15,30 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     d.payloads -> n.place -> 'actions' AS actions,
     d.payloads -> n.place -> 'messages' AS messages,
     d.payloads -> n.place -> 'extra' AS extra,
-    CASE WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END AS fields,
-    n.reward_t, n.adv_t, n.v_t, n.terminated, n.truncated, c.model_version, n.initial_priority,
+    CASE WHEN y.seq IS NOT NULL THEN y.fields WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END AS fields,
+    CASE WHEN y.seq IS NULL THEN n.reward_t ELSE y.reward_t END AS reward_t,
+    n.adv_t, n.v_t,
+    CASE WHEN y.seq IS NULL THEN n.terminated ELSE y.terminated END AS terminated,
+    CASE WHEN y.seq IS NULL THEN n.truncated ELSE y.truncated END AS truncated,
+    c.model_version, n.initial_priority,
     substr(
         d.payload_arrays, (d.payloads -> n.place -> 'arrays' ->> 0)::integer + 1, (d.payloads -> n.place -> 'arrays' ->> 1)::integer
     ) AS arrays,
     NULL::bigint AS payload_bytes, c.inserted_at,
     CASE
+        WHEN y.seq IS NOT NULL THEN y.record
         WHEN d.offsets IS NULL THEN substr(d.records, n.place * (octet_length(d.records) / c.n_steps) + 1, octet_length(d.records) / c.n_steps)
         ELSE substr(
             d.records, d.offsets[n.place / d.block_steps + 1]::integer + 1,
             (d.offsets[n.place / d.block_steps + 2] - d.offsets[n.place / d.block_steps + 1])::integer)
     END AS block,
-    CASE WHEN d.offsets IS NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
+    CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
 FROM chunks c
 CROSS JOIN LATERAL ROWS FROM (
     generate_series(0, c.n_steps - 1), unnest(c.reward_t), unnest(c.adv_t), unnest(c.v_t), unnest(c.terminated),
     unnest(c.truncated), unnest(c.initial_priority)
 ) AS n(place, reward_t, adv_t, v_t, terminated, truncated, initial_priority)
 LEFT JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
+LEFT JOIN replaced_steps y ON y.buffer_id = c.buffer_id AND y.seq = c.first_seq + n.place
 LEFT JOIN deleted_steps x ON x.buffer_id = c.buffer_id AND x.seq = c.first_seq + n.place
 WHERE x.seq IS NULL

@@ -42,6 +42,8 @@ BEGIN
     WHERE NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq AND e.first_seq BETWEEN n.seq - 255 AND n.seq);
     DELETE FROM payload_changes n
     WHERE NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq AND e.first_seq BETWEEN n.seq - 255 AND n.seq);
+    DELETE FROM replaced_steps n
+    WHERE NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq AND e.first_seq BETWEEN n.seq - 255 AND n.seq);
     DELETE FROM chunk_data d
     WHERE NOT EXISTS (SELECT 1 FROM chunks c WHERE c.buffer_id = d.buffer_id AND c.first_seq = d.first_seq);
     DELETE FROM step_ids n WHERE NOT EXISTS (

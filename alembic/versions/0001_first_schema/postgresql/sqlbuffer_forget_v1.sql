@@ -33,6 +33,7 @@ BEGIN
     END IF;
     IF b.has_changes THEN
         DELETE FROM payload_changes WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
+        DELETE FROM replaced_steps WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
 END
 $$

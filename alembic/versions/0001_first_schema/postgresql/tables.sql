@@ -241,6 +241,24 @@ CREATE TABLE deleted_steps (
 COMMENT ON COLUMN deleted_steps.buffer_id IS 'the buffer';
 COMMENT ON COLUMN deleted_steps.seq IS 'the experience';
 
+CREATE TABLE replaced_steps (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    record BYTEA NOT NULL,
+    fields JSONB,
+    reward_t DOUBLE PRECISION,
+    terminated BOOLEAN,
+    truncated BOOLEAN,
+    CONSTRAINT pk_replaced_steps PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN replaced_steps.buffer_id IS 'the buffer';
+COMMENT ON COLUMN replaced_steps.seq IS 'the experience';
+COMMENT ON COLUMN replaced_steps.record IS 'its typed fields, a block of one step';
+COMMENT ON COLUMN replaced_steps.fields IS 'its declared fields that conditions can use';
+COMMENT ON COLUMN replaced_steps.reward_t IS 'its reward';
+COMMENT ON COLUMN replaced_steps.terminated IS 'whether the episode ended at it in a terminal state';
+COMMENT ON COLUMN replaced_steps.truncated IS 'whether the episode was cut at it';
+
 CREATE TABLE episodes (
     id BIGSERIAL NOT NULL,
     buffer_id INTEGER NOT NULL,
@@ -717,6 +735,7 @@ ALTER TABLE chunks ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE chunk_data ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE step_ids ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE deleted_steps ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE replaced_steps ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE episodes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE sessions ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE tasks ALTER COLUMN buffer_id SET STATISTICS 0;

@@ -16,14 +16,14 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.actions'), 7, length(json_extract(d.payloads, '$.none', n.path || '.actions')) - 7), 'null') END AS actions,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.messages'), 7, length(json_extract(d.payloads, '$.none', n.path || '.messages')) - 7), 'null') END AS messages,
     json_extract(d.payloads, n.path || '.extra') AS extra,
-    CASE WHEN c.fields IS NOT NULL THEN
+    CASE WHEN y.seq IS NOT NULL THEN y.fields WHEN c.fields IS NOT NULL THEN
         (SELECT json_group_object(f.key, json_extract(f.value, n.path)) FROM json_each(c.fields) f)
     END AS fields,
-    json_extract(c.reward_t, n.path) AS reward_t,
+    CASE WHEN y.seq IS NULL THEN json_extract(c.reward_t, n.path) ELSE y.reward_t END AS reward_t,
     json_extract(c.adv_t, n.path) AS adv_t,
     json_extract(c.v_t, n.path) AS v_t,
-    json_extract(c.terminated, n.path) AS terminated,
-    json_extract(c.truncated, n.path) AS truncated,
+    CASE WHEN y.seq IS NULL THEN json_extract(c.terminated, n.path) ELSE y.terminated END AS terminated,
+    CASE WHEN y.seq IS NULL THEN json_extract(c.truncated, n.path) ELSE y.truncated END AS truncated,
     c.model_version,
     json_extract(c.initial_priority, n.path) AS initial_priority,
     substr(
@@ -31,15 +31,17 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     ) AS arrays,
     NULL AS payload_bytes, c.inserted_at,
     CASE
+        WHEN y.seq IS NOT NULL THEN y.record
         WHEN d.offsets IS NULL THEN substr(d.records, n.place * (length(d.records) / c.n_steps) + 1, length(d.records) / c.n_steps)
         ELSE substr(
             d.records, json_extract(d.offsets, '$[' || (n.place / d.block_steps) || ']') + 1,
             json_extract(d.offsets, '$[' || (n.place / d.block_steps + 1) || ']')
                 - json_extract(d.offsets, '$[' || (n.place / d.block_steps) || ']'))
     END AS block,
-    CASE WHEN d.offsets IS NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
+    CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
 FROM chunks c
 CROSS JOIN chunk_places n ON n.place < c.n_steps
 LEFT JOIN chunk_data d ON d.key = c.key
+LEFT JOIN replaced_steps y ON y.buffer_id = c.buffer_id AND y.seq = c.first_seq + n.place
 LEFT JOIN deleted_steps x ON x.buffer_id = c.buffer_id AND x.seq = c.first_seq + n.place
 WHERE x.seq IS NULL

@@ -146,6 +146,17 @@ CREATE TABLE deleted_steps (
     CONSTRAINT pk_deleted_steps PRIMARY KEY (buffer_id, seq)
 );
 
+CREATE TABLE replaced_steps (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    record BLOB NOT NULL,
+    fields TEXT,
+    reward_t DOUBLE,
+    terminated BOOLEAN,
+    truncated BOOLEAN,
+    CONSTRAINT pk_replaced_steps PRIMARY KEY (buffer_id, seq)
+);
+
 CREATE TABLE episodes (
     id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     buffer_id INTEGER NOT NULL,

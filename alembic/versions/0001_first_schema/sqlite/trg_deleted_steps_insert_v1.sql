@@ -28,4 +28,5 @@ BEGIN
     DELETE FROM label_history WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM quarantine WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM payload_changes WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
+    DELETE FROM replaced_steps WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
 END

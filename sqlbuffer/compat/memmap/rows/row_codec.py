@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from sqlbuffer.compat.memmap.config.declared_fields import INTERNAL, DeclaredFie
 from sqlbuffer.compat.memmap.errors import MemmapTypeError
 from sqlbuffer.compat.memmap.rows.casting import exact, full, is_scalar
 from sqlbuffer.compat.memmap.rows.tensors import is_tensor
+from sqlbuffer.encoding.column_chunks import pack_columns
+from sqlbuffer.encoding.packed_chunk import PackedChunk, stored_values
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import encode_real
 from sqlbuffer.storage.rows.pieces import Columns
@@ -68,6 +71,27 @@ class RowCoder:
         )
         return Columns(blobs, texts, [_real(each) for each in rewards], terminated, truncated)
 
+    def chunks(self, rows: NDArray[Any], key: str) -> list[PackedChunk]:
+        """Return the steps of a whole episode as chunks.
+
+        Args:
+            rows: Structured array of shape (n,).
+            key: Id of the episode.
+        """
+        columns: dict[str, Any] = {name: rows[name] for name in self.names.values()}
+        rewards, *flags = self.own_columns(columns)
+        columns |= dict(zip(("terminated", "truncated"), flags, strict=True))
+        packed = pack_columns(self.layout, {**columns, "task_id": key}, episode=key).chunks
+        if rewards is None:
+            return packed
+        values = reals(rewards)
+        # Not by `pack_columns`: it tags NaN and -0.0, and a tag stays when the step is replaced.
+        return [
+            replace(chunk, reward=stored_values(values[chunk.t : chunk.t + chunk.n_steps], "f8"))
+            for chunk in packed
+            if chunk.t is not None
+        ]
+
     def own_columns(self, scalars: Mapping[str, Any]) -> list[Any]:
         """Return reward, terminated and truncated of fields by name; None where none is that."""
         return [
@@ -99,6 +123,12 @@ def _dumps(values: dict[str, Any]) -> str:
 
 def _tagged(values: dict[str, Any]) -> str | None:
     return Encoder().json(values, "fields")
+
+
+def reals(values: NDArray[Any]) -> list[float | None]:
+    """Return rewards as the database has them: no NaN, and no negative zero."""
+    found: list[float | None] = (values.astype(np.float64) + 0.0).tolist()
+    return [None if value != value else value for value in found]
 
 
 def _real(value: Any) -> float | None:

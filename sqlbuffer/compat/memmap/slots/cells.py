@@ -1,27 +1,26 @@
 """Cells, the values of steps by slot and time: reads and changes them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.rows.row_codec import RowCoder
 from sqlbuffer.compat.memmap.slots.episode_cache import CacheKey, Columns, EpisodeCache
+from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots, State
 from sqlbuffer.storage.extensions.slots.payload_changes import replace_payload
-from sqlbuffer.storage.extensions.slots.slot_lookups import slot_rows, slot_runs
+from sqlbuffer.storage.extensions.slots.slot_lookups import changed_steps, slot_steps
+from sqlbuffer.storage.extensions.slots.stored_span import Run
 from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]
-Run = tuple[int, int, int]  # slot, first and last step
 
-# Steps of a run, on average, from which on the database joins their rows.
+# Steps of a run, on average, from which on it may be a whole episode.
 LONG_RUN = 8
-# Values have a limit of 1 GB in both databases.
-MAX_JOINED_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
@@ -43,6 +42,20 @@ class Snapshot:
         """Note the states of slots that were looked at, and whatever of others."""
         self.states.update(dict.fromkeys(slots))
         self.states.update((state.slot, state) for state in found)
+
+
+class StoredCells(NamedTuple):
+    """Cells that have a step.
+
+    Attributes:
+        keys: slot * max_timesteps + step of each, of shape (n,).
+        rows: Their values, structured, of shape (n,); can be written to.
+        seqs: The numbers of their steps, of shape (n,).
+    """
+
+    keys: Ints
+    rows: NDArray[Any]
+    seqs: Ints
 
 
 class Cells:
@@ -114,12 +127,11 @@ class Cells:
 
     def _fill(self, connection: Any, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
         own = self._rows.names
-        places, blobs, seqs = self._stored(connection, keys, _runs(keys, self._t))
-        if len(blobs):
-            arrays = self._rows.layout.unpack(blobs, [own[name] for name in found], seqs=seqs)
-            for name, values in found.items():
-                values[places] = arrays[own[name]]
-        if len(blobs) < len(keys):
+        stored = self._stored(connection, _runs(keys, self._t))
+        places = np.searchsorted(keys, stored.keys)
+        for name, values in found.items():
+            values[places] = stored.rows[own[name]]
+        if len(places) < len(keys):
             left = np.ones(len(keys), bool)
             left[places] = False
             missing = np.flatnonzero(left)
@@ -136,39 +148,67 @@ class Cells:
         if not len(given):
             return None
         runs = _runs(given, self._t)
-        sizes = [(last - first + 1) * self._rows.size for _, first, last in runs]
-        if len(given) < LONG_RUN * len(runs) or max(sizes) > MAX_JOINED_BYTES:
+        if len(given) < LONG_RUN * len(runs):
             return None
         keys = [_key(run, moment.states) for run in runs]
         columns = [None if key is None else self.kept.get(key) for key in keys]
         left = [i for i, kept in enumerate(columns) if kept is None]
         if left:
-            read = slot_runs(moment.connection, self._store.info.id, [runs[i] for i in left])
-            if read is None or [len(rows or b"") for rows in read] != [sizes[i] for i in left]:
+            stored = self._stored(moment.connection, [runs[i] for i in left])
+            sizes = [last - first + 1 for _, first, last in (runs[i] for i in left)]
+            if len(stored.keys) != sum(sizes):
                 return None
-            for i, raw in zip(left, read, strict=True):
+            ends = np.cumsum(sizes)
+            for i, rows in zip(left, np.split(stored.rows, ends[:-1]), strict=True):
                 key = keys[i]
-                columns[i] = now = self._unpacked(raw, self._rows.names if key else names)
+                columns[i] = now = self._unpacked(rows, self._rows.names if key else names)
                 if key is not None:
                     self.kept.put(key, now)
         return {name: np.concatenate([each[name] for each in columns if each]) for name in names}
 
-    def _unpacked(self, raw: Any, names: Iterable[str]) -> Columns:
-        """Return fields of joined rows, each an array of its own."""
-        rows = np.frombuffer(raw, self._rows.layout.record)
-        return {name: np.ascontiguousarray(rows[self._rows.names[name]]) for name in names}
+    def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> Columns:
+        """Return fields of rows, each an array of its own."""
+        return {name: rows[self._rows.names[name]].copy() for name in names}
 
-    def _stored(
-        self, connection: Any, keys: Ints, runs: list[Run]
-    ) -> tuple[Ints, list[Any], list[int]]:
-        """Return where among sorted keys those are that have a row, their bytes and numbers."""
-        found = slot_rows(connection, self._store.info.id, runs)
+    def _stored(self, connection: Any, runs: list[Run]) -> StoredCells:
+        """Return the cells of runs that have a step, in their order."""
+        store, size = self._store.info, self._rows.size
+        found = slot_steps(connection, store.id, runs, size, store.has_chunks)
         if not found:
-            return np.empty(0, np.int64), [], []
-        runs_of, ts, seqs, blobs = zip(*found, strict=True)
-        slots = np.array([slot for slot, _, _ in runs], np.int64)[np.array(runs_of, np.int64)]
-        places = np.searchsorted(keys, slots * self._t + np.array(ts, np.int64))
-        return places, list(blobs), list(seqs)
+            return StoredCells(np.empty(0, np.int64), self._rows.blanks(0), np.empty(0, np.int64))
+        of_run, ts, first_seqs, counts, records, may_have_changed = zip(*found, strict=True)
+        for seq, n, raw in zip(first_seqs, counts, records, strict=True):
+            _check_size(raw, n * size, seq)
+        firsts = np.array([runs[run][0] * self._t + t for run, t in zip(of_run, ts, strict=True)])
+        rows = np.frombuffer(bytearray(b"").join(records), self._rows.layout.record)
+        n_steps = np.array(counts)
+        # The place of each step in its span.
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(n_steps) - n_steps, n_steps)
+        keys = np.repeat(firsts, n_steps) + places
+        seqs = np.repeat(np.array(first_seqs, np.int64), n_steps) + places
+        if any(may_have_changed):
+            spans = zip(first_seqs, (np.array(first_seqs) + n_steps).tolist(), strict=True)
+            return self._changed(connection, list(spans), StoredCells(keys, rows, seqs))
+        return StoredCells(keys, rows, seqs)
+
+    def _changed(
+        self, connection: Any, spans: list[tuple[int, int]], stored: StoredCells
+    ) -> StoredCells:
+        """Return cells with what their steps were replaced with, without those that are deleted."""
+        changed = changed_steps(connection, self._store.info.id, spans)
+        if not changed:
+            return stored
+        order = np.argsort(stored.seqs)
+        numbers = np.array([seq for seq, _ in changed], np.int64)
+        at = order[np.searchsorted(stored.seqs, numbers, sorter=order)]
+        is_kept = np.ones(len(stored.keys), bool)
+        for place, (seq, record) in zip(at.tolist(), changed, strict=True):
+            if record is None:
+                is_kept[place] = False
+            else:
+                _check_size(record, self._rows.size, seq)
+                stored.rows[place] = np.frombuffer(record, self._rows.layout.record)[0]
+        return StoredCells(*(values[is_kept] for values in stored))
 
     def _in_tails(self, connection: Any, keys: Ints) -> tuple[Ints, NDArray[Any]]:
         """Return which of sorted keys are in tails, and their rows."""
@@ -204,15 +244,15 @@ class Cells:
         values = {name: array[last] for name, array in values.items()}
         self._slots.lock(connection)
         self._slots.note_change(connection)
-        places, blobs, seqs = self._stored(connection, keys, _runs(keys, self._t))
-        if blobs:
-            rows = _joined(blobs, self._rows.layout.record)
+        stored = self._stored(connection, _runs(keys, self._t))
+        places, rows = np.searchsorted(keys, stored.keys), stored.rows
+        if len(places):
             for name, array in values.items():
                 rows[self._rows.names[name]] = array[places]
             replace_payload(
                 connection,
-                self._store.info.id,
-                seqs,
+                self._store,
+                stored.seqs.tolist(),
                 self._rows.columns(rows),
                 [self._rows.names[name] for name in values],
             )
@@ -284,6 +324,10 @@ def _key(run: Run, states: Mapping[int, State | None]) -> CacheKey | None:
     return CacheKey(state.episode, last, state.changes)
 
 
-def _joined(blobs: Sequence[Any], record: np.dtype[Any]) -> NDArray[Any]:
-    """Return rows of bytes as one structured array that can be changed."""
-    return np.frombuffer(bytearray(b"").join(blobs), record)
+def _check_size(raw: Any, size: int, seq: int) -> None:
+    """Raise where steps from a number on have another size than their fields."""
+    if raw is None or len(raw) != size:
+        raise FieldError(
+            f"the row with seq {seq} has damaged arrays (they have another size than its fields); "
+            f"delete it, or restore it from a backup"
+        )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.config.buffer_config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
-from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, RowCoder
+from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, RowCoder, reals
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferNotFoundError
@@ -33,6 +33,7 @@ from sqlbuffer.storage.extensions.slots.slot_claims import (
 from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.rows.pieces import Columns
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
 from sqlbuffer.storage.writing.row_writer import Insert
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
@@ -199,25 +200,32 @@ class EpisodeWriter:
         self.check_process()
         self._queue.flush()
         key, packed, json = uuid7(), meta.tobytes(), self._metas.to_json(meta)
-        open_ = OpenEpisode(-1, -1, key, meta)
-        values = zip(*self._rows.columns(rows), strict=True)
-        records = [_record(open_, t, row) for t, row in enumerate(values)]
-        for t, record in enumerate(records):
-            _count(open_, t, record.reward_t)
-        ending = EpisodeEnd(
-            key, key, "complete", open_.length, open_.return_, f"{key}/0",
-            f"{key}/{open_.length - 1}", None,
-        )  # fmt: skip
-
+        n = len(rows)
         metas = {} if json is None else {(key, key): json}
-        batch = WriteBatch(prepared(records, self._store.layout), endings=[ending], metas=metas)
+        own = self._rows.own_columns({name: rows[name] for name in self._rows.scalars})[0]
+        rewards = [] if own is None else [value for value in reals(own) if value is not None]
+        ending = EpisodeEnd(
+            key, key, "complete", n, sum(rewards) if rewards else None, f"{key}/0",
+            f"{key}/{n - 1}", None,
+        )  # fmt: skip
+        batch: Any
+        writer: Any
+        if self._store.info.has_chunks:
+            batch = ChunkBatch(self._rows.chunks(rows, key), None, [ending], metas)
+            writer = self._store.chunk_writer
+        else:
+            open_ = OpenEpisode(-1, -1, key, meta)
+            values = zip(*self._rows.columns(rows), strict=True)
+            records = [_record(open_, t, row) for t, row in enumerate(values)]
+            batch = WriteBatch(prepared(records, self._store.layout), endings=[ending], metas=metas)
+            writer = self._store.writer
 
         def work(connection: Any, insert: Insert) -> None:
             insert(batch)
-            self.claims.place(connection, key, open_.length, packed)
+            self.claims.place(connection, key, n, packed)
 
         try:
-            self._store.writer.store_within(batch, work)
+            writer.store_within(batch, work)
         except SlotsFullError:
             raise self.full() from None
 

@@ -1,4 +1,4 @@
-"""Changes what stored rows hold."""
+"""Changes what stored steps hold."""
 
 from collections.abc import Sequence
 
@@ -7,31 +7,30 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.extensions.slots import postgresql, sqlite
 from sqlbuffer.storage.rows.pieces import Columns
+from sqlbuffer.storage.store import BufferStore
 
 _replace = by_database(sqlite=sqlite.replace, postgresql=postgresql.replace)
 
 
 def replace_payload(
     connection: Connection,
-    buffer_id: int,
+    store: BufferStore,
     seqs: Sequence[int],
     columns: Columns,
     names: Sequence[str],
-) -> int:
-    """Change what rows hold, and note in `payload_changes` that they were changed.
+) -> None:
+    """Change what steps hold, and note in `payload_changes` that they were changed.
 
-    A row is read, changed and written whole: the caller keeps others from doing that meanwhile.
+    A step is read, changed and written whole: the caller reads it in the same transaction, and
+    keeps others from changing it.
 
     Args:
         connection: The transaction.
-        buffer_id: The buffer.
-        seqs: The rows, each once; those that the buffer does not have are left out.
+        store: The buffer.
+        seqs: The steps, each once; the buffer has all of them.
         columns: What they hold from now on; their other columns stay.
         names: The fields that another value was given to, for the note.
-
-    Returns:
-        How many rows were changed.
     """
-    if not seqs:
-        return 0
-    return _replace(connection, buffer_id, seqs, columns, ", ".join(names))
+    if seqs:
+        info = store.info
+        _replace(connection, info.id, seqs, columns, ", ".join(names), info.has_chunks)

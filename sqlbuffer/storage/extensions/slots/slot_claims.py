@@ -32,6 +32,7 @@ from sqlbuffer.storage.extensions.slots.episode_slots import (
     ring_of,
     set_episode_metas,
 )
+from sqlbuffer.storage.extensions.slots.slot_lookups import remove_episode
 from sqlbuffer.storage.extensions.slots.slot_writers import living
 from sqlbuffer.storage.extensions.tables import WRITER, slots
 from sqlbuffer.storage.rows.removal import remove_where
@@ -331,8 +332,11 @@ class SlotClaims:
         self.store.note_deletion(connection)
         seq = unindexed(experiences.c.seq)
         for number in left:
-            its = experiences.c.episode_id == number
-            remove_where(connection, self._id, its, seq=seq)
+            if self.store.info.has_chunks:
+                remove_episode(connection, self._id, number)
+            else:
+                its = experiences.c.episode_id == number
+                remove_where(connection, self._id, its, seq=seq)
         never = (
             of_buffer(episodes, self._id) & (episodes.c.status == "open") & episodes.c.id.in_(left)
         )

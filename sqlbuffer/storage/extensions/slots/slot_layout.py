@@ -14,7 +14,9 @@ _EMPTY = text(
     "UPDATE slots SET length = 0, meta = NULL, tail = NULL, episode_id = NULL "
     "WHERE buffer_id = :buffer_id AND length > 0 AND episode_id IS NOT NULL AND NOT EXISTS ("
     "SELECT 1 FROM experiences e WHERE e.buffer_id = slots.buffer_id "
-    "AND e.episode_id = slots.episode_id LIMIT 1 OFFSET 0)"
+    "AND e.episode_id = slots.episode_id LIMIT 1 OFFSET 0) AND NOT EXISTS ("
+    "SELECT 1 FROM chunks c WHERE c.buffer_id = slots.buffer_id "
+    "AND c.episode_id = slots.episode_id LIMIT 1 OFFSET 0)"
 )
 
 

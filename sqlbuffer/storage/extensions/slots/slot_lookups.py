@@ -1,7 +1,8 @@
-"""Finds the rows that slots show."""
+"""Finds the steps that slots show, and deletes whole episodes."""
 
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.extensions.slots import postgresql, sqlite
 
-slot_rows = by_database(sqlite=sqlite.slot_rows, postgresql=postgresql.slot_rows)
-slot_runs = by_database(sqlite=sqlite.slot_runs, postgresql=postgresql.slot_runs)
+slot_steps = by_database(sqlite=sqlite.slot_steps, postgresql=postgresql.slot_steps)
+changed_steps = by_database(sqlite=sqlite.changed_steps, postgresql=postgresql.changed_steps)
+remove_episode = by_database(sqlite=sqlite.remove_episode, postgresql=postgresql.remove_episode)

@@ -6,78 +6,116 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.extensions.slots.stored_span import Run, StoredSpan
 from sqlbuffer.storage.rows.pieces import Columns
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # In this order: each run is looked up by its slot, and its steps by the index of episodes.
-_SLOT_ROWS = (
-    "SELECT r.key, e.t, e.seq, e.arrays FROM json_each(:runs) r "
+_ROWS = (
+    "SELECT r.key, e.t, e.seq, 1, e.arrays, 0 FROM json_each(:runs) r "
     "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
     "CROSS JOIN experiences e ON e.buffer_id = :id AND e.episode_id = s.episode_id "
-    "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]')"
-)
-# Ordered inside: an aggregate takes its rows in that order.
-_SLOT_RUNS = (
-    "SELECT (SELECT CAST(group_concat(o.arrays, '') AS BLOB) FROM ("
-    "SELECT e.arrays FROM experiences e WHERE e.buffer_id = :id AND e.episode_id = s.episode_id "
     "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]') "
-    "ORDER BY e.t) o) FROM json_each(:runs) r "
-    "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
-    "ORDER BY r.key"
+    "ORDER BY r.key, e.t"
 )
-# The documentation of group_concat speaks of text. It takes any bytes, unless the file is in
-# UTF-16.
-_JOINS_BYTES = (
-    "SELECT hex(CAST(group_concat(x, '') AS BLOB)) = '00FF8000C3' "
-    "FROM (SELECT x'00FF8000' AS x UNION ALL SELECT x'C3')"
+_SPANS = (
+    "SELECT f.run, f.t + f.place, f.first_seq + f.place, f.last - f.place + 1, "
+    "substr(d.records, f.place * f.size + 1, (f.last - f.place + 1) * f.size), "
+    "(SELECT has_changes OR has_deleted FROM buffers WHERE id = :id) FROM ("
+    "SELECT r.key AS run, c.key, c.t, c.first_seq, "
+    "max(json_extract(r.value, '$[1]') - c.t, 0) AS place, "
+    "min(json_extract(r.value, '$[2]') - c.t, c.n_steps - 1) AS last, :size AS size "
+    "FROM json_each(:runs) r "
+    "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
+    "CROSS JOIN chunks c ON c.buffer_id = :id AND c.episode_id = s.episode_id "
+    f"AND c.t > json_extract(r.value, '$[1]') - {MOST_STEPS} "
+    "AND c.t <= json_extract(r.value, '$[2]') "
+    "AND c.t + c.n_steps > json_extract(r.value, '$[1]') ORDER BY r.key, c.t"
+    ") f CROSS JOIN chunk_data d ON d.key = f.key"
+)
+_CHANGED = (
+    "SELECT r.seq, r.record FROM json_each(:spans) j CROSS JOIN replaced_steps r "
+    "ON r.buffer_id = :id AND r.seq >= json_extract(j.value, '$[0]') "
+    "AND r.seq < json_extract(j.value, '$[1]') "
+    "UNION ALL SELECT x.seq, NULL FROM json_each(:spans) j CROSS JOIN deleted_steps x "
+    "ON x.buffer_id = :id AND x.seq >= json_extract(j.value, '$[0]') "
+    "AND x.seq < json_extract(j.value, '$[1]')"
 )
 _REPLACE = (
     "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
     f"WHERE key = ? << {NUMBER_BITS} | ?"
 )
+_REPLACE_STEP = (
+    "INSERT INTO replaced_steps (record, fields, reward_t, terminated, truncated, buffer_id, seq) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq) DO UPDATE "
+    "SET record = excluded.record, fields = excluded.fields, reward_t = excluded.reward_t, "
+    "terminated = excluded.terminated, truncated = excluded.truncated"
+)
 _NOTE_CHANGES = (
     "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
-    "SELECT :id, e.seq, :fields, 1 FROM json_each(:seqs) j "
-    f"CROSS JOIN experiences e ON e.key = :id << {NUMBER_BITS} | j.value WHERE true "
+    "SELECT :id, j.value, :fields, 1 FROM json_each(:seqs) j WHERE true "
     "ON CONFLICT (buffer_id, seq) DO UPDATE SET fields = excluded.fields, "
     "n_changes = n_changes + 1, changed_at = excluded.changed_at"
 )
 
 
-def slot_rows(
-    connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
-) -> list[tuple[int, int, int, Any]]:
-    """Return (index of its run, t, seq, arrays) of each row in runs of (slot, first t, last t)."""
-    given = {"id": buffer_id, "runs": json.dumps(runs)}
-    return list(driver_of(connection).execute(_SLOT_ROWS, given).fetchall())
+def slot_steps(
+    connection: Connection, buffer_id: int, runs: Sequence[Run], size: int, has_chunks: bool
+) -> Sequence[StoredSpan]:
+    """Return what is stored of runs of steps, in the order of the runs and of t.
 
-
-def slot_runs(
-    connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int, int]]
-) -> list[Any] | None:
-    """Return the arrays of the rows of each run, joined in the order of t; see `slot_rows`.
-
-    None: the file is in UTF-16, and SQLite cannot join bytes there. For a thousand rows this takes
-    half the time of `slot_rows`.
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        runs: Slot, first and last t of each.
+        size: Bytes of a step.
+        has_chunks: The steps are in chunks.
     """
-    driver = driver_of(connection)
-    if "joins_bytes" not in connection.info:
-        ((connection.info["joins_bytes"],),) = driver.execute(_JOINS_BYTES)
-    if not connection.info["joins_bytes"]:
-        return None
-    given = {"id": buffer_id, "runs": json.dumps(runs)}
-    return [joined for (joined,) in driver.execute(_SLOT_RUNS, given)]
+    statement = _SPANS if has_chunks else _ROWS
+    given = {"id": buffer_id, "runs": json.dumps(runs), "size": size}
+    found: Sequence[StoredSpan] = driver_of(connection).execute(statement, given).fetchall()
+    return found
+
+
+def changed_steps(
+    connection: Connection, buffer_id: int, spans: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, Any]]:
+    """Return (seq, record) of steps of chunks that were replaced, and (seq, None) of those that
+    were deleted.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        spans: First seq and the one behind the last of each span.
+    """
+    given = {"id": buffer_id, "spans": json.dumps(spans)}
+    found: Sequence[tuple[int, Any]] = driver_of(connection).execute(_CHANGED, given).fetchall()
+    return found
 
 
 def replace(
-    connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Columns, names: str
-) -> int:
-    """Change what rows hold, and note that; return how many of the rows there are."""
+    connection: Connection,
+    buffer_id: int,
+    seqs: Sequence[int],
+    columns: Columns,
+    names: str,
+    has_chunks: bool,
+) -> None:
+    """Change what steps hold, and note that."""
     driver = driver_of(connection)
     driver.execute(
         "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
     )
-    driver.executemany(_REPLACE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
+    statement = _REPLACE_STEP if has_chunks else _REPLACE
+    driver.executemany(statement, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
     given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
-    return int(driver.execute(_NOTE_CHANGES, given).rowcount)
+    driver.execute(_NOTE_CHANGES, given)
+
+
+def remove_episode(connection: Connection, buffer_id: int, episode_id: int) -> None:
+    """Delete the chunks of an episode. A trigger counts them, and cleans the narrow tables."""
+    connection.exec_driver_sql(
+        "DELETE FROM chunks WHERE buffer_id = ? AND episode_id = ?", (buffer_id, episode_id)
+    )

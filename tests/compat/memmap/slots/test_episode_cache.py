@@ -43,17 +43,17 @@ def steps(first, n=STEPS):
 @contextmanager
 def runs_read():
     """Note which runs of steps the database is asked for."""
-    original, noted = cells.slot_runs, []
+    original, noted = cells.slot_steps, []
 
-    def slot_runs(connection, buffer_id, runs):
+    def slot_steps(connection, buffer_id, runs, size, has_chunks):
         noted.extend(runs)
-        return original(connection, buffer_id, runs)
+        return original(connection, buffer_id, runs, size, has_chunks)
 
-    cells.slot_runs = slot_runs
+    cells.slot_steps = slot_steps
     try:
         yield noted
     finally:
-        cells.slot_runs = original
+        cells.slot_steps = original
 
 
 def test_an_episode_is_read_once(buffer):
