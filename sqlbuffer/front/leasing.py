@@ -23,15 +23,12 @@ from sqlbuffer.storage.leases import endings
 from sqlbuffer.storage.leases.claim_request import GROUPS, ORDERS, ClaimRequest
 from sqlbuffer.storage.leases.held import HeldRows
 from sqlbuffer.storage.leases.waiting import claimed
-from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
 
 TIMEOUT_S, LEASE_S = 30.0, 300.0
 ENDED = float("-inf")  # the deadline of a batch whose block has
-_PLACES = {column.key: i for i, column in enumerate(ROW_COLUMNS)}
-_ARRAY_PLACES = [_PLACES[column.key] for column in COLUMNS]
 
 
 class LeasedBatch(Sequence[DataRow]):
@@ -106,9 +103,7 @@ class LeasedBatch(Sequence[DataRow]):
         Raises:
             FieldError: An unknown field.
         """
-        stored = [row for group in self._held.groups for row in group]
-        columns = [tuple(row[place] for place in _ARRAY_PLACES) for row in stored]
-        return decode_columns(self._store.layout, columns, fields)
+        return decode_columns(self._store.layout, self._held.array_rows, fields)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,7 +1,7 @@
 """How many rows a buffer holds, exactly, without scanning it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -23,6 +23,9 @@ from sqlbuffer.storage.schema.list_parameters import numbers_in
 
 BLOCK = 4096
 
+# Of a buffer, a first number and an end.
+CountRows = Callable[[int, Any, Any], Any]
+
 
 class LiveCount:
     """Remembers how many rows each block of 4,096 numbers holds, once no writer can add to it.
@@ -30,9 +33,14 @@ class LiveCount:
     The table `row_blocks` holds the counts of most blocks, for all processes. Only the block that
     the window's lower end cuts and the newest rows are counted each time. A delete inside the
     window, or a crash of the server, makes the blocks that this process remembers unknown again.
+
+    Args:
+        n_rows: Returns the expression for how many rows a buffer has from one number up to another
+            one without it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_rows: CountRows | None = None) -> None:
+        self._n_rows = _n_rows if n_rows is None else n_rows
         self._mutex = ForkLock()
         self._state: tuple[int, ...] = ()
         self._blocks: dict[int, int] = {}
@@ -101,8 +109,8 @@ class LiveCount:
         with self._mutex:
             return dict(self._latest)
 
-    @staticmethod
     def _count_unknown(
+        self,
         connection: Connection,
         buffer_id: int,
         low: int,
@@ -122,9 +130,19 @@ class LiveCount:
             start = _first_unknown(known, start, end)
         for block in [block for block in known if block >= start]:
             del known[block]
-        cut = select(literal(first_whole - 1), _n_rows(buffer_id, low + 1, first_whole * BLOCK))
-        newest = _counted(buffer_id, range(start, high // BLOCK + 1))
+        cut = select(
+            literal(first_whole - 1), self._n_rows(buffer_id, low + 1, first_whole * BLOCK)
+        )
+        newest = self._counted(buffer_id, range(start, high // BLOCK + 1))
         return dict(connection.execute(union_all(cut, newest)).all())
+
+    def _counted(self, buffer_id: int, blocks: range) -> Select[int, int]:
+        """Select (block, rows) of blocks. One range after the other: grouping takes three times as
+        long.
+        """
+        given = bindparam(None, list(blocks), SeqList(), unique=True)
+        block = numbers_in(given).table_valued(column("value", BigInteger)).c.value
+        return select(block, self._n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
 
 
 def _first_unknown(known: dict[int, int], start: int, end: int) -> int:
@@ -137,15 +155,6 @@ def _stored(buffer_id: int, start: int, end: int) -> Select[int, int]:
     return select(own.block, own.n_rows).where(
         own.buffer_id == buffer_id, own.block >= start, own.block < end
     )
-
-
-def _counted(buffer_id: int, blocks: range) -> Select[int, int]:
-    """Select (block, rows) of blocks. One range after the other: grouping takes three times as
-    long.
-    """
-    given = bindparam(None, list(blocks), SeqList(), unique=True)
-    block = numbers_in(given).table_valued(column("value", BigInteger)).c.value
-    return select(block, _n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
 
 
 def _n_rows(buffer_id: int, start: Any, end: Any) -> Any:

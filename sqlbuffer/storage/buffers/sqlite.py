@@ -15,11 +15,23 @@ _NEXT_BLOCK = (
     "(SELECT max(k.block) + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id), 0)), "
     f"w.low_seq / {BLOCK} FROM v_windows w WHERE w.buffer_id = :id AND w.evict_unit = 'row'"
 )
-_COUNT = (
-    "INSERT INTO row_blocks (buffer_id, block, n_rows) SELECT :id, j.value, (SELECT count(*) "
-    f"FROM experiences e WHERE e.buffer_id = :id AND e.seq >= j.value * {BLOCK} "
-    f"AND e.seq < (j.value + 1) * {BLOCK}) FROM json_each(:blocks) j"
+# A buffer has rows or chunks. A chunk has up to 256 steps, and may begin in the block before.
+_COUNT = f"""
+INSERT INTO row_blocks (buffer_id, block, n_rows)
+SELECT :id, j.value, (
+    SELECT count(*) FROM experiences e
+    WHERE e.buffer_id = :id AND e.seq >= j.value * {BLOCK} AND e.seq < (j.value + 1) * {BLOCK}
+) + (
+    SELECT coalesce(sum(min(c.first_seq + c.n_steps, (j.value + 1) * {BLOCK})
+                        - max(c.first_seq, j.value * {BLOCK})), 0) FROM chunks c
+    WHERE c.buffer_id = :id AND c.first_seq > j.value * {BLOCK} - 256
+    AND c.first_seq < (j.value + 1) * {BLOCK} AND c.first_seq + c.n_steps > j.value * {BLOCK}
+) - (
+    SELECT count(*) FROM deleted_steps d
+    WHERE d.buffer_id = :id AND d.seq >= j.value * {BLOCK} AND d.seq < (j.value + 1) * {BLOCK}
 )
+FROM json_each(:blocks) j
+"""
 
 
 def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> int | None:

@@ -28,6 +28,7 @@ from sqlbuffer.storage.schema.metadata import (
     metadata,
     seq_key,
 )
+from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 from sqlbuffer.storage.schema.overlays import flag_column
 from sqlbuffer.storage.schema.server_clock import utc_now
 
@@ -91,6 +92,14 @@ chunks = Table(
     info=_INFO,
 )
 Index(None, chunks.c.buffer_id, chunks.c.task_id, chunks.c.agent_id)
+# For ranges of numbers, and counts: a condition on `first_seq` alone cannot use the key.
+Index(
+    "ix_chunks_buffer_id_first_seq_n_steps",
+    chunks.c.buffer_id,
+    chunks.c.first_seq,
+    chunks.c.n_steps,
+    info=SQLITE_ONLY,
+).ddl_if(dialect="sqlite")
 Index("uq_chunks_buffer_id_id", chunks.c.buffer_id, chunks.c.id, unique=True)
 Index(
     "ix_chunks_buffer_id_episode_id_t",

@@ -45,7 +45,7 @@ from sqlbuffer.storage.leases.row_choice import choose_rows
 from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.rows.statements import ROW_COLUMNS
+from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.column_types import KeyList
@@ -64,10 +64,13 @@ CLOCK_CORRECTION_S = 60.0
 SECONDS_BETWEEN_CLOCK_CHECKS = 1.0
 FEWEST_DONE, MOST_DONE = 32, 1_000
 
+_PLACES = {column.key: i for i, column in enumerate(ROW_COLUMNS)}
+_ARRAY_PLACES = [_PLACES[column.key] for column in COLUMNS]
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
 
-# One for all: it keeps its statement.
+# One for all: each keeps its statement.
 _WHOLE_ROWS = RowSelection(ROW_COLUMNS)
+_TYPED_STEPS = RowSelection(COLUMNS, has_blocks=True)
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
 OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
 RUNS = ~is_past(leases.c.leased_until)
@@ -119,17 +122,27 @@ class HeldRows:
         groups: The rows of each group, in their order; each row by itself without groups.
         deadline: When the lease runs out at the earliest, by this process's monotonic clock.
         number: The number that the batch is noted under.
+        typed: Steps of chunks by number, with their typed fields; None: rows have theirs.
     """
 
     lease_id: str
     groups: list[list[Row]]
     deadline: float
     number: int | None = None
+    typed: dict[int, Row] | None = None
 
     @property
     def seqs(self) -> list[int]:
         """The numbers of its rows."""
         return [row[0] for group in self.groups for row in group]
+
+    @property
+    def array_rows(self) -> list[Row]:
+        """What arrays are made of: `COLUMNS` of each row."""
+        if self.typed is not None:
+            return [self.typed[seq] for seq in self.seqs]
+        rows = (row for group in self.groups for row in group)
+        return [tuple(row[place] for place in _ARRAY_PLACES) for row in rows]
 
 
 class Claim:
@@ -227,15 +240,23 @@ class Claim:
 
     def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> HeldRows:
         seqs = [seq for group in self._chosen for seq in group]
-        candidates = Candidates(
-            connection, self._leases.buffer.info.id, 0, now.high, EVERYTHING, _WHOLE_ROWS
-        )
-        candidates.has_labels = bool(now.has_labels)
-        found = {row[0]: row for row in candidates.rows(seqs)}
+        found = self._read(connection, now, seqs, _WHOLE_ROWS)
+        has_chunks = self._leases.buffer.info.has_chunks
+        typed = self._read(connection, now, seqs, _TYPED_STEPS) if has_chunks else None
         groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
-        return HeldRows(self._lease_id, groups, deadline)
+        return HeldRows(self._lease_id, groups, deadline, typed=typed)
+
+    def _read(
+        self, connection: Connection, now: SampledWindow, seqs: list[int], columns: RowSelection
+    ) -> dict[int, Row]:
+        buffer = self._leases.buffer
+        candidates = Candidates(connection, buffer.info.id, 0, now.high, EVERYTHING, columns)
+        candidates.has_labels = bool(now.has_labels)
+        if buffer.info.has_chunks:
+            candidates.chunks = buffer.layout
+        return {row[0]: row for row in candidates.rows(seqs)}
 
 
 def _clean(connection: Connection, leases: LeaseKeeping) -> None:

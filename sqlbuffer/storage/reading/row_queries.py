@@ -12,6 +12,7 @@ from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect, text_of
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.step_count import n_steps
 from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
@@ -49,7 +50,7 @@ class RowQueries:
 
     def __init__(self, buffer: OpenBuffer, source: CandidateSource) -> None:
         self.buffer, self._source = buffer, source
-        self._live_count = LiveCount()
+        self._live_count = LiveCount(n_steps if buffer.info.has_chunks else None)
 
     @retry_on_disconnect
     def count(self, node: Node) -> int:

@@ -1,10 +1,7 @@
 """Evicts rows on SQLite."""
 
-from typing import Any
+from sqlalchemy import Connection, text
 
-from sqlalchemy import Connection, select, text
-
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
@@ -37,42 +34,55 @@ _OLDEST_EPISODE = text(
     "SELECT id FROM episode_states WHERE buffer_id = :id AND n_rows > 0 "
     "AND status <> 'open' ORDER BY id LIMIT 1"
 )
+_OLDEST_ROWS = text("SELECT seq FROM experiences WHERE buffer_id = :id ORDER BY seq LIMIT :n")
+# Chunk by chunk, by the key: the numbers of all steps would be sorted first.
+_OLDEST_STEPS = text(f"""
+SELECT c.first_seq + n.place AS seq FROM (
+    SELECT first_seq, n_steps FROM chunks
+    WHERE key > :id << {NUMBER_BITS} AND key < (:id + 1) << {NUMBER_BITS} ORDER BY key LIMIT :n
+) c CROSS JOIN chunk_places n ON n.place < c.n_steps
+WHERE NOT EXISTS (
+    SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = c.first_seq + n.place)
+ORDER BY seq LIMIT :n
+""")
 
 
 def evict(connection: Connection, buffer_id: int) -> None:
     """Evict what exceeds the limits of a buffer. Triggers do so for rows that plain SQL writes."""
-    rows = select(experiences.c.seq).where(experiences.c.buffer_id == buffer_id)
     while True:
         unit, rows_over, episodes_over, has_queue, capacity, has_chunks = connection.execute(
             _OVERFLOW, {"id": buffer_id}
         ).one()
-        if has_chunks:
-            if unit == "row" and capacity is not None:
-                connection.exec_driver_sql(_EVICT_CHUNKS, {"id": buffer_id})
-            victims = None
-        elif has_queue:
-            connection.exec_driver_sql(_EVICT_NOT_LEASED, {"id": buffer_id})
-        elif unit == "row" and capacity is not None:
-            connection.exec_driver_sql(_EVICT, {"id": buffer_id, "n": capacity})
-        victims = None
-        if unit == "task" and (rows_over or 0) > 0:
-            victims = _oldest_task(connection, buffer_id, rows)
-        elif unit == "episode" and (episodes_over or 0) > 0:
-            victims = _oldest_episode(connection, buffer_id, rows)
-        if victims is None:
-            if unit == "row" or (rows_over or 0) <= 0:
-                return
-            victims = rows.order_by(experiences.c.seq).limit(rows_over)
-        remove_rows(connection, buffer_id, list(connection.execute(victims).scalars()))
+        if unit == "row":
+            if capacity is not None:
+                left = _EVICT_NOT_LEASED if has_queue else _EVICT
+                given = {"id": buffer_id, "n": capacity}
+                connection.exec_driver_sql(_EVICT_CHUNKS if has_chunks else left, given)
+            return
+        victim: str | int | None
+        if unit == "task":
+            victim = _oldest_task(connection, buffer_id) if (rows_over or 0) > 0 else None
+        else:
+            victim = _oldest_episode(connection, buffer_id) if (episodes_over or 0) > 0 else None
+        if victim is not None:
+            table, column = "chunks" if has_chunks else "experiences", f"{unit}_id"
+            connection.exec_driver_sql(
+                f"DELETE FROM {table} WHERE buffer_id = ? AND {column} = ?", (buffer_id, victim)
+            )
+        elif (rows_over or 0) > 0:
+            oldest = _OLDEST_STEPS if has_chunks else _OLDEST_ROWS
+            found = connection.execute(oldest, {"id": buffer_id, "n": rows_over}).scalars()
+            remove_rows(connection, buffer_id, list(found))
+        else:
+            return
 
 
-def _oldest_task(connection: Connection, buffer_id: int, rows: Any) -> Any:
-    """Select the rows of the task whose last write is oldest; None if there is only one task."""
+def _oldest_task(connection: Connection, buffer_id: int) -> str | None:
+    """Return the task whose last write is oldest; None if there is only one task."""
     found = connection.execute(_OLDEST_TASKS, {"id": buffer_id}).scalars().all()
-    return rows.where(experiences.c.task_id == found[0]) if len(found) == 2 else None
+    return found[0] if len(found) == 2 else None
 
 
-def _oldest_episode(connection: Connection, buffer_id: int, rows: Any) -> Any:
-    """Select the rows of the ended episode that began first; None if all episodes are open."""
-    found = connection.execute(_OLDEST_EPISODE, {"id": buffer_id}).scalar()
-    return None if found is None else rows.where(experiences.c.episode_id == found)
+def _oldest_episode(connection: Connection, buffer_id: int) -> int | None:
+    """Return the ended episode that began first; None if all episodes are open."""
+    return connection.execute(_OLDEST_EPISODE, {"id": buffer_id}).scalar()

@@ -29,14 +29,14 @@ def held(url):
 
 def counts_agree(buffer, url):
     """Tell whether what is counted beside the rows is what the rows are."""
-    n_rows = scalar(url, "SELECT count(*) FROM experiences")
-    n_episodes = scalar(url, "SELECT count(DISTINCT episode_id) FROM experiences")
+    n_rows = scalar(url, "SELECT count(*) FROM step_numbers")
+    n_episodes = scalar(url, "SELECT count(DISTINCT episode_id) FROM step_numbers")
     assert run(url, "SELECT live_rows, live_episodes FROM buffers") == [(n_rows, n_episodes)]
     assert (
         run(
             url,
             "SELECT p.key FROM episodes p WHERE coalesce(n_rows, 0) <> (SELECT count(*) FROM "
-            "experiences e WHERE e.episode_id = p.id)",
+            "step_numbers e WHERE e.episode_id = p.id)",
         )
         == []
     )
