@@ -48,6 +48,7 @@ OBJECTS = {
         "trg_new_special_rows_by_episode_v1",
         "trg_experiences_insert_v1",
         "trg_experiences_delete_v1",
+        "trg_change_log_trim_v1",
         "trg_experiences_forget_v1",
         "trg_chunks_insert_v1",
         "trg_chunks_delete_v1",
@@ -80,6 +81,7 @@ OBJECTS = {
         "sqlbuffer_lease_v1",
         "sqlbuffer_note_write_v1",
         "sqlbuffer_forget_writes_v1",
+        "sqlbuffer_trim_changes_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",
         "sqlbuffer_after_chunks_v1",
@@ -113,6 +115,7 @@ OBJECTS = {
     ),
 }
 TRIGGER_TABLES = {
+    "trg_change_log_": "change_log",
     "trg_buffers_": "buffers",
     "trg_new_": "new_experiences",
     "trg_experiences_": "experiences",

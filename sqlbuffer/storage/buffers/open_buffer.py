@@ -1,8 +1,10 @@
 """An open buffer: its connections, its transactions and its window."""
 
+import os
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, Select, case, update
 from sqlalchemy.engine import URL
@@ -74,6 +76,7 @@ class OpenBuffer:
             {name: fields.specs[name] for name in fields.observations}, compression
         )
         self.watermark = Watermark(info.id)
+        self._origins: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         if is_memory(self.url):
@@ -96,6 +99,11 @@ class OpenBuffer:
         if known is None or known[0] is not engine:
             known = self._rewriting = (engine, rewriting(engine, self._rewrite))
         return known[1]
+
+    @property
+    def origin(self) -> str:
+        """The random id by which this opener, in this process, signs entries of the change log."""
+        return self._origins.setdefault(os.getpid(), str(uuid4()))
 
     @property
     def shown_url(self) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 
@@ -100,6 +101,13 @@ buffers = Table(
         nullable=False,
         server_default=text("0"),
         comment="grows with every delete inside the window",
+    ),
+    Column(
+        "is_deleting",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="the library deletes rows and logs that itself (SQLite)",
     ),
     Column(
         "n_expired",

@@ -54,7 +54,8 @@ LEASE_S = 120.0
 # How long a process that ends waits for its cleaning: cut short, it would keep the lease.
 END_S = 5.0
 TASK, ANALYZE_TASK = "vacuum", "analyze"
-# One process at a time deletes the ids of old writes (`applied_writes`).
+# One process at a time deletes the ids of old writes (`applied_writes`), and old entries of the
+# change log.
 FORGET_TASK, SECONDS_BETWEEN_FORGETTING = "forget writes", 30.0
 # Not the generator that a program may have seeded.
 chance = random.SystemRandom().random
@@ -189,6 +190,7 @@ class Cleaner:
         self._sweep(connection, tables)
         if _lease(connection, SECONDS_BETWEEN_FORGETTING, FORGET_TASK):
             connection.exec_driver_sql("SELECT sqlbuffer_forget_writes_v1()")
+            connection.exec_driver_sql("SELECT sqlbuffer_trim_changes_v1()")
 
     def _analyze(self, connection: Connection, grown: list[Table]) -> None:
         """Tell the planner of rows that it does not know of."""

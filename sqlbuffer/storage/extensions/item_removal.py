@@ -51,7 +51,8 @@ def remove_items(
         cause: The column of `buffers` that counts them.
     """
     before = _deletions(connection, store)
-    update_priorities(connection, store.priorities.blocks, seqs, [0.0] * len(seqs))
+    blocks = store.priorities.blocks
+    update_priorities(connection, blocks, seqs, [0.0] * len(seqs), store.origin)
     sums = _sums(connection, store, seqs)
     remove_counted(connection, store, seqs, cause)
     if sums:

@@ -298,7 +298,9 @@ class PriorityRing(ItemRing):
         self, connection: Connection, seqs: Sequence[int], priorities: Sequence[float]
     ) -> int:
         store = self.store
-        return update_priorities(connection, store.priorities.blocks, seqs, priorities)
+        return update_priorities(
+            connection, store.priorities.blocks, seqs, priorities, store.origin
+        )
 
     def update(self, given: Mapping[str, NewPriority], max_use: float | None = None) -> int:
         """Set the priorities of items that are still where they were; return how many there were.

@@ -313,7 +313,7 @@ class ItemRing:
         # The window begins behind them, so that no number in it is missing.
         own = buffers.c.id == self.store.info.id
         connection.execute(update(buffers).where(own).values(low_seq=last_number(buffers.c.id)))
-        remove_where(connection, self.store.info.id)
+        remove_where(connection, self.store.info.id, origin=self.store.origin)
         listed = episodes.c.buffer_id == self.store.info.id
         connection.execute(delete(episodes).where(listed))
 

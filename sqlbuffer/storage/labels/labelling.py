@@ -25,6 +25,7 @@ from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.changes.change_log import log_change
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
@@ -208,6 +209,8 @@ class Labelling:
             if episode is not None and change is not None:
                 changes.setdefault(episode, []).append(change)
         write_labels(connection, self.buffer.info.id, version, rows)
+        written = [row.seq for row in rows]
+        log_change(connection, self.buffer.info.id, "labelled", written, self.buffer.origin)
         return len(rows)
 
     def _change_returns(

@@ -164,4 +164,4 @@ def _evict(connection: Connection, leases: LeaseKeeping, seqs: Sequence[int], lo
     gone = [seq for seq in seqs if seq <= low]
     if gone:
         found = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
-        remove_rows(connection, leases.buffer.info.id, list(found))
+        remove_rows(connection, leases.buffer.info.id, list(found), leases.buffer.origin)

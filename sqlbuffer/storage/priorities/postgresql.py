@@ -8,15 +8,24 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array, real_array
 from sqlbuffer.storage.priorities.blocks import SUMMARIZE_TIMEOUT_S, Blocks
 
-_UPDATE = "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], %s::double precision[])"
+_UPDATE = (
+    "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], %s::double precision[], "
+    "%s::uuid)"
+)
 _SUMMARIZE = "SELECT sqlbuffer_summarize_v1(%s::integer, %s::bigint[], %s::bigint, %s::bigint)"
 
 
 def update_priorities(
-    connection: Connection, of: Blocks, seqs: Sequence[int], priorities: Sequence[float]
+    connection: Connection,
+    of: Blocks,
+    seqs: Sequence[int],
+    priorities: Sequence[float],
+    origin: str | None = None,
 ) -> int:
-    """Set the priorities of those rows that the buffer holds; return how many."""
-    values = (of.buffer_id, number_array(seqs), real_array(priorities))
+    """Set the priorities of those rows that the buffer holds, and log them if it is followed;
+    return how many.
+    """
+    values = (of.buffer_id, number_array(seqs), real_array(priorities), origin)
     ((n_updated,),) = driver_of(connection).execute(_UPDATE, values)
     return int(n_updated)
 

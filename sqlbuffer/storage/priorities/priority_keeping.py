@@ -62,7 +62,7 @@ class PriorityKeeping:
             translated(self.buffer.url),
             writing(self.buffer.engine, self.buffer.options.durability) as connection,
         ):
-            return update_priorities(connection, self.blocks, seqs, priorities)
+            return update_priorities(connection, self.blocks, seqs, priorities, self.buffer.origin)
 
     def summarize(self, blocks: Sequence[int]) -> int:
         """Add up blocks of priorities, so that draws need not read their rows, and delete what is

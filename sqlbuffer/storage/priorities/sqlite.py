@@ -49,6 +49,10 @@ _RAISE = (
     "UPDATE buffers SET max_priority = :largest WHERE id = :id "
     "AND (max_priority IS NULL OR max_priority < :largest)"
 )
+_LOG = (
+    "INSERT INTO change_log (buffer_id, kind, seqs, origin) "
+    "SELECT id, 'priorities', :seqs, :origin FROM buffers WHERE id = :id AND has_followers"
+)
 _SUMMARIZE = (
     "INSERT INTO priority_blocks (buffer_id, block, n_rows, weight_sum, max_priority, "
     "min_priority) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, block) DO UPDATE "
@@ -59,9 +63,15 @@ _SUMMARIZE = (
 
 
 def update_priorities(
-    connection: Connection, of: Blocks, seqs: Sequence[int], priorities: Sequence[float]
+    connection: Connection,
+    of: Blocks,
+    seqs: Sequence[int],
+    priorities: Sequence[float],
+    origin: str | None = None,
 ) -> int:
-    """Set the priorities of those rows that the buffer holds; return how many."""
+    """Set the priorities of those rows that the buffer holds, and log them if it is followed;
+    return how many.
+    """
     driver = driver_of(connection)
     listed = json.dumps(list(seqs))
     asked = driver.execute(_HELD, {"id": of.buffer_id, "seqs": listed})
@@ -77,6 +87,7 @@ def update_priorities(
     driver.executemany(_ADD, [(of.buffer_id, seq, p) for seq, place, p in rows if place is None])
     _change_blocks(driver, of, of.changes(np.array(held), np.array(old), np.array(new)))
     driver.execute(_RAISE, {"id": of.buffer_id, "largest": max(new)})
+    driver.execute(_LOG, {"id": of.buffer_id, "seqs": listed, "origin": origin})
     return len(rows)
 
 

@@ -252,7 +252,7 @@ class Expiry:
         for cause in range(len(counts)):
             # Those that another writer evicts at this moment are not counted.
             seqs = [row.seq for row in rows if row.cause == cause]
-            counts[cause] = remove_rows(connection, buffer.info.id, seqs)
+            counts[cause] = remove_rows(connection, buffer.info.id, seqs, buffer.origin)
         added = {column.name: column + n for column, n in zip(_COUNTS, counts, strict=True) if n}
         if added:
             own = update(buffers).where(buffers.c.id == buffer.info.id)

@@ -18,6 +18,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.changes.change_log import log_change
 from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
 from sqlbuffer.storage.eligibility.tables import quarantine
 from sqlbuffer.storage.labels.late_values import resolve_labels
@@ -30,7 +31,14 @@ from sqlbuffer.storage.schema.planner import unindexed
 Rows = Node | Sequence[int]
 
 
-def put(connection: Connection, buffer_id: int, low: int, rows: Rows, reason: str | None) -> int:
+def put(
+    connection: Connection,
+    buffer_id: int,
+    low: int,
+    rows: Rows,
+    reason: str | None,
+    origin: str,
+) -> int:
     """Put rows into quarantine, and return how many were not in it.
 
     Args:
@@ -39,6 +47,7 @@ def put(connection: Connection, buffer_id: int, low: int, rows: Rows, reason: st
         low: Lower end of its window.
         rows: Which rows.
         reason: Why.
+        origin: The opener that does it; see `OpenBuffer.origin`.
     """
     _forget(connection, buffer_id, low)
     is_new = ~is_in_quarantine(experiences.c.buffer_id, experiences.c.seq)
@@ -46,22 +55,24 @@ def put(connection: Connection, buffer_id: int, low: int, rows: Rows, reason: st
         experiences.c.buffer_id, experiences.c.seq, literal(reason, Text()).label("reason")
     ).where(these(buffer_id, low, rows), is_new)
     made = insert(quarantine).from_select(["buffer_id", "seq", "reason"], chosen)
-    # Else it is not known of an insert.
-    n_new = connection.execute(made.execution_options(preserve_rowcount=True)).rowcount
-    if n_new:
+    new = connection.execute(made.returning(quarantine.c.seq)).scalars().all()
+    if new:
         _flag(connection, buffer_id, True)
-    return n_new
+        log_change(connection, buffer_id, "quarantined", new, origin)
+    return len(new)
 
 
-def release(connection: Connection, buffer_id: int, low: int, rows: Rows) -> int:
+def release(connection: Connection, buffer_id: int, low: int, rows: Rows, origin: str) -> int:
     """Take rows out of quarantine, and return how many were in it; arguments as those of `put`."""
     _forget(connection, buffer_id, low)
     named = select(experiences.c.seq).where(these(buffer_id, low, rows))
     own = (quarantine.c.buffer_id == buffer_id) & quarantine.c.seq.in_(named)
-    found = connection.execute(delete(quarantine).where(own))
+    found = connection.execute(delete(quarantine).where(own).returning(quarantine.c.seq))
+    released = found.scalars().all()
+    log_change(connection, buffer_id, "quarantined", released, origin)
     if not connection.execute(select(_own(buffer_id).exists())).scalar_one():
         _flag(connection, buffer_id, False)  # nobody looks any more
-    return found.rowcount
+    return len(released)
 
 
 def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:

@@ -45,7 +45,12 @@ class Retention:
             )
             seq = statements.seq_for(node)
             n_removed = remove_where(
-                connection, self.buffer.info.id, matching, seq <= window.high, seq=seq
+                connection,
+                self.buffer.info.id,
+                matching,
+                seq <= window.high,
+                seq=seq,
+                origin=self.buffer.origin,
             )
             if n_removed:
                 layout.after_delete(connection, self.buffer.info.id)
@@ -62,11 +67,10 @@ class Retention:
         def work(connection: Connection) -> int:
             layout.lock(connection, self.buffer.info.id)
             window = self.buffer.note_deletion(connection)
-            id_ = self.buffer.info.id
+            id_, origin = self.buffer.info.id, self.buffer.origin
             remove_where(connection, id_, experiences.c.seq <= window.low)
-            n_removed = remove_where(
-                connection, self.buffer.info.id, experiences.c.seq <= window.high
-            )
+            inside = experiences.c.seq <= window.high
+            n_removed = remove_where(connection, id_, inside, origin=origin)
             connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
             layout.after_clear(connection, id_)
             return n_removed
@@ -88,8 +92,8 @@ class Retention:
 
         def work(connection: Connection) -> int:
             self.buffer.lock(connection)
-            low = self.buffer.window_in(connection).low
-            return quarantine.put(connection, self.buffer.info.id, low, rows, reason)
+            low, origin = self.buffer.window_in(connection).low, self.buffer.origin
+            return quarantine.put(connection, self.buffer.info.id, low, rows, reason, origin)
 
         return self.buffer.write(work)
 
@@ -98,8 +102,8 @@ class Retention:
 
         def work(connection: Connection) -> int:
             self.buffer.lock(connection)
-            low = self.buffer.window_in(connection).low
-            return quarantine.release(connection, self.buffer.info.id, low, rows)
+            low, origin = self.buffer.window_in(connection).low, self.buffer.origin
+            return quarantine.release(connection, self.buffer.info.id, low, rows, origin)
 
         return self.buffer.write(work)
 

@@ -72,7 +72,7 @@ def evict(connection: Connection, buffer_id: int) -> None:
         elif (rows_over or 0) > 0:
             oldest = _OLDEST_STEPS if has_chunks else _OLDEST_ROWS
             found = connection.execute(oldest, {"id": buffer_id, "n": rows_over}).scalars()
-            remove_rows(connection, buffer_id, list(found))
+            remove_rows(connection, buffer_id, list(found), evicted=True)
         else:
             return
 

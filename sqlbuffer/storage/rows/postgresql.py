@@ -29,10 +29,14 @@ _ARRAYS = _PIECES.format(
 )
 
 
-def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
-    """Delete rows, with what narrow tables hold of them; return how many there were."""
-    statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[])"
-    ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
+def remove_rows(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], origin: str | None = None
+) -> int:
+    """Delete rows, with what narrow tables hold of them, and log those inside the window; return
+    how many there were.
+    """
+    statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[], false, %s::uuid)"
+    ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs), origin))
     return int(n_removed)
 
 

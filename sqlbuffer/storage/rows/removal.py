@@ -20,6 +20,7 @@ def remove_where(
     buffer_id: int,
     *conditions: Any,
     seq: Any = experiences.c.seq,
+    origin: str | None = None,
 ) -> int:
     """Delete the rows of a buffer that match, with what the narrow tables hold of them.
 
@@ -28,6 +29,7 @@ def remove_where(
         buffer_id: The buffer.
         conditions: Which rows; none is all.
         seq: What to go by; see `statements.seq_for`.
+        origin: The opener that deletes them; see `OpenBuffer.origin`.
 
     Returns:
         How many rows there were.
@@ -40,7 +42,7 @@ def remove_where(
         .limit(ROWS_AT_ONCE)
     )
     while seqs := list(connection.execute(chunk).scalars()):
-        removed += remove_rows(connection, buffer_id, seqs)
+        removed += remove_rows(connection, buffer_id, seqs, origin)
     return removed
 
 
@@ -55,7 +57,7 @@ def remove_counted(
     if not seqs:
         return 0
     buffer.note_deletion(connection)
-    n_removed = remove_rows(connection, buffer.info.id, seqs)
+    n_removed = remove_rows(connection, buffer.info.id, seqs, buffer.origin)
     counted = {cause: buffers.c[cause] + n_removed}
     connection.execute(update(buffers).where(buffers.c.id == buffer.info.id).values(counted))
     return n_removed

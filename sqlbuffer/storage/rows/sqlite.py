@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.changes.change_log import log_change
 from sqlbuffer.storage.chunks.sqlite import remove_steps
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely
@@ -20,19 +21,49 @@ _CHUNK_BYTES = 2**18
 
 # Numbers that the buffer gave out: none has more bits.
 _AMONG = f"key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
-_HAS_CHUNKS = "SELECT has_chunks FROM buffers WHERE id = ?"
+# The triggers of deleted rows log only what the library does not log itself.
+_BEGIN_DELETING = (
+    "UPDATE buffers SET is_deleting = 1 WHERE id = ? RETURNING has_chunks, has_followers, "
+    "(SELECT low_seq FROM v_windows WHERE buffer_id = buffers.id)"
+)
+_END_DELETING = "UPDATE buffers SET is_deleting = 0 WHERE id = ?"
 _INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
 
 
-def remove_rows(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
-    """Delete rows or steps; return how many there were. Triggers clean the narrow tables."""
+def remove_rows(
+    connection: Connection,
+    buffer_id: int,
+    seqs: Sequence[int],
+    origin: str | None = None,
+    *,
+    evicted: bool = False,
+) -> int:
+    """Delete rows or steps, and log those inside the window; return how many there were. Triggers
+    clean the narrow tables.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        seqs: The rows.
+        origin: The opener that deletes them.
+        evicted: They leave because the buffer is full, which is logged for followers alone.
+    """
     if not seqs:
         return 0
-    if connection.exec_driver_sql(_HAS_CHUNKS, (buffer_id,)).scalar():
-        return remove_steps(connection, buffer_id, seqs)
-    return connection.exec_driver_sql(
-        f"DELETE FROM experiences WHERE {_AMONG}", (buffer_id, json.dumps(list(seqs)))
-    ).rowcount
+    found = connection.exec_driver_sql(_BEGIN_DELETING, (buffer_id,)).one_or_none()
+    # A buffer that is being dropped has no row any more.
+    has_chunks, has_followers, low = (False, False, 0) if found is None else found
+    if has_chunks:
+        n_removed = remove_steps(connection, buffer_id, seqs)
+    else:
+        n_removed = connection.exec_driver_sql(
+            f"DELETE FROM experiences WHERE {_AMONG}", (buffer_id, json.dumps(list(seqs)))
+        ).rowcount
+    connection.exec_driver_sql(_END_DELETING, (buffer_id,))
+    if found is not None and (has_followers or not evicted):
+        inside = [seq for seq in seqs if seq > low]
+        log_change(connection, buffer_id, "deleted", inside, origin)
+    return n_removed
 
 
 def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:

@@ -5,8 +5,8 @@
 --
 -- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
 -- priorities, set the clock, lease, start sessions, quarantine rows, let expired ones leave, sample where that is a write
--- (max_use, track_samples), and annotate: who judges what others did takes that role. Writers may not change what a step
--- was worth.
+-- (max_use, track_samples), follow changes, and annotate: who judges what others did takes that role. Writers may not change
+-- what a step was worth.
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
 
@@ -41,7 +41,7 @@ TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_reserve_v1, sqlbuffer_reserve_seqs_v1, sqlbuffer_reserve_steps_v1, sqlbuffer_free_episode_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_count_rows_v1, sqlbuffer_keep_parts_v1,
-    sqlbuffer_lock_v1, sqlbuffer_note_write_v1, sqlbuffer_forget_writes_v1
+    sqlbuffer_lock_v1, sqlbuffer_note_write_v1, sqlbuffer_forget_writes_v1, sqlbuffer_trim_changes_v1
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- So that writers clean up behind evicted rows; before PostgreSQL 17 only the owner may.
 DO $$
@@ -56,14 +56,14 @@ $$;
 
 GRANT DELETE ON experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (config, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
-    n_partial, {flags}) ON buffers TO sqlbuffer_learner;
+    n_partial, has_followers, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 -- Items of compat.ding that leave take their weight out of the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 {grants}
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
-GRANT USAGE ON SEQUENCE samples_id_seq TO sqlbuffer_learner;
+GRANT USAGE ON SEQUENCE samples_id_seq, change_log_id_seq TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_replace_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_summarize_v1, sqlbuffer_hold_v1 TO sqlbuffer_learner;

@@ -135,7 +135,10 @@ def _fill_all(url: str) -> ReplayBuffer:
 
 
 # Of the buffer, and not of a row.
-OF_BUFFER = {"sessions", "samples", "flow", "flow_history", "leases", "applied_writes"}
+OF_BUFFER = {
+    "sessions", "samples", "flow", "flow_history", "leases", "applied_writes", "change_log",
+    "change_log_starts",
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -146,6 +149,7 @@ def test_deleted_rows_leave_nothing_in_any_table(buffer_url, end):
     assert filled >= {
         "experiences", "episodes", "priorities", "priority_blocks", "queue_items", "leases",
         "labels", "label_history", "quarantine", "payload_parts", "samples", "sessions",
+        "change_log",
     }  # fmt: skip
     if end == "clear":
         buffer.clear()

@@ -10,6 +10,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
+from sqlbuffer.storage.changes.follower import Follower
 from sqlbuffer.storage.schema.roles import roles_script
 from sqlbuffer.storage.use_counts import counting
 from sqlbuffer.storage.use_counts.uses import CLEANED_AT_ONCE
@@ -210,6 +211,46 @@ def test_learners_annotate_and_writers_do_not(with_roles, login):
         assert shown == [(2.0, 0.5)]
         assert connection.execute("SELECT count(*) FROM v_labels").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM labels").fetchone() == (0,)
+
+
+def test_learners_log_and_follow_changes_and_writers_trim_them(with_roles, login):
+    url = login("sqlbuffer_writer")
+    with (
+        ReplayBuffer(url, name="newer", max_capacity=2, evict_by="task") as writer,
+        ReplayBuffer(login("sqlbuffer_learner"), name="newer") as learner,
+    ):
+        follower = Follower(learner._store)
+        follower.register()
+        assert follower.renew()
+        with pytest.raises(StorageReadOnlyError):
+            Follower(writer._store).register()
+        for task in range(2):
+            writer.store_batch([make_array_row(task=task, step=step) for step in range(2)])
+        learner.annotate([3], reward=2.0)
+        learner.quarantine([3])
+        assert learner.delete(QueryBuilder().eq("seq", 4)) == 1
+        follower.leave()
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT sqlbuffer_trim_changes_v1()").fetchone() == (0,)
+    with psycopg.connect(login("sqlbuffer_analyst")) as connection:
+        found = connection.execute("SELECT kind, seqs FROM change_log ORDER BY id").fetchall()
+        assert found == [
+            ("deleted", [1, 2]), ("labelled", [3]), ("quarantined", [3]), ("deleted", [4]),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM change_log",
+        "INSERT INTO change_log (buffer_id, kind) VALUES (1, 'deleted')",
+        "INSERT INTO followers (buffer_id, follower_id, live_until) "
+        "VALUES (1, gen_random_uuid(), now())",
+        "UPDATE buffers SET has_followers = true",
+    ],
+)
+def test_writers_touch_neither_the_log_nor_its_followers(with_roles, login, statement):
+    refused(login("sqlbuffer_writer"), statement)
 
 
 @pytest.mark.parametrize("role", ["sqlbuffer_writer", "sqlbuffer_learner"])

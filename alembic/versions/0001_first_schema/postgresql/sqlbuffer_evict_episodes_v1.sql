@@ -14,7 +14,7 @@ BEGIN
         WHERE s.buffer_id = p_buffer_id AND s.n_rows > 0 AND s.status <> 'open' ORDER BY s.id LIMIT 1;
         EXIT WHEN NOT FOUND;
         IF sqlbuffer_remove_v1(p_buffer_id, ARRAY(
-            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND episode_id = victim)) = 0
+            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND episode_id = victim), true) = 0
         THEN
             -- Its rows were removed behind the triggers' back; without this the loop would not end.
             UPDATE episodes SET n_rows = 0 WHERE id = victim;
@@ -23,7 +23,7 @@ BEGIN
     END LOOP;
     IF b.live_rows > b.max_capacity THEN
         PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
-            SELECT seq FROM sqlbuffer_oldest_v1(p_buffer_id, b.live_rows - b.max_capacity) AS o(seq)));
+            SELECT seq FROM sqlbuffer_oldest_v1(p_buffer_id, b.live_rows - b.max_capacity) AS o(seq)), true);
     END IF;
 END
 $$

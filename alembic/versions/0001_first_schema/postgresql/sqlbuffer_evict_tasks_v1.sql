@@ -14,11 +14,11 @@ BEGIN
         EXIT WHEN victims IS NULL;
         IF cardinality(victims) = 1 THEN
             PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
-                SELECT seq FROM sqlbuffer_oldest_v1(p_buffer_id, surplus) AS o(seq)));
+                SELECT seq FROM sqlbuffer_oldest_v1(p_buffer_id, surplus) AS o(seq)), true);
             EXIT;
         END IF;
         IF sqlbuffer_remove_v1(p_buffer_id, ARRAY(
-            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND task_id = victims[1])) = 0
+            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND task_id = victims[1]), true) = 0
         THEN
             -- Its rows were removed behind the triggers' back; without this the loop would not end.
             DELETE FROM tasks WHERE buffer_id = p_buffer_id AND task_id = victims[1];

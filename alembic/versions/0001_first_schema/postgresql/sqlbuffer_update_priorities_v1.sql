@@ -1,5 +1,8 @@
--- Sets the priorities of those of the given rows that the buffer holds, each given once; returns how many.
-CREATE FUNCTION sqlbuffer_update_priorities_v1(p_buffer_id integer, p_seqs bigint[], p_priorities double precision[]) RETURNS bigint
+-- Sets the priorities of those of the given rows that the buffer holds, each given once; returns how many. Logs them if
+-- the buffer is followed.
+CREATE FUNCTION sqlbuffer_update_priorities_v1(
+    p_buffer_id integer, p_seqs bigint[], p_priorities double precision[], p_origin uuid DEFAULT NULL
+) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b buffers%ROWTYPE;
@@ -70,6 +73,9 @@ BEGIN
     END IF;
     IF largest > coalesce(b.max_priority, -1) THEN
         UPDATE buffers SET max_priority = largest WHERE id = p_buffer_id;
+    END IF;
+    IF b.has_followers THEN
+        INSERT INTO change_log (buffer_id, kind, seqs, origin) VALUES (p_buffer_id, 'priorities', p_seqs, p_origin);
     END IF;
     RETURN n_updated;
 END

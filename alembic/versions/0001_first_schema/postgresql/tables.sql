@@ -19,6 +19,7 @@ CREATE TABLE buffers (
     keep_episodes BIGINT DEFAULT 1000000 NOT NULL,
     open_timeout_s DOUBLE PRECISION DEFAULT 3600 NOT NULL,
     deletions BIGINT DEFAULT 0 NOT NULL,
+    is_deleting BOOLEAN DEFAULT false NOT NULL,
     n_expired BIGINT DEFAULT 0 NOT NULL,
     n_used_up BIGINT DEFAULT 0 NOT NULL,
     n_other_session BIGINT DEFAULT 0 NOT NULL,
@@ -35,6 +36,7 @@ CREATE TABLE buffers (
     has_chunks BOOLEAN DEFAULT false NOT NULL,
     has_step_ids BOOLEAN DEFAULT false NOT NULL,
     has_deleted BOOLEAN DEFAULT false NOT NULL,
+    has_followers BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_buffers PRIMARY KEY (id),
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
@@ -61,6 +63,7 @@ COMMENT ON COLUMN buffers.live_episodes IS 'episodes held, where eviction is by 
 COMMENT ON COLUMN buffers.keep_episodes IS 'rows of episodes that are kept at most once their steps have left';
 COMMENT ON COLUMN buffers.open_timeout_s IS 'an open episode is abandoned after this time without a write';
 COMMENT ON COLUMN buffers.deletions IS 'grows with every delete inside the window';
+COMMENT ON COLUMN buffers.is_deleting IS 'the library deletes rows and logs that itself (SQLite)';
 COMMENT ON COLUMN buffers.n_expired IS 'rows that left because they were too old';
 COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they were used as often as they may be';
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they were of another session';
@@ -77,6 +80,7 @@ COMMENT ON COLUMN buffers.has_changes IS 'rows may have a row in payload_changes
 COMMENT ON COLUMN buffers.has_chunks IS 'its steps are in chunks, and not in experiences';
 COMMENT ON COLUMN buffers.has_step_ids IS 'steps of chunks may have a row in step_ids';
 COMMENT ON COLUMN buffers.has_deleted IS 'steps of chunks may have a row in deleted_steps';
+COMMENT ON COLUMN buffers.has_followers IS 'priorities, tasks and episodes that leave are logged as well';
 
 CREATE TABLE experiences (
     buffer_id INTEGER NOT NULL,
@@ -684,6 +688,52 @@ COMMENT ON COLUMN applied_writes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN applied_writes.write_id IS 'random id of the write';
 COMMENT ON COLUMN applied_writes.kept_until IS 'no call asks for it after this';
 
+CREATE TABLE change_log (
+    id BIGSERIAL NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    xid XID8 DEFAULT pg_current_xact_id(),
+    origin UUID,
+    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    seqs BIGINT[],
+    CONSTRAINT pk_change_log PRIMARY KEY (id),
+    CONSTRAINT ck_change_log_kind_known CHECK (kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities'))
+);
+CREATE INDEX ix_change_log_buffer_id_xid ON change_log (buffer_id, xid);
+COMMENT ON COLUMN change_log.id IS 'number of the entry';
+COMMENT ON COLUMN change_log.buffer_id IS 'the buffer';
+COMMENT ON COLUMN change_log.kind IS 'deleted, quarantined (or released), labelled, replaced, or priorities';
+COMMENT ON COLUMN change_log.xid IS 'transaction that wrote it (PostgreSQL; null on SQLite)';
+COMMENT ON COLUMN change_log.origin IS 'random id of the opener that wrote it; null: plain SQL';
+COMMENT ON COLUMN change_log.inserted_at IS 'when it was written';
+COMMENT ON COLUMN change_log.seqs IS 'the rows; null: any, plain SQL deleted some (PostgreSQL)';
+
+CREATE TABLE change_log_starts (
+    buffer_id INTEGER NOT NULL,
+    trimmed_id BIGINT,
+    trimmed_snapshot TEXT,
+    next_snapshot TEXT,
+    noted_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_change_log_starts PRIMARY KEY (buffer_id)
+);
+COMMENT ON COLUMN change_log_starts.buffer_id IS 'the buffer';
+COMMENT ON COLUMN change_log_starts.trimmed_id IS 'the last entry that was trimmed (SQLite)';
+COMMENT ON COLUMN change_log_starts.trimmed_snapshot IS 'a snapshot with all that was trimmed (PostgreSQL)';
+COMMENT ON COLUMN change_log_starts.next_snapshot IS 'what it shows is trimmed next (PostgreSQL)';
+COMMENT ON COLUMN change_log_starts.noted_at IS 'when next_snapshot was taken (PostgreSQL)';
+
+CREATE TABLE followers (
+    buffer_id INTEGER NOT NULL,
+    follower_id UUID NOT NULL,
+    registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    live_until TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_followers PRIMARY KEY (buffer_id, follower_id)
+);
+COMMENT ON COLUMN followers.buffer_id IS 'the buffer';
+COMMENT ON COLUMN followers.follower_id IS 'random id of the follower';
+COMMENT ON COLUMN followers.registered_at IS 'since when';
+COMMENT ON COLUMN followers.live_until IS 'it is gone unless it renews this in time';
+
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
     CONSTRAINT pk_schema_info PRIMARY KEY (min_client)
@@ -759,6 +809,9 @@ ALTER TABLE slots ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE participants ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE item_groups ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE change_log ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE change_log_starts ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE followers ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;

@@ -19,6 +19,7 @@ CREATE TABLE buffers (
     keep_episodes BIGINT DEFAULT 1000000 NOT NULL,
     open_timeout_s DOUBLE DEFAULT 3600 NOT NULL,
     deletions BIGINT DEFAULT 0 NOT NULL,
+    is_deleting BOOLEAN DEFAULT 0 NOT NULL,
     n_expired BIGINT DEFAULT 0 NOT NULL,
     n_used_up BIGINT DEFAULT 0 NOT NULL,
     n_other_session BIGINT DEFAULT 0 NOT NULL,
@@ -35,6 +36,7 @@ CREATE TABLE buffers (
     has_chunks BOOLEAN DEFAULT 0 NOT NULL,
     has_step_ids BOOLEAN DEFAULT 0 NOT NULL,
     has_deleted BOOLEAN DEFAULT 0 NOT NULL,
+    has_followers BOOLEAN DEFAULT 0 NOT NULL,
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
     CONSTRAINT ck_buffers_evict_unit_known CHECK (evict_unit IN ('row', 'task', 'episode')),
@@ -425,6 +427,35 @@ CREATE TABLE applied_writes (
     write_id TEXT NOT NULL,
     kept_until TEXT NOT NULL,
     CONSTRAINT pk_applied_writes PRIMARY KEY (buffer_id, write_id)
+);
+
+CREATE TABLE change_log (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    buffer_id INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    xid BIGINT DEFAULT NULL,
+    origin TEXT,
+    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    seqs TEXT,
+    CONSTRAINT ck_change_log_kind_known CHECK (kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities'))
+);
+CREATE INDEX ix_change_log_buffer_id_xid ON change_log (buffer_id, xid) WHERE xid IS NOT NULL;
+
+CREATE TABLE change_log_starts (
+    buffer_id INTEGER NOT NULL,
+    trimmed_id BIGINT,
+    trimmed_snapshot TEXT,
+    next_snapshot TEXT,
+    noted_at TEXT,
+    CONSTRAINT pk_change_log_starts PRIMARY KEY (buffer_id)
+);
+
+CREATE TABLE followers (
+    buffer_id INTEGER NOT NULL,
+    follower_id TEXT NOT NULL,
+    registered_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    live_until TEXT NOT NULL,
+    CONSTRAINT pk_followers PRIMARY KEY (buffer_id, follower_id)
 );
 
 CREATE TABLE schema_info (

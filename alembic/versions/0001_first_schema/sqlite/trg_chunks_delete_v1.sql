@@ -1,8 +1,16 @@
--- Follows a deleted chunk into its bytes and into the narrow tables, and counts it if that is no eviction by row. What was in
+-- Follows a deleted chunk into its bytes and into the narrow tables, and counts and logs it as trg_experiences_delete_v1 does
+-- a row. What was in
 -- deleted_steps was counted before. What eviction by row leaves of priorities and uses lies below the window, and is
 -- deleted later.
 CREATE TRIGGER trg_chunks_delete_v1 AFTER DELETE ON chunks
 BEGIN
+    -- First: what follows raises the lower end of the window.
+    INSERT INTO change_log (buffer_id, kind, seqs)
+    SELECT OLD.buffer_id, 'deleted', (
+        SELECT json_group_array(OLD.first_seq + n.place) FROM chunk_places n WHERE n.place < OLD.n_steps)
+    FROM buffers WHERE id = OLD.buffer_id AND NOT is_deleting AND CASE WHEN evict_unit = 'row' THEN (
+        SELECT w.max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > w.low_seq FROM v_windows w WHERE w.buffer_id = OLD.buffer_id)
+    ELSE has_followers END;
     DELETE FROM priority_blocks
     WHERE buffer_id = OLD.buffer_id
       AND block >= OLD.first_seq / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id)

@@ -1,4 +1,5 @@
--- Counts the deletion of a step inside a chunk, as trg_experiences_delete_v1 does that of a row, and cleans the narrow tables.
+-- Counts the deletion of a step inside a chunk, as trg_experiences_delete_v1 does that of a row, cleans the narrow tables,
+-- and logs it unless the library does.
 CREATE TRIGGER trg_deleted_steps_insert_v1 AFTER INSERT ON deleted_steps
 BEGIN
     UPDATE buffers
@@ -29,4 +30,7 @@ BEGIN
     DELETE FROM quarantine WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM payload_changes WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM replaced_steps WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
+    INSERT INTO change_log (buffer_id, kind, seqs)
+    SELECT NEW.buffer_id, 'deleted', json_array(NEW.seq) FROM buffers
+    WHERE id = NEW.buffer_id AND NOT is_deleting AND (evict_unit = 'row' OR has_followers);
 END

@@ -1,4 +1,5 @@
--- Counts deletes that are no eviction (len() relies on the count).
+-- Counts deletes that are no eviction (len() relies on the count), and logs those of plain SQL row by row. The library logs
+-- what it deletes itself. Tasks and episodes that leave are no plain SQL either: they are logged for followers alone.
 -- What eviction by row leaves of priorities and uses lies below the window, and is deleted later.
 CREATE TRIGGER trg_experiences_delete_v1 AFTER DELETE ON experiences
 WHEN (
@@ -25,4 +26,7 @@ BEGIN
     WHERE buffer_id = OLD.buffer_id AND block = OLD.seq / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id);
     UPDATE row_blocks SET n_rows = n_rows - 1 WHERE buffer_id = OLD.buffer_id AND block = OLD.seq / 4096;
     DELETE FROM uses WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
+    INSERT INTO change_log (buffer_id, kind, seqs)
+    SELECT OLD.buffer_id, 'deleted', json_array(OLD.seq) FROM buffers
+    WHERE id = OLD.buffer_id AND NOT is_deleting AND (evict_unit = 'row' OR has_followers);
 END

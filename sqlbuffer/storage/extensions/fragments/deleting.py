@@ -72,7 +72,7 @@ def delete_some(connection: Connection, store: BufferStore, n: int) -> int:
     found = [(group, numbers(seqs)) for group, seqs in rows]
     if found:
         seqs = [seq for _, seqs in found for seq in seqs]
-        remove_rows(connection, store.info.id, seqs)
+        remove_rows(connection, store.info.id, seqs, store.origin)
         gone = [group for group, _ in found]
         connection.execute(_FORGET, {"of": store.info.id, "named": gone})
     return len(found)
@@ -81,4 +81,4 @@ def delete_some(connection: Connection, store: BufferStore, n: int) -> int:
 def remove(connection: Connection, store: BufferStore, seqs: Sequence[int]) -> None:
     """Delete fragments."""
     store.note_deletion(connection)
-    remove_rows(connection, store.info.id, seqs)
+    remove_rows(connection, store.info.id, seqs, store.origin)

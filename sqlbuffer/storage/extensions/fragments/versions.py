@@ -111,7 +111,7 @@ def clear(store: BufferStore, rules: Rules | None = None) -> None:
     def work(connection: Connection) -> None:
         own_rules = read(connection, store, locked=True).rules
         store.note_deletion(connection)
-        remove_where(connection, store.info.id)
+        remove_where(connection, store.info.id, origin=store.origin)
         for table in (item_groups, participants):
             connection.execute(delete(table).where(table.c.buffer_id == store.info.id))
         _note_nothing(connection, store)

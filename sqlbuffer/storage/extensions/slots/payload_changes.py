@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.changes.change_log import log_change
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.extensions.slots import postgresql, sqlite
 from sqlbuffer.storage.rows.pieces import Columns
@@ -19,7 +20,7 @@ def replace_payload(
     columns: Columns,
     names: Sequence[str],
 ) -> None:
-    """Change what steps hold, and note in `payload_changes` that they were changed.
+    """Change what steps hold, and note that in `payload_changes` and in the change log.
 
     A step is read, changed and written whole: the caller reads it in the same transaction, and
     keeps others from changing it.
@@ -34,3 +35,4 @@ def replace_payload(
     if seqs:
         info = store.info
         _replace(connection, info.id, seqs, columns, ", ".join(names), info.has_chunks)
+        log_change(connection, info.id, "replaced", seqs, store.origin)

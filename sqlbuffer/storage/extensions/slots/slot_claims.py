@@ -336,7 +336,7 @@ class SlotClaims:
                 remove_episode(connection, self._id, number)
             else:
                 its = experiences.c.episode_id == number
-                remove_where(connection, self._id, its, seq=seq)
+                remove_where(connection, self._id, its, seq=seq, origin=self.store.origin)
         never = (
             of_buffer(episodes, self._id) & (episodes.c.status == "open") & episodes.c.id.in_(left)
         )

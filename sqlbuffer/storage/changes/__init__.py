@@ -1,0 +1,1 @@
+"""What was changed after the insert, for those who follow a buffer."""

@@ -1,0 +1,54 @@
+"""Log changes of stored rows, for those who follow the buffer.
+
+An entry says which rows changed and what about them, and holds no value: a follower reads the
+values in the snapshot that shows it the entry. Eviction by row has no entries, the window says it.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from sqlalchemy import Connection, Text, bindparam, cast, insert
+
+from sqlbuffer.storage.changes.tables import change_log
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.metadata import SEQS, UUID
+
+Kind = Literal["deleted", "quarantined", "labelled", "replaced"]
+
+# An entry names at most this many rows.
+ROWS_AN_ENTRY = 10_000
+_LOG = insert(change_log).values(
+    buffer_id=bindparam("of_buffer", type_=change_log.c.buffer_id.type),
+    kind=bindparam("kind", type_=Text()),
+    origin=bindparam("origin", type_=UUID),
+    seqs=cast(bindparam("seqs", type_=SeqList()), SEQS),
+)
+
+
+def log_change(
+    connection: Connection,
+    buffer_id: int,
+    kind: Kind,
+    seqs: Sequence[int],
+    origin: str | None = None,
+) -> None:
+    """Log that rows were changed, in the transaction that changes them.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        kind: What changed. Releases from quarantine are "quarantined" as well.
+        seqs: The rows; may name some that the buffer does not hold.
+        origin: The opener that changes them; see `OpenBuffer.origin`.
+    """
+    entries = [
+        {
+            "of_buffer": buffer_id,
+            "kind": kind,
+            "origin": origin,
+            "seqs": seqs[start : start + ROWS_AN_ENTRY],
+        }
+        for start in range(0, len(seqs), ROWS_AN_ENTRY)
+    ]
+    if entries:
+        connection.execute(_LOG, entries)
