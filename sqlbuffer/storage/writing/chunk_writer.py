@@ -15,7 +15,7 @@ from sqlbuffer.storage.writing.chunk_insertion import insert_chunks
 
 T = TypeVar("T")
 # Inserts a batch in the transaction of a caller.
-InsertChunks = Callable[..., StoreResult]
+InsertChunks = Callable[[ChunkBatch], StoreResult]
 
 
 class ChunkWriter:
@@ -51,11 +51,14 @@ class ChunkWriter:
         clean_after_write(buffer.engine, result.inserted, batch.n_bytes, buffer.watermark)
         return result
 
-    def store_within(self, batch: ChunkBatch, work: Callable[[Connection, InsertChunks], T]) -> T:
+    def store_within(
+        self, n_steps: int, n_bytes: int, work: Callable[[Connection, InsertChunks], T]
+    ) -> T:
         """Return what `work` returns; it inserts chunks in one transaction with other changes.
 
         Args:
-            batch: The chunks, as far as they are known before.
+            n_steps: How many steps they have.
+            n_bytes: How many bytes.
             work: Called with the transaction and a function that inserts a batch there; called
                 again if the transaction was not committed.
 
@@ -63,11 +66,11 @@ class ChunkWriter:
             FlowControlError: The rate limiter did not let the steps in in time.
         """
         buffer = self.buffer
-        self._pacer.before_insert(batch.n_steps)
+        self._pacer.before_insert(n_steps)
 
         def inserting(connection: Connection) -> T:
             return work(connection, partial(insert_chunks, connection, buffer))
 
         result = buffer.write(inserting)
-        clean_after_write(buffer.engine, batch.n_steps, batch.n_bytes, buffer.watermark)
+        clean_after_write(buffer.engine, n_steps, n_bytes, buffer.watermark)
         return result

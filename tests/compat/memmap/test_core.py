@@ -163,6 +163,7 @@ def test_a_core_clear_leaves_an_empty_buffer(make, native, reopen):
 def test_what_plain_sql_deleted_is_forgotten_when_the_buffer_is_opened(make, buffer_url):
     fill(make()).close()
     run(buffer_url, "DELETE FROM experiences WHERE seq <= 3")
+    run(buffer_url, "DELETE FROM chunks WHERE first_seq <= 3")
     assert make(overwrite=False).episode_lens[:].tolist() == [0, 2, 0]
 
 

@@ -134,7 +134,7 @@ def test_d5_an_episode_whose_process_was_killed_is_not_gone_on_with(buffer_url):
     assert buffer.episode_lens.tolist() == [3, 2, 1]
     assert buffer.data["r"][1].tolist() == [4, 5, 0, 0]
     assert buffer.meta_data["task"].tolist() == [1, 3, 5]
-    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 6
+    assert scalar(buffer_url, "SELECT count(*) FROM step_numbers") == 6
     buffer.close()
 
 

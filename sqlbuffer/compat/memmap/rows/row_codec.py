@@ -1,12 +1,10 @@
 """Encodes the fields of steps and episodes as bytes and columns."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from sqlbuffer.codec.encoder import Encoder
@@ -19,12 +17,27 @@ from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packed_chunk import PackedChunk, stored_values
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import encode_real
+from sqlbuffer.storage.chunks.numbered_chunk import values_json
 from sqlbuffer.storage.rows.pieces import Columns
 
-# JSON has these as they are.
-_MAX_PLAIN = 1e15
 # Larger values of an episode are kept as bytes only.
 MAX_JSON_ITEMS = 256
+
+
+class PackedRow(NamedTuple):
+    """A step as it waits for the database.
+
+    Attributes:
+        raw: Its fields.
+        reward: Its reward, if a field is that.
+        terminated: Whether the episode ended there, if a field is that.
+        truncated: Whether it was cut there, if a field is that.
+    """
+
+    raw: bytes
+    reward: float | None
+    terminated: bool | None
+    truncated: bool | None
 
 
 class RowCoder:
@@ -38,7 +51,7 @@ class RowCoder:
     def __init__(self, tracks: Mapping[str, DeclaredField], layout: Layout) -> None:
         self.tracks, self.layout = dict(tracks), layout
         self.names = core_names(tracks)
-        self._own = {column: self.names[name] for column, name in own_columns(tracks).items()}
+        self.own = {column: self.names[name] for column, name in own_columns(tracks).items()}
         self.scalars = sorted(self.names[n] for n, track in tracks.items() if track.shape == ())
         self.blank = np.zeros((), layout.record)
         for name, track in tracks.items():
@@ -57,19 +70,22 @@ class RowCoder:
         """
         raw, size, n = rows.tobytes(), self.size, len(rows)
         blobs = [raw[i * size : (i + 1) * size] for i in range(n)]
-        scalars = {name: rows[name].tolist() for name in self.scalars}
-        texts: Sequence[str | None] = [None] * n
-        if scalars:
-            encode = _dumps if all(map(self._is_plain, map(rows.__getitem__, scalars))) else _tagged
-            names = tuple(scalars)
-            texts = [
-                encode(dict(zip(names, values, strict=True)))
-                for values in zip(*scalars.values(), strict=True)
-            ]
-        rewards, terminated, truncated = (
-            [None] * n if found is None else found for found in self.own_columns(scalars)
-        )
-        return Columns(blobs, texts, [_real(each) for each in rewards], terminated, truncated)
+        # As a chunk has them; numbers have no comma.
+        lists = [_texts(rows[name]) for name in self.scalars]
+        keys = [f'"{name}":' for name in self.scalars]
+        texts = [
+            f"{{{','.join(map(str.__add__, keys, values))}}}" for values in zip(*lists, strict=True)
+        ]
+        own = self.own_columns(rows)
+        rewards, *flags = ([None] * n if values is None else values for values in own)
+        return Columns(blobs, texts or [None] * n, rewards, *flags)
+
+    def steps(self, rows: NDArray[Any]) -> list[PackedRow]:
+        """Return rows one by one, encoded."""
+        raw, size, n = rows.tobytes(), self.size, len(rows)
+        own = [[None] * n if values is None else values for values in self.own_columns(rows)]
+        blobs = (raw[i * size : (i + 1) * size] for i in range(n))
+        return list(map(PackedRow, blobs, *own))
 
     def chunks(self, rows: NDArray[Any], key: str) -> list[PackedChunk]:
         """Return the steps of a whole episode as chunks.
@@ -79,12 +95,13 @@ class RowCoder:
             key: Id of the episode.
         """
         columns: dict[str, Any] = {name: rows[name] for name in self.names.values()}
-        rewards, *flags = self.own_columns(columns)
-        columns |= dict(zip(("terminated", "truncated"), flags, strict=True))
+        reward, *flags = (self.own.get(name) for name in ("reward", "terminated", "truncated"))
+        for name, own in zip(("terminated", "truncated"), flags, strict=True):
+            columns[name] = None if own is None else rows[own]
         packed = pack_columns(self.layout, {**columns, "task_id": key}, episode=key).chunks
-        if rewards is None:
+        if reward is None:
             return packed
-        values = reals(rewards)
+        values = _reals(rows[reward])
         # Not by `pack_columns`: it tags NaN and -0.0, and a tag stays when the step is replaced.
         return [
             replace(chunk, reward=stored_values(values[chunk.t : chunk.t + chunk.n_steps], "f8"))
@@ -92,48 +109,19 @@ class RowCoder:
             if chunk.t is not None
         ]
 
-    def own_columns(self, scalars: Mapping[str, Any]) -> list[Any]:
-        """Return reward, terminated and truncated of fields by name; None where none is that."""
+    def own_columns(self, rows: NDArray[Any]) -> list[list[Any] | None]:
+        """Return reward, terminated and truncated of rows; None where no field is that."""
+        reward, *flags = (self.own.get(name) for name in ("reward", "terminated", "truncated"))
         return [
-            scalars[self._own[name]] if name in self._own else None
-            for name in ("reward", "terminated", "truncated")
+            None if reward is None else _reals(rows[reward]),
+            *(None if name is None else rows[name].tolist() for name in flags),
         ]
 
-    @staticmethod
-    def _is_plain(values: NDArray[Any]) -> bool:
-        """Return True if JSON keeps all of the numbers exactly."""
-        if values.dtype.kind != "f":
-            return True
-        # In range; and zeros are positive.
-        return bool(
-            (np.abs(values) < _MAX_PLAIN).all() and not np.signbit(values[values == 0]).any()
-        )
 
-
-def _is_plain(value: Any) -> bool:
-    """Return True if JSON keeps a number exactly: in range, and not negative zero."""
-    if type(value) is not float:
-        return True
-    return -_MAX_PLAIN < value < _MAX_PLAIN and (value != 0.0 or math.copysign(1.0, value) > 0)
-
-
-def _dumps(values: dict[str, Any]) -> str:
-    return orjson.dumps(values).decode()
-
-
-def _tagged(values: dict[str, Any]) -> str | None:
-    return Encoder().json(values, "fields")
-
-
-def reals(values: NDArray[Any]) -> list[float | None]:
+def _reals(values: NDArray[Any]) -> list[float | None]:
     """Return rewards as the database has them: no NaN, and no negative zero."""
     found: list[float | None] = (values.astype(np.float64) + 0.0).tolist()
     return [None if value != value else value for value in found]
-
-
-def _real(value: Any) -> float | None:
-    """Return what the column of rewards holds: no NaN, and no negative zero."""
-    return None if value is None else encode_real(value, "reward_t", "reward", {})
 
 
 class StepPacker:
@@ -150,10 +138,13 @@ class StepPacker:
             (name, track, full(track, track.fill), self._row[rows.names[name]])
             for name, track in rows.tracks.items()
         ]
-        self._scalars = [(name, self._row[name]) for name in rows.scalars]
+        self._own = [
+            None if name is None else self._row[name]
+            for name in map(rows.own.get, ("reward", "terminated", "truncated"))
+        ]
 
-    def pack(self, data: Mapping[str, Any]) -> tuple[list[Any], Columns]:
-        """Return the value to report for each field, and the columns of the row.
+    def pack(self, data: Mapping[str, Any]) -> tuple[list[Any], PackedRow]:
+        """Return the value to report for each field, and the step.
 
         Args:
             data: Values by name; None or missing is the default. Other names are left alone.
@@ -175,17 +166,10 @@ class StepPacker:
             given, own = (default.copy(), default) if value is None else _step(track, value)
             place[0] = own
             stored.append(given)
-        return stored, self._columns()
-
-    def _columns(self) -> Columns:
-        """Return what the database has of the row: `RowCoder.columns`, in a third of its time."""
-        scalars = {name: place.item() for name, place in self._scalars}
-        text = None
-        if scalars:
-            is_plain = all(map(_is_plain, scalars.values()))
-            text = _dumps(scalars) if is_plain else _tagged(scalars)
-        reward, terminated, truncated = self._rows.own_columns(scalars)
-        return Columns([self._row.tobytes()], [text], [_real(reward)], [terminated], [truncated])
+        reward, *flags = (None if own is None else own.item() for own in self._own)
+        if reward is not None:
+            reward = encode_real(reward, "reward_t", "reward", {})
+        return stored, PackedRow(self._row.tobytes(), reward, *flags)
 
 
 def _step(track: DeclaredField, value: Any) -> tuple[Any, NDArray[Any]]:
@@ -232,3 +216,9 @@ class MetaCoder:
             if np.prod(track.shape, dtype=int) <= MAX_JSON_ITEMS
         }
         return Encoder().json(values, "meta") if values else None
+
+
+def _texts(values: NDArray[Any]) -> list[str]:
+    """Return the JSON of each number."""
+    listed = values_json(values.copy())
+    return listed[1:-1].split(",") if listed and len(values) else []

@@ -3,18 +3,20 @@
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from weakref import WeakSet
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.config.buffer_config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
-from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, RowCoder, reals
-from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, PackedRow, RowCoder
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.encoding.packed_steps import PackedStep
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.steps.ids import uuid7
@@ -23,6 +25,7 @@ from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots
+from sqlbuffer.storage.extensions.slots.slot_batch import Resumption, SlotBatch, slot_batch
 from sqlbuffer.storage.extensions.slots.slot_claims import (
     Opening,
     SlotClaims,
@@ -31,12 +34,12 @@ from sqlbuffer.storage.extensions.slots.slot_claims import (
     SlotsFullError,
 )
 from sqlbuffer.storage.rows.payload_parts import prepared
-from sqlbuffer.storage.rows.pieces import Columns
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
-from sqlbuffer.storage.writing.row_writer import Insert
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -53,6 +56,8 @@ class OpenEpisode:
         first_t: The first one.
         return_: Sum of its rewards.
         is_dirty: The meta values are not stored yet.
+        start: How the steps begin that come next: the episode, or what follows steps that were left
+            out.
     """
 
     turn: int
@@ -64,6 +69,18 @@ class OpenEpisode:
     first_t: int = -1
     return_: float | None = None
     is_dirty: bool = False
+    start: EpisodeStart = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = EpisodeStart(self.key, self.key, "default")
+
+    def count(self, t: int, reward: float | None) -> None:
+        """Count a step."""
+        if self.first_t < 0:
+            self.first_t = t
+        self.last_t, self.length = t, max(self.length, t + 1)
+        if reward is not None:
+            self.return_ = (self.return_ or 0.0) + reward
 
     @property
     def is_begun(self) -> bool:
@@ -149,8 +166,8 @@ class EpisodeWriter:
             f"`circular = True` or clear the buffer."
         )
 
-    def add(self, open_: OpenEpisode, t: int, columns: Columns, row: int = 0) -> None:
-        """Add a step to an open episode: one of the rows of `columns`."""
+    def add(self, open_: OpenEpisode, t: int, row: PackedRow) -> None:
+        """Add a step to an open episode."""
         meta = None
         if not open_.is_begun:
             meta = self._metas.to_json(open_.meta)
@@ -158,9 +175,14 @@ class EpisodeWriter:
             opening = Opening(open_.turn, open_.key, open_.meta.tobytes())
             with self._mutex:
                 self._openings[open_.key] = opening
-        record = _record(open_, t, tuple(column[row] for column in columns))
-        self._queue.add(record, meta)
-        _count(open_, t, record.reward_t)
+        elif t > open_.last_t + 1:
+            open_.start = Resumption(open_.key, open_.key, "default", first_t=t)
+        step = PackedStep(
+            open_.start, t, time.time(), row.raw, row.reward, row.terminated, row.truncated, None,
+            None, len(row.raw),
+        )  # fmt: skip
+        self._queue.add(step, meta)
+        open_.count(t, row.reward)
 
     def finish(self, lengths: Sequence[int]) -> None:
         """End the first of the open episodes, drop the others, and store all of it.
@@ -200,32 +222,30 @@ class EpisodeWriter:
         self.check_process()
         self._queue.flush()
         key, packed, json = uuid7(), meta.tobytes(), self._metas.to_json(meta)
-        n = len(rows)
-        metas = {} if json is None else {(key, key): json}
-        own = self._rows.own_columns({name: rows[name] for name in self._rows.scalars})[0]
-        rewards = [] if own is None else [value for value in reals(own) if value is not None]
+        n, (rewards, *_) = len(rows), self._rows.own_columns(rows)
+        given = [reward for reward in rewards or () if reward is not None]
         ending = EpisodeEnd(
-            key, key, "complete", n, sum(rewards) if rewards else None, f"{key}/0",
-            f"{key}/{n - 1}", None,
+            key, key, "complete", n, sum(given) if given else None, f"{key}/0", f"{key}/{n - 1}",
+            None,
         )  # fmt: skip
+        metas = {} if json is None else {(key, key): json}
         batch: Any
-        writer: Any
         if self._store.info.has_chunks:
             batch = ChunkBatch(self._rows.chunks(rows, key), None, [ending], metas)
-            writer = self._store.chunk_writer
         else:
-            open_ = OpenEpisode(-1, -1, key, meta)
-            values = zip(*self._rows.columns(rows), strict=True)
-            records = [_record(open_, t, row) for t, row in enumerate(values)]
-            batch = WriteBatch(prepared(records, self._store.layout), endings=[ending], metas=metas)
-            writer = self._store.writer
+            start, now = EpisodeStart(key, key, "default"), time.time()
+            steps = [
+                PackedStep(start, t, now, *row, None, None, 0)
+                for t, row in enumerate(self._rows.steps(rows))
+            ]
+            batch = self._row_batch(steps, [ending], metas)
 
-        def work(connection: Any, insert: Insert) -> None:
+        def work(connection: Any, insert: Any) -> None:
             insert(batch)
             self.claims.place(connection, key, n, packed)
 
         try:
-            writer.store_within(batch, work)
+            self._store_within(batch, work)
         except SlotsFullError:
             raise self.full() from None
 
@@ -289,27 +309,60 @@ class EpisodeWriter:
 
     def _packed(
         self,
-        records: Sequence[Record],
+        steps: Sequence[PackedStep],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> SlotBatch | WriteBatch:
+        if self._store.info.has_chunks:
+            return slot_batch(self._store.layout, steps, endings, metas)
+        return self._row_batch(steps, endings, metas)
+
+    def _row_batch(
+        self,
+        steps: Sequence[PackedStep],
         endings: Sequence[EpisodeEnd],
         metas: Mapping[EpisodeKey, str],
     ) -> WriteBatch:
+        raw = b"".join(step.row for step in steps)
+        columns = self._rows.columns(np.frombuffer(raw, self._store.layout.record))
+        records = [
+            Record(
+                step.id, step.task_id, None, "default", None, step.t, step.t, step.time,
+                step.episode_key, None, None, None, None, None, text, reward, None, None,
+                terminated, truncated, None, bytes(arrays) or None, None, None,
+            )
+            for step, (arrays, text, reward, terminated, truncated) in zip(
+                steps, zip(*columns, strict=True), strict=True
+            )
+        ]  # fmt: skip
         stored = prepared(records, self._store.layout)
         return WriteBatch(stored, endings=endings, metas=metas)
 
-    def _write(self, batch: WriteBatch) -> StoreResult:
-        keys = dict.fromkeys(record.episode_key for record in batch.records if record.episode_key)
+    def _store_within(self, batch: Any, work: Callable[[Any, Any], T]) -> T:
+        store = self._store
+        if store.info.has_chunks:
+            return store.chunk_writer.store_within(batch.n_steps, batch.n_bytes, work)
+        return store.writer.store_within(batch, work)
+
+    def _write(self, batch: Any) -> StoreResult:
+        is_chunks = isinstance(batch, SlotBatch)
+        keys = batch.keys if is_chunks else [record.episode_key for record in batch.records]
         with self._mutex:
-            begun = [self._openings[key] for key in keys if key in self._openings]
+            begun = [self._openings[key] for key in dict.fromkeys(keys) if key in self._openings]
         ended = [ending for ending in batch.endings if isinstance(ending, SlotEnding)]
 
-        def work(connection: Any, insert: Insert) -> StoreResult:
-            result = insert(batch)
+        def work(connection: Any, insert: Any) -> StoreResult:
+            result: StoreResult
+            if is_chunks:
+                result = batch.insert(connection, self._store.info.id, insert)
+            else:
+                result = insert(batch)
             if begun or ended:
                 self.claims.change(connection, begun, ended)
             return result
 
         try:
-            written = self._store.writer.store_within(batch, work)
+            written: StoreResult = self._store_within(batch, work)
         except BufferNotFoundError:
             if not self._is_closing:
                 raise
@@ -331,22 +384,3 @@ _writers: "WeakSet[EpisodeWriter]" = WeakSet()
 def _end_all() -> None:
     for writer in list(_writers):
         writer.end_at_exit()
-
-
-def _record(open_: OpenEpisode, t: int, row: tuple[Any, ...]) -> Record:
-    """Return the record of a step; the row is one of `Columns`."""
-    arrays, fields, reward, terminated, truncated = row
-    key = open_.key
-    return Record(
-        f"{key}/{t}", key, None, "default", None, t, t, time.time(), key, None,
-        None, None, None, None, fields, reward, None, None, terminated, truncated, None,
-        arrays or None, None, None,
-    )  # fmt: skip
-
-
-def _count(open_: OpenEpisode, t: int, reward: float | None) -> None:
-    if open_.first_t < 0:
-        open_.first_t = t
-    open_.last_t, open_.length = t, max(open_.length, t + 1)
-    if reward is not None:
-        open_.return_ = (open_.return_ or 0.0) + reward

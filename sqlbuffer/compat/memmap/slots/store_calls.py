@@ -40,9 +40,9 @@ class StoreCalls(SlotReader):
         """
         writer = self._check_writable("store")
         self._check_room_in_time(1)
-        stored, columns = self._packer.pack(data)
+        stored, row = self._packer.pack(data)
         open_ = writer.open[0] if writer.open else writer.claim(1)[0]
-        writer.add(open_, self._t, columns)
+        writer.add(open_, self._t, row)
         self._t += 1
         self.store_step += 1
         return self.memory_namedtuple(*stored)
@@ -66,9 +66,9 @@ class StoreCalls(SlotReader):
         for name, array in arrays.items():
             _assign(rows, self._rows.names[name], self.tracks[name], array)
         opened = self._opened(writer, n)
-        columns = self._rows.columns(rows[self._which(n, len(opened))])
-        for i, open_ in enumerate(opened):
-            writer.add(open_, self._t, columns, i)
+        steps = self._rows.steps(rows[self._which(n, len(opened))])
+        for open_, row in zip(opened, steps, strict=True):
+            writer.add(open_, self._t, row)
         self._t += 1
 
     def store_meta_batch(self, **data: Any) -> None:

@@ -13,7 +13,7 @@ from sqlbuffer.compat.memmap import MemmapError, ReplayBuffer
 from tests.support.processes import wait_until
 from tests.support.sql import scalar
 
-N_ROWS = "SELECT count(*) FROM experiences"
+N_ROWS = "SELECT count(*) FROM step_numbers"
 
 
 def test_two_writers_take_slots_of_their_own(make, reopen):
