@@ -9,6 +9,7 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.migrations.schema_presence import with_schema
+from sqlbuffer.storage.retention.eviction import drop_chunks
 from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.metadata import metadata
 
@@ -41,6 +42,7 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
             raise not_found(name, url)
         connection.execute(delete(buffers).where(buffers.c.id == found))
         remove_where(connection, found)
+        drop_chunks(connection, found)
         for table in metadata.tables.values():
             if "buffer_id" in table.c and table is not experiences:
                 connection.execute(delete(table).where(table.c.buffer_id == found))

@@ -25,6 +25,9 @@ _EVICT_CHUNKS = (
     "AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps "
     "AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 )
+_DROP_CHUNKS = (
+    f"DELETE FROM chunks WHERE key > :id << {NUMBER_BITS} AND key < (:id + 1) << {NUMBER_BITS}"
+)
 _OVERFLOW = text(
     "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes, has_queue, "
     "max_capacity, has_chunks FROM buffers WHERE id = :id"
@@ -86,3 +89,8 @@ def _oldest_task(connection: Connection, buffer_id: int) -> str | None:
 def _oldest_episode(connection: Connection, buffer_id: int) -> int | None:
     """Return the ended episode that began first; None if all episodes are open."""
     return connection.execute(_OLDEST_EPISODE, {"id": buffer_id}).scalar()
+
+
+def drop_chunks(connection: Connection, buffer_id: int) -> None:
+    """Delete all chunks of a buffer. A trigger follows each into its bytes and narrow tables."""
+    connection.exec_driver_sql(_DROP_CHUNKS, {"id": buffer_id})

@@ -14,6 +14,10 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', written.buffer_id USING ERRCODE = 'foreign_key_violation';
         END IF;
+        IF b.has_chunks THEN
+            RAISE EXCEPTION 'sqlbuffer: buffer % keeps chunks; insert its rows without seq', b.name
+            USING ERRCODE = 'integrity_constraint_violation';
+        END IF;
         IF b.has_queue THEN
             INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
             SELECT n.buffer_id, n.seq, n.task_id, n.episode_id, n.model_version, n.session_id,

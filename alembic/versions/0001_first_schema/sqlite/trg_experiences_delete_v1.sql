@@ -3,8 +3,8 @@
 -- What eviction by row leaves of priorities and uses lies below the window, and is deleted later.
 CREATE TRIGGER trg_experiences_delete_v1 AFTER DELETE ON experiences
 WHEN (
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL
-        OR OLD.seq > coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id), 0) - max_capacity
+    SELECT NOT has_chunks AND (evict_unit <> 'row' OR max_capacity IS NULL
+        OR OLD.seq > coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id), 0) - max_capacity)
     FROM buffers WHERE id = OLD.buffer_id
 )
 BEGIN

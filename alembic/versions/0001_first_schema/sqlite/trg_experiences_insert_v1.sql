@@ -1,15 +1,24 @@
 -- First in, first out: what has left the window of its buffer is deleted. The library draws the numbers of a batch first and
--- evicts behind it, once for all of its rows; of a buffer that evicts by row the trigger then has nothing to do.
+-- evicts behind it, once for all of its rows; of a buffer that evicts by row the trigger then has nothing to do. A row of a
+-- buffer with chunks becomes a chunk of one step.
 CREATE TRIGGER trg_experiences_insert_v1 AFTER INSERT ON experiences
-WHEN coalesce((SELECT next_seq <= NEW.seq OR evict_unit <> 'row' OR has_queue FROM buffers WHERE id = NEW.buffer_id), true)
+WHEN coalesce((SELECT next_seq <= NEW.seq OR evict_unit <> 'row' OR has_queue OR has_chunks FROM buffers WHERE id = NEW.buffer_id), true)
 BEGIN
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this buffer_id')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE id = NEW.buffer_id);
-    UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq;
+    INSERT INTO new_experiences (
+        buffer_id, id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages, extra,
+        reward_t, adv_t, v_t, terminated, truncated, model_version
+    )
+    SELECT NEW.buffer_id, NEW.id, NEW.task_id, NEW.task_name, NEW.agent_id, NEW.pre_agent, NEW.step, NEW.execute_time, NEW.state,
+        NEW.actions, NEW.messages, NEW.extra, NEW.reward_t, NEW.adv_t, NEW.v_t, NEW.terminated, NEW.truncated, NEW.model_version
+    FROM buffers WHERE id = NEW.buffer_id AND has_chunks;
+    DELETE FROM experiences WHERE "key" = NEW."key" AND (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
+    UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq AND NOT has_chunks;
     INSERT INTO new_special_rows (buffer_id, seq, task_id, episode_id, model_version, session_id)
     SELECT NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id
-    FROM buffers WHERE id = NEW.buffer_id AND (evict_unit <> 'row' OR has_queue);
+    FROM buffers WHERE id = NEW.buffer_id AND (evict_unit <> 'row' OR has_queue) AND NOT has_chunks;
     DELETE FROM experiences
     WHERE "key" > NEW.buffer_id << 40
-      AND "key" <= NEW."key" - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue);
+      AND "key" <= NEW."key" - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue AND NOT has_chunks);
 END

@@ -1,0 +1,141 @@
+"""Steps of chunks that plain SQL inserts and deletes."""
+
+import numpy as np
+import pytest
+
+from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
+from sqlbuffer.errors import FieldError
+from tests.support.sql import buffer_id, is_sqlite, numbered, run, scalar
+
+FIELDS = {"obs": "float32"}
+VALUES = {
+    "id": "'x'", "task_id": "'t1'", "agent_id": "'a1'", "step": "7", "execute_time": "1.5",
+    "state": """'{"by": "hand"}'""", "extra": "'[1, 2.50]'", "reward_t": "0.1",
+}  # fmt: skip
+# What belongs to steps, beside the tables of chunks themselves.
+OVERLAYS = ("priorities", "uses", "labels", "label_history", "quarantine", "queue_items")
+
+
+@pytest.fixture(autouse=True)
+def _chunks(monkeypatch):
+    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
+
+
+def insert(url, target, **values):
+    """Insert a row into a view, or the table, of a buffer that is the only one."""
+    values = {**VALUES, **values}
+    names = {"v_experiences": {"reward_t": "reward"}}.get(target, {})
+    columns = ", ".join(names.get(name, name) for name in values)
+    given = ", ".join(values.values())
+    if target == "v_experiences":
+        columns, given = f"buffer, {columns}", f"'default', {given}"
+    elif target == "experiences" and is_sqlite(url):
+        number = str(buffer_id(url))
+        own, numbers = numbered(url, number, "(SELECT next_seq FROM buffers)")
+        columns, given = f"{own}, {columns}", f"{numbers}, {given}"
+    else:
+        columns, given = f"buffer_id, {columns}", f"{buffer_id(url)}, {given}"
+    run(url, f"INSERT INTO {target} ({columns}) VALUES ({given})".replace(":", "\\:"))
+
+
+def n_stored(url):
+    """Return how many rows, chunks, values of chunks, ids and deletions are stored."""
+    tables = ("experiences", "chunks", "chunk_data", "step_ids", "deleted_steps")
+    return [scalar(url, f"SELECT count(*) FROM {table}") for table in tables]
+
+
+def obs(n):
+    return {"obs": np.arange(float(n)), "reward": np.ones(n)}
+
+
+@pytest.mark.parametrize("target", ["experiences", "new_experiences", "v_experiences"])
+def test_a_row_becomes_a_chunk_of_one_step(buffer_url, target):
+    with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True) as buffer:
+        buffer.extend({**obs(3), "priority": [0.5, 2.5, 1.0]})
+        insert(buffer_url, target)
+        assert n_stored(buffer_url) == [0, 2, 2, 1, 0]
+        assert len(buffer) == 4
+        (row,) = [row for row in buffer if row.id == "x"]
+        assert (row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.step) == ("t1", "a1", 7)
+        assert (row.exp_meta.execute_time, row.exp_data.reward_t) == (1.5, 0.1)
+        assert (row.exp_data.state, row.exp_data.actions) == ({"by": "hand"}, None)
+        weights = run(buffer_url, "SELECT initial_priority FROM chunk_steps ORDER BY seq")
+        assert weights == [(0.5,), (2.5,), (1.0,), (2.5,)]
+        with pytest.raises(FieldError, match="row with seq 4"):
+            buffer.sample_arrays(4, sampler=LatestSampler())
+        with pytest.raises(Exception, match=r"(?i)unique"):
+            insert(buffer_url, target)
+        assert len(buffer) == 4
+
+
+@pytest.mark.parametrize("reward", ["9e999", "-9e999", "1", "0.30000000000000004"])
+def test_a_reward_is_kept_as_it_is(buffer_url, reward):
+    given = reward if is_sqlite(buffer_url) else f"'{reward.replace('9e999', 'inf')}'"
+    with ReplayBuffer(buffer_url, fields=FIELDS):
+        insert(buffer_url, "new_experiences", reward_t=given)
+        assert scalar(buffer_url, "SELECT reward_t FROM chunk_steps") == float(reward)
+
+
+@pytest.mark.parametrize("limits", [{}, {"evict_by": "task"}, {"evict_by": "episode"}], ids=repr)
+def test_rows_of_plain_sql_evict(buffer_url, limits):
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=6, **limits) as buffer:
+        buffer.extend({"task_id": "old", **obs(4)})
+        for step in range(7):
+            insert(buffer_url, "new_experiences", id="NULL", step=str(step))
+            held = scalar(buffer_url, "SELECT count(*) FROM step_numbers")
+            assert len(buffer) <= 6
+            # By row a chunk stays until its last step has left.
+            assert limits == {} or held == len(buffer)
+        assert len(buffer) == 6
+        assert [row.exp_meta.step for row in buffer] == [1, 2, 3, 4, 5, 6]
+        assert n_stored(buffer_url)[1:3] == [6, 6]
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM chunks", "TRUNCATE chunks"])
+@pytest.mark.parametrize("limits", [{}, {"evict_by": "task"}, {"max_episodes": 9}], ids=repr)
+def test_deleted_chunks_take_all_along(buffer_url, statement, limits):
+    if statement.startswith("TRUNCATE") and is_sqlite(buffer_url):
+        return
+    limits = limits if "max_episodes" in limits else {"max_capacity": 100, **limits}
+    with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True, max_use=3, **limits) as buffer:
+        buffer.extend({"id": list("abcde"), **obs(5)})
+        buffer.store_episode(obs(4), episode_id="e")
+        buffer.sample_arrays(9)
+        buffer.update_priorities([1, 2, 7], 3.0)
+        buffer.annotate([1, 2, 8], reward=2.0)
+        buffer.quarantine([3])
+        buffer.delete(query_condition=QueryBuilder().eq("exp_meta.step", 3).build())
+        assert (len(buffer), n_stored(buffer_url)) == (7, [0, 2, 2, 5, 2])
+        run(buffer_url, statement)
+        assert (len(buffer), n_stored(buffer_url)) == (0, [0, 0, 0, 0, 0])
+        assert [scalar(buffer_url, f"SELECT count(*) FROM {name}") for name in OVERLAYS] == [0] * 6
+        counts = "SELECT live_rows, live_episodes FROM buffers"
+        assert run(buffer_url, counts) == [(0, 0)]
+        buffer.extend(obs(2))
+        assert len(buffer) == 2
+        assert buffer.sample_arrays(2)["obs"].shape == (2,)
+
+
+def test_one_chunk_that_is_deleted_is_not_counted(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
+        for _ in range(3):
+            buffer.extend(obs(5))
+        run(buffer_url, "DELETE FROM chunks WHERE first_seq = 6")
+        assert len(buffer) == 10
+        assert sorted(buffer.sample_arrays(10, sampler=LatestSampler()).info["seq"].tolist()) == [
+            1, 2, 3, 4, 5, 11, 12, 13, 14, 15,
+        ]  # fmt: skip
+
+
+def test_a_dropped_buffer_leaves_nothing(buffer_url):
+    for name in ("kept", "dropped"):
+        with ReplayBuffer(buffer_url, name=name, fields=FIELDS, priorities=True) as buffer:
+            buffer.extend({"id": [f"{name}{i}" for i in range(300)], **obs(300)})
+            buffer.delete(query_condition=QueryBuilder().eq("exp_meta.step", 3).build())
+            buffer.update_priorities([1], 3.0)
+    before = n_stored(buffer_url)
+    ReplayBuffer.drop(buffer_url, "dropped")
+    assert n_stored(buffer_url) == [n // 2 for n in before]
+    assert scalar(buffer_url, "SELECT count(*) FROM priorities") == 1
+    with ReplayBuffer(buffer_url, name="kept") as buffer:
+        assert len(buffer) == 299
