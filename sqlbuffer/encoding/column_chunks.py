@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.given_columns import GivenColumns, check_columns
 from sqlbuffer.encoding.packed_chunk import (
-    MAX_BYTES,
+    END_BYTES,
     MAX_STEPS,
     PackedChunk,
     Values,
@@ -96,9 +96,7 @@ def pack_columns(
     ranges: list[tuple[int, int]] = []
     own_keys: list[Keys] = []
     for key, group in zip(keys, pairwise(starts), strict=True):
-        cuts = (
-            [group] if group[1] - group[0] == 1 else chunk_ranges(layout.size_bytes, sizes, *group)
-        )
+        cuts = [group] if group[1] - group[0] == 1 else chunk_ranges(layout, sizes, *group)
         ranges += cuts
         own_keys += [key] * len(cuts)
     steps = _Slices(layout, given, order, payloads, episode)
@@ -170,23 +168,23 @@ def _taken(values: Any, order: NDArray[np.int64] | None) -> Any:
 
 
 def chunk_ranges(
-    size: int, sizes: list[int] | None, first: int, after: int
+    layout: Layout, sizes: list[int] | None, first: int, after: int
 ) -> list[tuple[int, int]]:
     """Return the first step of each chunk of a group, and the one after its last.
 
     Args:
-        size: Bytes of a step, where all have the same.
-        sizes: Bytes of each step, where they differ.
+        layout: The typed fields.
+        sizes: Raw bytes of each step, where they differ.
         first: The first step of the group.
         after: The step after the last one.
     """
     if sizes is None:
-        n = min(MAX_STEPS, MAX_BYTES // max(size, 1)) or 1
+        n = min(MAX_STEPS, layout.chunk_bytes // (layout.size_bytes + END_BYTES)) or 1
         return [(start, min(start + n, after)) for start in range(first, after, n)]
-    ends = list(accumulate(sizes[first:after], initial=0))
+    ends = list(accumulate((size + END_BYTES for size in sizes[first:after]), initial=0))
     cuts, start = [], 0
     while start < after - first:
-        fitting = bisect_right(ends, ends[start] + MAX_BYTES) - 1
+        fitting = bisect_right(ends, ends[start] + layout.chunk_bytes) - 1
         stop = max(start + 1, min(start + MAX_STEPS, fitting))
         cuts.append((first + start, first + stop))
         start = stop

@@ -13,7 +13,7 @@ from sqlbuffer.encoding.record_blocks import expanded_rows, pack_blocks, stored_
 from sqlbuffer.encoding.step_payloads import collected_payload, join_payloads, split_payload
 
 MAX_STEPS = 256
-MAX_BYTES = 2**18  # of records and payloads, raw; a larger step is a chunk of its own
+END_BYTES = 9  # of the reward and the flags of a step
 
 # One value for each step: an array where every step has one, a list with None in it where some
 # have none.

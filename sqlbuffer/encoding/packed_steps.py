@@ -159,12 +159,11 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
         places.setdefault(id(step.of), []).append(i)
     order = [i for own in places.values() for i in own]
     ordered = steps if len(places) == 1 else [steps[i] for i in order]
-    size = layout.size_bytes
-    sizes = [step.n_bytes for step in ordered]
+    size, sizes = layout.size_bytes, [step.n_bytes for step in ordered]
     ranges: list[tuple[int, int]] = []
     start = 0
     for own in places.values():
-        ranges += chunk_ranges(size, sizes, start, start + len(own))
+        ranges += chunk_ranges(layout, sizes, start, start + len(own))
         start += len(own)
     rows: Sequence[bytes] = [step.row for step in ordered]
     tails = None

@@ -26,6 +26,7 @@ class Layout:
     Args:
         specs: The fields by name.
         compression: How the bytes of whole rows are compressed.
+        chunk_bytes: Raw bytes of a chunk at most; a larger step is a chunk of its own.
 
     Attributes:
         has_tails: Whether values of varying length follow the record of a row.
@@ -39,7 +40,13 @@ class Layout:
         (3, 2)
     """
 
-    def __init__(self, specs: Mapping[str, FieldSpec], compression: str | None = None) -> None:
+    def __init__(
+        self,
+        specs: Mapping[str, FieldSpec],
+        compression: str | None = None,
+        chunk_bytes: int = 2**18,
+    ) -> None:
+        self.chunk_bytes = chunk_bytes
         check_compression(compression)
         self.specs, self.compression = dict(specs), compression
         self.record: np.dtype[Any] = np.dtype(

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.scalar_tags import tag_text
 from sqlbuffer.encoding.column_chunks import pack_columns
-from sqlbuffer.encoding.packed_chunk import MAX_BYTES
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import parse_specs
@@ -111,7 +110,7 @@ def test_a_chunk_has_at_most_256_kib_but_at_least_a_step(compression, shape):
     rng = np.random.default_rng(1)
     values = [rng.integers(0, 256, 1_000, np.uint8) for _ in range(300)]
     if shape == (-1,):
-        values[7] = rng.integers(0, 256, 2 * MAX_BYTES, np.uint8)
+        values[7] = rng.integers(0, 256, 2 * layout.chunk_bytes, np.uint8)
     chunks = pack_columns(layout, {"x": values}).chunks
     raw = []
     done = 0
@@ -119,7 +118,9 @@ def test_a_chunk_has_at_most_256_kib_but_at_least_a_step(compression, shape):
         raw.append(sum(map(len, values[done : done + chunk.n_steps])))
         done += chunk.n_steps
     assert done == 300
-    assert all(size <= MAX_BYTES or c.n_steps == 1 for size, c in zip(raw, chunks, strict=True))
+    assert all(
+        size <= layout.chunk_bytes or c.n_steps == 1 for size, c in zip(raw, chunks, strict=True)
+    )
     assert len(chunks) == (2 if shape == (1_000,) else 4)
     found = [read_chunk(layout, chunk)["x"] for chunk in chunks]
     assert [len(value) for value in found] == [chunk.n_steps for chunk in chunks]

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.episode_records import EpisodeStart
-from sqlbuffer.encoding.packed_chunk import MAX_BYTES
 from sqlbuffer.encoding.packed_steps import StepPacker, pack_steps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.same_steps import same_steps
@@ -133,8 +132,8 @@ def test_a_chunk_ends_where_another_step_would_not_fit():
     frames = Layout(parse_specs({"x": ("uint8", (28_000,))}))
     given = [{"x": np.zeros(28_000, np.uint8)}] * 20
     assert [chunk.n_steps for chunk in chunks_of(given, frames)] == [9, 9, 2]
-    large = Layout(parse_specs({"x": ("uint8", (MAX_BYTES + 1,))}))
-    given = [{"x": np.ones(MAX_BYTES + 1, np.uint8)}] * 2
+    large = Layout(parse_specs({"x": ("uint8", (2**18 + 1,))}))
+    given = [{"x": np.ones(2**18 + 1, np.uint8)}] * 2
     assert [chunk.n_steps for chunk in chunks_of(given, large)] == [1, 1]
 
 

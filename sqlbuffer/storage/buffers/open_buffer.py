@@ -35,6 +35,10 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
+# SQLite reads the whole of a chunk for one of its steps: this much fills two pages. PostgreSQL
+# reads parts of 2 KB.
+CHUNK_BYTES = {"sqlite": 8_000, "postgresql": 2**18}
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -71,7 +75,7 @@ class OpenBuffer:
         self._rewrite = rewrite
         self._rewriting: tuple[Engine, Engine] | None = None
         fields, compression = info.config.fields, info.config.payloads.compression
-        self.layout = Layout(fields.specs, compression)
+        self.layout = Layout(fields.specs, compression, CHUNK_BYTES[url.get_backend_name()])
         self.observation_layout = Layout(
             {name: fields.specs[name] for name in fields.observations}, compression
         )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from sqlbuffer.encoding.columns import reward_array
 from sqlbuffer.encoding.packed_chunk import PackedChunk, Values
 
 _LARGE = "9e999"  # JSON has no infinity, and both databases read this as one
@@ -37,6 +38,37 @@ class NumberedChunk(NamedTuple):
         if given is None:
             return np.full(self.chunk.n_steps, self.priority)
         return np.array([self.priority if own is None else own for own in given], np.float64)
+
+
+def reward_bytes(chunk: PackedChunk) -> bytes | None:
+    """Return the rewards of steps as numbers of 64 bits, NaN where there is none."""
+    if chunk.reward is None and chunk.payloads is None:
+        return None
+    rewards = chunk.reward
+    if chunk.payloads is not None:
+        # NaN and -0.0 are in the JSON.
+        extras = [text if text and '"$reals"' in text else None for text in chunk.payloads]
+        held = [None] * chunk.n_steps if rewards is None else list(rewards)
+        trees = [None if text is None else orjson.loads(text)["extra"] for text in extras]
+        texts = [None if tree is None else orjson.dumps(tree).decode() for tree in trees]
+        rewards = reward_array(held, texts)
+    return np.array(rewards, ">f8").tobytes()
+
+
+def end_bytes(chunk: PackedChunk) -> bytes | None:
+    """Return a byte for each step: 1 where it terminated, 2 where it was truncated."""
+    terminated, truncated = (
+        np.zeros(chunk.n_steps, bool) if values is None else np.array(values, bool)
+        for values in (chunk.terminated, chunk.truncated)
+    )
+    ends = terminated + np.uint8(2) * truncated
+    return ends.astype(np.uint8).tobytes() if ends.any() else None
+
+
+def stored_flags(flags: Values | None) -> Values | None:
+    """Return the flags of steps as they are stored: none at all where all are False."""
+    all_false = isinstance(flags, np.ndarray) and not flags.any()
+    return [] if all_false else flags
 
 
 def values_json(values: Values | None) -> str | None:

@@ -6,7 +6,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, fields_json, payloads_json
+from sqlbuffer.storage.chunks.numbered_chunk import (
+    NumberedChunk,
+    end_bytes,
+    fields_json,
+    payloads_json,
+    reward_bytes,
+    stored_flags,
+)
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
@@ -44,13 +51,20 @@ _CHUNKS: list[tuple[str, Callable[[Any], bytes], Get]] = [
     ("reward_t", double_array_field, lambda own: own.chunk.reward),
     ("adv_t", double_array_field, lambda own: own.chunk.adv_t),
     ("v_t", double_array_field, lambda own: own.chunk.v_t),
-    ("terminated", bool_array_field, lambda own: own.chunk.terminated),
-    ("truncated", bool_array_field, lambda own: own.chunk.truncated),
+    ("terminated", bool_array_field, lambda own: stored_flags(own.chunk.terminated)),
+    ("truncated", bool_array_field, lambda own: stored_flags(own.chunk.truncated)),
     ("initial_priority", double_array_field, lambda own: own.initial_priority),
     ("fields", jsonb_field, lambda own: fields_json(own.chunk.fields)),
 ]
 _DATA: list[tuple[str, Callable[[Any], bytes], Get]] = [
     ("first_seq", bigint_field, lambda own: own.first_seq),
+    ("n_steps", integer_field, lambda own: own.chunk.n_steps),
+    ("task_id", text_field, lambda own: own.chunk.task_id),
+    ("agent_id", text_field, lambda own: own.chunk.agent_id),
+    ("step", bigint_field, lambda own: own.chunk.step),
+    ("steps", bigint_array_field, lambda own: own.chunk.steps),
+    ("rewards", bytes_field, lambda own: reward_bytes(own.chunk)),
+    ("ends", bytes_field, lambda own: end_bytes(own.chunk)),
     ("records", bytes_field, lambda own: own.chunk.records),
     ("block_steps", integer_field, lambda own: own.chunk.block_steps),
     ("offsets", bigint_array_field, lambda own: own.chunk.offsets),

@@ -7,8 +7,11 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
+    end_bytes,
     fields_json,
     payloads_json,
+    reward_bytes,
+    stored_flags,
     values_json,
 )
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -20,8 +23,8 @@ _COLUMNS = (
     "fields",
 )  # fmt: skip
 _DATA = (
-    "key", "buffer_id", "first_seq", "records", "block_steps", "offsets", "payloads",
-    "payload_arrays",
+    "key", "buffer_id", "first_seq", "n_steps", "task_id", "agent_id", "step", "steps", "rewards",
+    "ends", "records", "block_steps", "offsets", "payloads", "payload_arrays",
 )  # fmt: skip
 _INSERT = f"INSERT INTO chunks ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _INSERT_DATA = f"INSERT INTO chunk_data ({', '.join(_DATA)}) VALUES ({', '.join('?' * len(_DATA))})"
@@ -56,14 +59,17 @@ def insert_chunks(
                 chunk.task_name, chunk.agent_id, chunk.pre_agent, own.episode_id, chunk.t,
                 chunk.step, values_json(chunk.steps), own.session_id, chunk.model_version,
                 chunk.first_time, chunk.last_time, values_json(chunk.reward),
-                values_json(chunk.adv_t), values_json(chunk.v_t), values_json(chunk.terminated),
-                values_json(chunk.truncated), values_json(own.initial_priority),
+                values_json(chunk.adv_t), values_json(chunk.v_t),
+                values_json(stored_flags(chunk.terminated)),
+                values_json(stored_flags(chunk.truncated)), values_json(own.initial_priority),
                 fields_json(chunk.fields),
             )
         )  # fmt: skip
         data.append(
             (
-                key, buffer_id, own.first_seq, chunk.records, chunk.block_steps,
+                key, buffer_id, own.first_seq, chunk.n_steps, chunk.task_id, chunk.agent_id,
+                chunk.step, values_json(chunk.steps), reward_bytes(chunk), end_bytes(chunk),
+                chunk.records, chunk.block_steps,
                 values_json(chunk.offsets), payloads_json(chunk.payloads), chunk.payload_arrays,
             )
         )  # fmt: skip

@@ -104,7 +104,9 @@ _CHUNK_COLUMNS = (
 )
 # The columns of `replaced_steps` behind its key and its bytes.
 REPLACED = ("fields", "reward_t", "terminated", "truncated")
-_PER_STEP = ("reward_t", "adv_t", "v_t", "terminated", "truncated", "initial_priority")
+_PER_STEP = ("reward_t", "adv_t", "v_t", "initial_priority")
+# An empty list: False at every step.
+_FLAGS = ("terminated", "truncated")
 _PAYLOADS = ("state", "actions", "messages", "extra")
 _SAME = (
     "buffer_id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id",
@@ -163,6 +165,10 @@ def _pg_packed(place: str) -> dict[str, str]:
         "id": f'{found["id"]} COLLATE "C"',
         "step": f"CASE WHEN c.steps IS NULL THEN c.step + {place} ELSE c.steps[{place} + 1] END",
         **{name: f"c.{name}[{place} + 1]" for name in _PER_STEP},
+        **{
+            name: f"CASE WHEN c.{name} = '{{}}' THEN false ELSE c.{name}[{place} + 1] END"
+            for name in _FLAGS
+        },
         **{name: f"{payload} -> '{name}'" for name in _PAYLOADS},
         "fields": (
             "CASE WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> "
@@ -205,6 +211,10 @@ def _sqlite_packed(place: str) -> dict[str, str]:
             f"ELSE json_extract(c.steps, {path}) END"
         ),
         **{name: f"json_extract(c.{name}, {path})" for name in _PER_STEP},
+        **{
+            name: f"CASE WHEN c.{name} = '[]' THEN 0 ELSE json_extract(c.{name}, {path}) END"
+            for name in _FLAGS
+        },
         **{name: stored(name) for name in _PAYLOADS},
         "fields": (
             "CASE WHEN c.fields IS NOT NULL THEN (SELECT json_group_object(f.key, "

@@ -119,7 +119,12 @@ chunk_data = Table(
         "first_seq", BigInteger, primary_key=True, autoincrement=False,
         comment="seq of the first step of the chunk",
     ),
-    Column("records", BYTES, nullable=False, comment="typed fields of all steps, in blocks"),
+    # Repeated here: what most batches need is in this table alone.
+    Column("n_steps", Integer, nullable=False, comment="steps of the chunk"),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("agent_id", KEY, nullable=False, comment="the agent"),
+    Column("step", BigInteger, nullable=False, comment="step of the first within the task"),
+    Column("steps", SEQS, comment="step of each, where they are not consecutive"),
     Column("block_steps", Integer, nullable=False, comment="steps in a block"),
     Column(
         "offsets",
@@ -127,6 +132,14 @@ chunk_data = Table(
         comment="where each block begins, and the end; null: records of one size lie one after "
         "the other",
     ),
+    Column(
+        "rewards", BYTES, comment="rewards, big-endian numbers of 64 bits, NaN for none; null: of none"
+    ),
+    Column(
+        "ends", BYTES, comment="a byte for each step: 1 terminated, 2 truncated; null: none did"
+    ),
+    # Behind the short ones: to what follows it SQLite walks through all its pages.
+    Column("records", BYTES, nullable=False, comment="typed fields of all steps, in blocks"),
     Column("payloads", JSON, comment="JSON of each step; null: of none"),
     Column("payload_arrays", BYTES, comment="bytes of arrays that the JSON refers to"),
     info=_INFO,

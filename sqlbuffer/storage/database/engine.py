@@ -153,8 +153,10 @@ def rewriting(engine: Engine, rewrite: Rewrite) -> Engine:
     """
     found = engine.execution_options()
 
-    def before_execute(_: Any, clause: Any, many: Any, one: Any, _options: Any) -> Any:
-        return rewrite(clause), many, one
+    def before_execute(
+        conn: Any, clauseelement: Any, multiparams: Any, params: Any, execution_options: Any
+    ) -> Any:
+        return rewrite(clauseelement), multiparams, params
 
     event.listen(found, "before_execute", before_execute, retval=True)
     _owners[found] = engine

@@ -68,6 +68,8 @@ class ArrayField:
 
     def __call__(self, values: NDArray[Any] | Sequence[Any]) -> bytes:
         """Encode the values; None is null."""
+        if not len(values):
+            return struct.pack(">iiiI", 12, 0, 0, self._oid)
         if isinstance(values, np.ndarray):
             items: Any = np.empty(len(values), self._item)
             items["n"], items["value"] = self._dtype.itemsize, values

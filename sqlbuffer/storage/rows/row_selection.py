@@ -21,8 +21,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.batch_steps import batch_steps_at
 from sqlbuffer.storage.chunks.nearby_chunk_steps import chunk_steps_near
 from sqlbuffer.storage.chunks.step_relations import steps_at
 from sqlbuffer.storage.chunks.step_statements import over
@@ -156,6 +157,11 @@ class RowSelection:
         parts = self._parts(node, seqs, kind, has_labels, has_chunks)
         return parts[0] if len(parts) == 1 else union_all(*parts)
 
+    def is_plain(self, node: Node, limits: Eligibility, has_labels: bool) -> bool:
+        """Tell whether single steps are read, whatever they are: `batch_statement` reads them."""
+        is_batch = self.has_blocks and not self.has_places
+        return is_batch and node == EVERYTHING and not limits and not has_labels
+
     def picked(
         self,
         node: Node,
@@ -218,6 +224,12 @@ class RowSelection:
             return over(own, steps)
         columns = [steps.c.block if i == ARRAYS else c for i, c in enumerate(own.selected_columns)]
         return over(own.with_only_columns(*columns, steps.c.block_place), steps)
+
+
+@remembered
+def batch_statement() -> Any:
+    """Return the select of the parameters `seqs` from the bytes of chunks; see `as_rows`."""
+    return select(batch_steps_at(_buffer_id(), bindparam(SEQS, type_=SeqList())))
 
 
 def _near(

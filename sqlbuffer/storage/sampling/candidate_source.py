@@ -76,6 +76,8 @@ class CandidateSource:
             found.has_labels = bool(now.has_labels)
             if buffer.info.has_chunks:
                 found.chunks = buffer.layout
+                # Only layouts of compat replace steps.
+                found.reads_bytes = buffer.info.layout is None
             if self._priorities_of is not None:
                 found.priorities = self._priorities_of(found)
             yield found

@@ -14,6 +14,7 @@ from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.batch_steps import as_rows
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows import statements
@@ -26,6 +27,7 @@ from sqlbuffer.storage.rows.row_selection import (
     OWN,
     SEQS,
     RowSelection,
+    batch_statement,
 )
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
@@ -85,6 +87,7 @@ class Candidates:
         has_labels: True if rows may have annotated values.
         picks_first: True if `pick` costs less than `probe`.
         chunks: How the bytes of chunks are laid out; None: each step is a row.
+        reads_bytes: The bytes of chunks say what steps are; none of them is ever replaced.
 
     Example:
         >>> import numpy as np
@@ -117,6 +120,7 @@ class Candidates:
         self.clock: int | None = None
         self.has_labels = False
         self.chunks: Layout | None = None
+        self.reads_bytes = False
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
@@ -223,6 +227,12 @@ class Candidates:
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         if self.reading.near is not None:
             parameters[LOW] = self.window_low
+        if self.reads_bytes and self.reading.is_plain(self.node, self.limits, self.has_labels):
+            found = self._with_own_bytes(
+                as_rows(fetch(self.connection, batch_statement(), parameters))
+            )
+            self._payloads.update((row[0], row) for row in found)
+            return
         statement = self.reading.statement(
             self.node, self.limits, has_labels=self.has_labels, has_chunks=self.chunks is not None
         )
@@ -235,8 +245,16 @@ class Candidates:
     def _fetched(self, statement: Any, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Return rows of `reading`; those of chunks with the bytes of their own."""
         found = fetch(self.connection, statement, parameters)
-        if self.chunks is None or not self.reading.has_blocks or not found:
-            return found
+        return (
+            found
+            if self.chunks is None or not self.reading.has_blocks
+            else self._with_own_bytes(found)
+        )
+
+    def _with_own_bytes(self, found: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return rows that end with a place with their own bytes instead of a block with more."""
+        if self.chunks is None or not found:
+            return []
         seqs, blocks, places = ([row[i] for row in found] for i in (0, ARRAYS, -1))
         rows = rows_of_blocks(self.chunks, blocks, places, seqs)
         return [

@@ -18,8 +18,8 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     CASE WHEN y.seq IS NOT NULL THEN y.fields WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END AS fields,
     CASE WHEN y.seq IS NULL THEN n.reward_t ELSE y.reward_t END AS reward_t,
     n.adv_t, n.v_t,
-    CASE WHEN y.seq IS NULL THEN n.terminated ELSE y.terminated END AS terminated,
-    CASE WHEN y.seq IS NULL THEN n.truncated ELSE y.truncated END AS truncated,
+    CASE WHEN y.seq IS NOT NULL THEN y.terminated WHEN c.terminated = '{}' THEN false ELSE n.terminated END AS terminated,
+    CASE WHEN y.seq IS NOT NULL THEN y.truncated WHEN c.truncated = '{}' THEN false ELSE n.truncated END AS truncated,
     c.model_version, n.initial_priority,
     substr(
         d.payload_arrays, (d.payloads -> n.place -> 'arrays' ->> 0)::integer + 1, (d.payloads -> n.place -> 'arrays' ->> 1)::integer

@@ -13,8 +13,11 @@ BEGIN
     END IF;
     SELECT coalesce(p_row.initial_priority, b.max_priority, 1.0) INTO priority FROM buffers b
     WHERE b.id = p_row.buffer_id AND b.has_priorities;
-    INSERT INTO chunk_data (buffer_id, first_seq, records, block_steps, payloads)
-    SELECT p_row.buffer_id, number, '', 1, CASE WHEN count(*) > 0 THEN jsonb_build_array(jsonb_object_agg(g.name, g.value)) END
+    INSERT INTO chunk_data (buffer_id, first_seq, n_steps, task_id, agent_id, step, rewards, ends, records, block_steps, payloads)
+    SELECT p_row.buffer_id, number, 1, p_row.task_id, p_row.agent_id, p_row.step, float8send(p_row.reward_t),
+        CASE p_row.terminated IS TRUE WHEN true THEN CASE p_row.truncated IS TRUE WHEN true THEN '\x03' ELSE '\x01' END
+            ELSE CASE p_row.truncated IS TRUE WHEN true THEN '\x02' END END::bytea,
+        '', 1, CASE WHEN count(*) > 0 THEN jsonb_build_array(jsonb_object_agg(g.name, g.value)) END
     FROM (VALUES ('state', p_row.state), ('actions', p_row.actions), ('messages', p_row.messages), ('extra', p_row.extra)) AS g(name, value)
     WHERE g.value IS NOT NULL;
     INSERT INTO chunks (

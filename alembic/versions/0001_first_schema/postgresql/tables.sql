@@ -203,18 +203,32 @@ COMMENT ON COLUMN chunks.inserted_at IS 'when the chunk was written';
 CREATE TABLE chunk_data (
     buffer_id INTEGER NOT NULL,
     first_seq BIGINT NOT NULL,
-    records BYTEA NOT NULL,
+    n_steps INTEGER NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    agent_id TEXT COLLATE "C" NOT NULL,
+    step BIGINT NOT NULL,
+    steps BIGINT[],
     block_steps INTEGER NOT NULL,
     offsets BIGINT[],
+    rewards BYTEA,
+    ends BYTEA,
+    records BYTEA NOT NULL,
     payloads JSONB,
     payload_arrays BYTEA,
     CONSTRAINT pk_chunk_data PRIMARY KEY (buffer_id, first_seq)
 );
 COMMENT ON COLUMN chunk_data.buffer_id IS 'the buffer';
 COMMENT ON COLUMN chunk_data.first_seq IS 'seq of the first step of the chunk';
-COMMENT ON COLUMN chunk_data.records IS 'typed fields of all steps, in blocks';
+COMMENT ON COLUMN chunk_data.n_steps IS 'steps of the chunk';
+COMMENT ON COLUMN chunk_data.task_id IS 'the task';
+COMMENT ON COLUMN chunk_data.agent_id IS 'the agent';
+COMMENT ON COLUMN chunk_data.step IS 'step of the first within the task';
+COMMENT ON COLUMN chunk_data.steps IS 'step of each, where they are not consecutive';
 COMMENT ON COLUMN chunk_data.block_steps IS 'steps in a block';
 COMMENT ON COLUMN chunk_data.offsets IS 'where each block begins, and the end; null: records of one size lie one after the other';
+COMMENT ON COLUMN chunk_data.rewards IS 'rewards, big-endian numbers of 64 bits, NaN for none; null: of none';
+COMMENT ON COLUMN chunk_data.ends IS 'a byte for each step: 1 terminated, 2 truncated; null: none did';
+COMMENT ON COLUMN chunk_data.records IS 'typed fields of all steps, in blocks';
 COMMENT ON COLUMN chunk_data.payloads IS 'JSON of each step; null: of none';
 COMMENT ON COLUMN chunk_data.payload_arrays IS 'bytes of arrays that the JSON refers to';
 
@@ -753,6 +767,7 @@ COMMENT ON COLUMN maintenance.leased_until IS 'no other process begins it before
 -- Arrays do not compress; EXTERNAL also lets a part of them be read.
 ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL;
 ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL;
+ALTER TABLE chunk_data ALTER COLUMN rewards SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN records SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN payload_arrays SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN reward_t SET STORAGE EXTERNAL;

@@ -3,8 +3,10 @@
 CREATE TRIGGER trg_new_experiences_chunk_v1 INSTEAD OF INSERT ON new_experiences
 WHEN (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id)
 BEGIN
-    INSERT INTO chunk_data ("key", buffer_id, first_seq, records, block_steps, payloads)
-    SELECT NEW.buffer_id << 40 | b.next_seq, NEW.buffer_id, b.next_seq, x'', 1,
+    INSERT INTO chunk_data ("key", buffer_id, first_seq, n_steps, task_id, agent_id, step, ends, records, block_steps, payloads)
+    SELECT NEW.buffer_id << 40 | b.next_seq, NEW.buffer_id, b.next_seq, 1, NEW.task_id, NEW.agent_id, NEW.step,
+        CASE coalesce(NEW.terminated <> 0, 0) + 2 * coalesce(NEW.truncated <> 0, 0) WHEN 1 THEN x'01' WHEN 2 THEN x'02' WHEN 3 THEN x'03' END,
+        x'', 1,
         CASE WHEN coalesce(NEW.state, NEW.actions, NEW.messages, NEW.extra) IS NOT NULL THEN '[{' || substr(
             CASE WHEN NEW.state IS NOT NULL THEN ',"state":' || json(NEW.state) ELSE '' END
             || CASE WHEN NEW.actions IS NOT NULL THEN ',"actions":' || json(NEW.actions) ELSE '' END
