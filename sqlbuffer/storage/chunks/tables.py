@@ -133,7 +133,9 @@ chunk_data = Table(
         "the other",
     ),
     Column(
-        "rewards", BYTES, comment="rewards, big-endian numbers of 64 bits, NaN for none; null: of none"
+        "rewards",
+        BYTES,
+        comment="rewards, big-endian numbers of 64 bits, NaN for none; null: of none",
     ),
     Column(
         "ends", BYTES, comment="a byte for each step: 1 terminated, 2 truncated; null: none did"
