@@ -1,6 +1,6 @@
 """The tables of the change log and of those who follow it."""
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, Table, Text
+from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, Table, Text
 
 from sqlbuffer.storage.schema.metadata import (
     SEQS,
@@ -8,6 +8,7 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     buffer_key,
+    index_transactions,
     metadata,
     transaction_id,
 )
@@ -39,13 +40,7 @@ change_log = Table(
     # No number is given twice, whatever was trimmed.
     sqlite_autoincrement=True,
 )
-# Nothing is in it on SQLite, where the numbers say all: it would cost a page for each entry.
-Index(
-    "ix_change_log_buffer_id_xid",
-    change_log.c.buffer_id,
-    change_log.c.xid,
-    sqlite_where=change_log.c.xid.is_not(None),
-)
+index_transactions(change_log)
 
 # Where the log of a buffer begins. A follower that has not seen all that was trimmed starts again.
 change_log_starts = Table(

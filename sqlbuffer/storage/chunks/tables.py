@@ -25,8 +25,10 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     buffer_key,
+    index_transactions,
     metadata,
     seq_key,
+    transaction_id,
 )
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 from sqlbuffer.storage.schema.overlays import flag_column
@@ -88,10 +90,12 @@ chunks = Table(
         server_default=utc_now(),
         comment="when the chunk was written",
     ),
+    transaction_id(),
     CheckConstraint(f"n_steps BETWEEN 1 AND {MOST_STEPS}", name="n_steps_known"),
     info=_INFO,
 )
 Index(None, chunks.c.buffer_id, chunks.c.task_id, chunks.c.agent_id)
+index_transactions(chunks)
 # For ranges of numbers, and counts: a condition on `first_seq` alone cannot use the key.
 Index(
     "ix_chunks_buffer_id_first_seq_n_steps",

@@ -6,9 +6,11 @@ import orjson
 from sqlalchemy import (
     BigInteger,
     Column,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
+    Table,
     Text,
     bindparam,
     cast,
@@ -67,7 +69,7 @@ def seq_key() -> tuple[Column[int], Column[int]]:
 
 
 def transaction_id() -> Column[int]:
-    """Return the column of the transaction that wrote a row; give it an index after `buffer_id`.
+    """Return the column of the transaction that wrote a row; see `index_transactions`.
 
     A follower compares it with snapshots. SQLite needs none: its writers come one at a time.
     """
@@ -77,6 +79,15 @@ def transaction_id() -> Column[int]:
         server_default=current_transaction_id(),
         comment="transaction that wrote it (PostgreSQL; null on SQLite)",
     )
+
+
+def index_transactions(table: Table) -> None:
+    """Give a table with `transaction_id` the index that followers of a buffer read. On SQLite
+    nothing is in it, else it would cost a page for each row.
+    """
+    own = table.c
+    name = f"ix_{table.name}_buffer_id_xid"
+    Index(name, own.buffer_id, own.xid, sqlite_where=own.xid.is_not(None))
 
 
 def json_parameter(name: str) -> Any:

@@ -169,11 +169,13 @@ CREATE TABLE chunks (
     initial_priority DOUBLE PRECISION[],
     fields JSONB,
     inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    xid XID8 DEFAULT pg_current_xact_id(),
     CONSTRAINT pk_chunks PRIMARY KEY (buffer_id, first_seq),
     CONSTRAINT ck_chunks_n_steps_known CHECK (n_steps BETWEEN 1 AND 256)
 );
 CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
 CREATE INDEX ix_chunks_buffer_id_task_id_agent_id ON chunks (buffer_id, task_id, agent_id);
+CREATE INDEX ix_chunks_buffer_id_xid ON chunks (buffer_id, xid);
 CREATE UNIQUE INDEX uq_chunks_buffer_id_id ON chunks (buffer_id, id);
 COMMENT ON COLUMN chunks.buffer_id IS 'the buffer';
 COMMENT ON COLUMN chunks.first_seq IS 'seq of the first step';
@@ -199,6 +201,7 @@ COMMENT ON COLUMN chunks.truncated IS 'whether the episode was cut at each';
 COMMENT ON COLUMN chunks.initial_priority IS 'priority that each began with';
 COMMENT ON COLUMN chunks.fields IS 'lists of the declared fields that conditions can use, by name';
 COMMENT ON COLUMN chunks.inserted_at IS 'when the chunk was written';
+COMMENT ON COLUMN chunks.xid IS 'transaction that wrote it (PostgreSQL; null on SQLite)';
 
 CREATE TABLE chunk_data (
     buffer_id INTEGER NOT NULL,

@@ -107,6 +107,7 @@ CREATE TABLE chunks (
     initial_priority TEXT,
     fields TEXT,
     inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    xid BIGINT DEFAULT NULL,
     CONSTRAINT ck_chunks_key_of_number CHECK ("key" = (buffer_id << 40 | first_seq)),
     CONSTRAINT ck_chunks_number_has_40_bits CHECK (first_seq > 0 AND first_seq < 1099511627776),
     CONSTRAINT ck_chunks_n_steps_known CHECK (n_steps BETWEEN 1 AND 256)
@@ -114,6 +115,7 @@ CREATE TABLE chunks (
 CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
 CREATE INDEX ix_chunks_buffer_id_first_seq_n_steps ON chunks (buffer_id, first_seq, n_steps);
 CREATE INDEX ix_chunks_buffer_id_task_id_agent_id ON chunks (buffer_id, task_id, agent_id);
+CREATE INDEX ix_chunks_buffer_id_xid ON chunks (buffer_id, xid) WHERE xid IS NOT NULL;
 CREATE UNIQUE INDEX uq_chunks_buffer_id_id ON chunks (buffer_id, id);
 
 CREATE TABLE chunk_data (
