@@ -43,7 +43,7 @@ def test_a_store_is_an_open_buffer_and_its_parts():
 
 
 def test_rows_are_written_read_and_deleted(buffer, source):
-    assert list(write(buffer, source).seqs.values()) == [1, 2, 3, 4]
+    assert write(buffer, source).seqs.tolist() == [1, 2, 3, 4]
     queries = RowQueries(buffer, source)
     assert [row[0] for page in queries.pages(EVERYTHING) for row in page] == [2, 3, 4]
     retention = Retention(buffer)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from sqlbuffer import ReplayBuffer
-from tests.support.sql import buffer_id, connected
+from tests.support.sql import buffer_id, connected, delete_steps
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 FINAL_T = 1_000  # the t that a final observation shows
@@ -92,13 +92,13 @@ def store(buffer: ReplayBuffer, url: str, episodes: list[Made], **more: Any) -> 
                 {"status": made.status, "buffer": number_of_buffer, "key": f"e{number}"},
             )
             for t in made.gone:
-                connection.execute(
-                    text(
-                        "DELETE FROM experiences WHERE buffer_id = :buffer AND t = :t "
-                        "AND episode_id IN (SELECT id FROM episodes "
-                        "WHERE buffer_id = :buffer AND key = :key)"
-                    ),
-                    {"buffer": number_of_buffer, "t": t, "key": f"e{number}"},
+                delete_steps(
+                    connection,
+                    "buffer_id = :buffer AND t = :t AND episode_id IN "
+                    "(SELECT id FROM episodes WHERE buffer_id = :buffer AND key = :key)",
+                    buffer=number_of_buffer,
+                    t=t,
+                    key=f"e{number}",
                 )
 
 

@@ -67,6 +67,18 @@ def stored_rows(url: str, name: str = "default") -> int:
     return n_rows
 
 
+def delete_steps(connection: Connection, where: str, **parameters: Any) -> None:
+    """Delete rows, and steps of chunks, by plain SQL."""
+    connection.execute(text(f"DELETE FROM experiences WHERE {where}"), parameters)
+    delete = (
+        "INSERT INTO deleted_steps (buffer_id, seq) SELECT buffer_id, seq"
+        if connection.dialect.name == "sqlite"
+        else "SELECT sqlbuffer_remove_v1(buffer_id, array_agg(seq))"
+    )
+    grouped = "" if connection.dialect.name == "sqlite" else " GROUP BY buffer_id"
+    connection.execute(text(f"{delete} FROM chunk_steps WHERE {where}{grouped}"), parameters)
+
+
 def fill(
     url: str, n_rows: int, *, rows_per_task: int = 100, name: str = "default", **settings: Any
 ) -> ReplayBuffer:

@@ -8,7 +8,16 @@ import operator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Alias, BinaryExpression, Column, Executable, and_, true
+from sqlalchemy import (
+    Alias,
+    BinaryExpression,
+    Column,
+    Executable,
+    Select,
+    UnaryExpression,
+    and_,
+    true,
+)
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
@@ -79,6 +88,8 @@ class _Rewriting:
             return self._numbered(element)
         if isinstance(element, BinaryExpression):
             return self._bounded(element)
+        if isinstance(element, Select):
+            return self._ordered(element)
         return None
 
     def _table(self, source: Any) -> Any:
@@ -87,6 +98,27 @@ class _Rewriting:
         if _is_alias(source):
             return self._aliases.setdefault(source, chunk_steps.alias(source.name))
         return None
+
+    def _ordered(self, statement: Select[Any]) -> Any:
+        """Return a select that goes through chunks in their order, instead of sorting all steps."""
+        before = statement._order_by_clauses
+        after = [each for clause in before for each in self._order(clause)]
+        if len(after) == len(before):
+            return None
+        return self.of(statement.order_by(None).order_by(*after))
+
+    def _order(self, clause: Any) -> list[Any]:
+        is_desc = isinstance(clause, UnaryExpression) and clause.modifier is operators.desc_op
+        seq = clause.element if is_desc else clause
+        table = self._table(seq.table) if isinstance(seq, Column) and seq.name == "seq" else None
+        if table is None or not self._is_of_all(table):
+            return [clause]
+        columns = [table.c.first_seq, table.c.seq]
+        return [column.desc() for column in columns] if is_desc else columns
+
+    def _is_of_all(self, table: Any) -> bool:
+        """Return True if a table has the steps of all chunks."""
+        return table is not self._steps or table is chunk_steps
 
     def _numbered(self, element: is_numbered) -> Any:
         number, buffer_id, n = element.clauses
@@ -102,7 +134,7 @@ class _Rewriting:
         if not isinstance(seq, Column) or seq.name != "seq":
             return None
         table = self._table(seq.table)
-        if table is None or (table is self._steps and table is not chunk_steps):
+        if table is None or not self._is_of_all(table):
             return None
         bound, first = self.of(comparison.right), table.c.first_seq
         if op in (operator.gt, operator.ge):

@@ -2,6 +2,11 @@
 
 from sqlalchemy import Connection, text
 
+_UNIT = text("SELECT evict_unit, has_chunks FROM buffers WHERE id = :id")
+_EVICT_CHUNKS = text(
+    "SELECT sqlbuffer_evict_chunks_v1(:id, -1, w.low_seq, 10000) FROM v_windows w "
+    "WHERE w.buffer_id = :id"
+)
 _DROP_CHUNKS = text(
     "SELECT sqlbuffer_drop_chunks_v1(:id, ARRAY(SELECT first_seq FROM chunks WHERE buffer_id = :id "
     "ORDER BY first_seq LIMIT 10000)) WHERE EXISTS (SELECT 1 FROM chunks WHERE buffer_id = :id)"
@@ -9,14 +14,16 @@ _DROP_CHUNKS = text(
 
 
 def evict(connection: Connection, buffer_id: int) -> None:
-    """Evict whole tasks or episodes that exceed the limits of a buffer.
+    """Evict what exceeds the limits of a buffer: whole tasks or episodes, or chunks.
 
     The caller holds the lock on the row of the buffer. Triggers evict single rows.
     """
-    unit = text("SELECT evict_unit FROM buffers WHERE id = :id")
-    found = connection.execute(unit, {"id": buffer_id}).scalar_one()
-    if found != "row":
-        connection.execute(text(f"SELECT sqlbuffer_evict_{found}s_v1(:id)"), {"id": buffer_id})
+    unit, has_chunks = connection.execute(_UNIT, {"id": buffer_id}).one()
+    if unit != "row":
+        connection.execute(text(f"SELECT sqlbuffer_evict_{unit}s_v1(:id)"), {"id": buffer_id})
+    elif has_chunks:
+        while connection.execute(_EVICT_CHUNKS, {"id": buffer_id}).scalar():
+            pass
 
 
 def drop_chunks(connection: Connection, buffer_id: int) -> None:

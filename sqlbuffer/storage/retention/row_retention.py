@@ -115,7 +115,7 @@ class Retention:
             self.buffer.lock(connection)
             window = self.buffer.note_deletion(connection)
             change_config(connection, self.buffer.info.id, limits)
-            if window.evict_by != "row":
+            if window.evict_by != "row" or self.buffer.info.has_chunks:
                 evict(connection, self.buffer.info.id)
             else:
                 low = self.buffer.window_in(connection).low

@@ -120,7 +120,8 @@ def test_an_open_episode_without_a_write_for_long_is_none(buffer_url):
             if buffer_url.startswith("sqlite")
             else "now() - interval '501 seconds'"
         )
-        run(buffer_url, f"UPDATE experiences SET inserted_at = {ago}")
+        for table in ("experiences", "chunks"):
+            run(buffer_url, f"UPDATE {table} SET inserted_at = {ago}")
         run(buffer_url, f"UPDATE episodes SET started_at = {ago}")
         assert tasks_leased(buffer, 1) == ["g"]
         assert len(steps_leased(buffer, 1, group_by="episode_id")) == 1

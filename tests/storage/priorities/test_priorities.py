@@ -34,7 +34,11 @@ def make_rows(n, first=0):
 
 def initial(url):
     """Return the priorities that rows began with, in the order of seq."""
-    found = run(url, "SELECT initial_priority FROM experiences ORDER BY seq")
+    found = run(
+        url,
+        "SELECT initial_priority FROM (SELECT seq, initial_priority FROM experiences UNION ALL "
+        "SELECT seq, initial_priority FROM chunk_steps) s ORDER BY seq",
+    )
     return [priority for (priority,) in found]
 
 

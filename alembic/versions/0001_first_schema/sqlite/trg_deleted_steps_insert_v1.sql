@@ -1,5 +1,5 @@
 -- Counts the deletion of a step inside a chunk, as trg_experiences_delete_v1 does that of a row, cleans the narrow tables,
--- and logs it unless the library does.
+-- and logs it unless the library does. A chunk that has no step left goes as a whole.
 CREATE TRIGGER trg_deleted_steps_insert_v1 AFTER INSERT ON deleted_steps
 BEGIN
     UPDATE buffers
@@ -33,4 +33,10 @@ BEGIN
     INSERT INTO change_log (buffer_id, kind, seqs)
     SELECT NEW.buffer_id, 'deleted', json_array(NEW.seq) FROM buffers
     WHERE id = NEW.buffer_id AND NOT is_deleting AND (evict_unit = 'row' OR has_followers);
+    DELETE FROM chunks
+    WHERE "key" = (SELECT max(k."key") FROM chunks k WHERE k."key" > NEW.buffer_id << 40 AND k."key" <= (NEW.buffer_id << 40) + NEW.seq)
+      AND n_steps = (
+          SELECT count(*) FROM deleted_steps x
+          WHERE x.buffer_id = NEW.buffer_id AND x.seq >= chunks.first_seq AND x.seq < chunks.first_seq + chunks.n_steps
+      );
 END

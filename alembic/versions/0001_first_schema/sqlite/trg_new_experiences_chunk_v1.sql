@@ -50,7 +50,7 @@ BEGIN
           WHERE t.buffer_id = NEW.buffer_id AND t.task_id <> NEW.task_id
           ORDER BY t.last_seq LIMIT 1
       );
-    -- The oldest step, of the first chunk: which goes when it has no other.
+    -- The oldest step, of the first chunk.
     INSERT INTO deleted_steps (buffer_id, seq)
     SELECT b.id, c.first_seq + n.place FROM buffers b
     JOIN chunks c ON c."key" = (SELECT min("key") FROM chunks WHERE "key" > NEW.buffer_id << 40)
@@ -58,10 +58,4 @@ BEGIN
     WHERE b.id = NEW.buffer_id AND b.evict_unit <> 'row' AND b.live_rows > b.max_capacity
       AND NOT EXISTS (SELECT 1 FROM deleted_steps x WHERE x.buffer_id = b.id AND x.seq = c.first_seq + n.place)
     ORDER BY n.place LIMIT 1;
-    DELETE FROM chunks
-    WHERE "key" = (SELECT min("key") FROM chunks WHERE "key" > NEW.buffer_id << 40)
-      AND n_steps = (
-          SELECT count(*) FROM deleted_steps x
-          WHERE x.buffer_id = NEW.buffer_id AND x.seq >= chunks.first_seq AND x.seq < chunks.first_seq + chunks.n_steps
-      );
 END
