@@ -42,6 +42,8 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     Attributes:
         buffer: Name of the buffer.
         seq: Insert order within the buffer.
+        first_seq: `seq` of the first step that is stored with it, at most 255 below its
+            own. A condition on `seq` uses an index if it bounds `first_seq` as well.
         id: Unique within the buffer; a UUIDv7 where not given.
         execute_time: Unix time in seconds; now where not given.
         reward: Reward of the step; None where it is NaN, as other numbers.
@@ -62,6 +64,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
 
     buffer: Mapped[str] = mapped_column(primary_key=True, default="default")
     seq: Mapped[int] = _made(RowNumber, primary_key=True, autoincrement=False)
+    first_seq: Mapped[int] = _made()
     id: Mapped[str | None] = mapped_column(default_factory=uuid7, insert_default=uuid7)
     task_id: Mapped[str]
     task_name: Mapped[str | None] = mapped_column(default=None)

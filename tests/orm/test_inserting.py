@@ -197,7 +197,13 @@ def test_a_row_of_an_unknown_buffer_or_with_a_known_id_is_refused(schema_url, se
 
 def test_what_the_database_makes_is_not_given(schema_url, session):
     ReplayBuffer(schema_url)
-    values = {"seq": "1", "episode_id": "'e'", "session_id": "'s'", "fields": "'{}'"}
+    values = {
+        "seq": "1",
+        "first_seq": "1",
+        "episode_id": "'e'",
+        "session_id": "'s'",
+        "fields": "'{}'",
+    }
     for name, value in {**values, "inserted_at": "CURRENT_TIMESTAMP"}.items():
         with pytest.raises(TypeError, match=name):
             step(1, **{name: None})

@@ -35,7 +35,11 @@ VIEWS = {
         {
             "buffer": _BUFFER,
             "seq": ("integer", "insert order within the buffer"),
-            "id": ("text", "id of the row, unique within the buffer; null for plain SQL inserts"),
+            "first_seq": (
+                "integer",
+                "`seq` of the first step that is stored with it, at most 255 below its own",
+            ),
+            "id": ("text", "id of the step, unique within the buffer; null for plain SQL inserts"),
             "task_id": ("text", "the task"),
             "task_name": ("text", "readable name of the task"),
             "agent_id": ("text", "the agent"),

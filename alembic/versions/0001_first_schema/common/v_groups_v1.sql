@@ -1,11 +1,10 @@
 -- A rollout is an episode of the task, or the whole task where its rows name none.
 CREATE VIEW v_groups AS
 WITH rollouts AS (
-    SELECT w.buffer, e.task_id, e.episode_id, count(*) AS steps,
-        sum(CASE WHEN w.has_labels THEN coalesce((SELECT l.reward_t FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq), e.reward_t) ELSE e.reward_t END) AS return_
-    FROM v_windows w
-    JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
-    GROUP BY w.buffer, e.task_id, e.episode_id
+    SELECT buffer, task_id, episode_id, sum(n_steps) AS steps, sum(total_reward) AS return_
+    FROM step_sums
+    WHERE n_steps > 0
+    GROUP BY buffer, task_id, episode_id
 ), means AS (
     SELECT buffer, task_id, avg(return_) AS mean_ FROM rollouts GROUP BY buffer, task_id
 )

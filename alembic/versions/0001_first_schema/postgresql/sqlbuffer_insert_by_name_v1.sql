@@ -5,8 +5,8 @@ DECLARE
     b buffers%ROWTYPE;
     given experiences%ROWTYPE;
 BEGIN
-    IF num_nonnulls(NEW.seq, NEW.episode_id, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers) > 0 THEN
-        RAISE EXCEPTION 'sqlbuffer: a row is inserted without seq, episode_id, session_id, executed_at, inserted_at, fields and special_numbers'
+    IF num_nonnulls(NEW.seq, NEW.first_seq, NEW.episode_id, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers) > 0 THEN
+        RAISE EXCEPTION 'sqlbuffer: a row is inserted without seq, first_seq, episode_id, session_id, executed_at, inserted_at, fields and special_numbers'
         USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     SELECT * INTO b FROM buffers WHERE name = NEW.buffer;
@@ -33,6 +33,7 @@ BEGIN
         given.truncated := NEW.truncated;
         given.model_version := NEW.model_version;
         NEW.seq := sqlbuffer_insert_step_v1(given);
+        NEW.first_seq := NEW.seq;
         NEW.inserted_at := now();
         RETURN NEW;
     END IF;
@@ -44,7 +45,7 @@ BEGIN
         b.id, NEW.id, NEW.task_id, NEW.task_name, NEW.agent_id, NEW.pre_agent, NEW.step, NEW.execute_time, NEW.state, NEW.actions,
         NEW.messages, NEW.extra, NEW.reward, NEW.advantage, NEW.value, NEW.terminated, NEW.truncated, NEW.model_version
     )
-    RETURNING seq, inserted_at INTO NEW.seq, NEW.inserted_at;
+    RETURNING seq, seq, inserted_at INTO NEW.seq, NEW.first_seq, NEW.inserted_at;
     RETURN NEW;
 END
 $$

@@ -9,20 +9,31 @@ FROM (
         CASE WHEN w.evict_unit <> 'row' THEN w.live_rows ELSE
             (SELECT coalesce(sum(k.n_rows), 0) FROM row_blocks k
              WHERE k.buffer_id = w.buffer_id AND k.block > w.low_seq / 4096)
-            + (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
-               AND e.seq > w.low_seq AND e.seq < (w.low_seq / 4096 + 1) * 4096)
-            + (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
+            + (SELECT count(*) FROM step_numbers e WHERE e.buffer_id = w.buffer_id
+               AND e.seq > w.low_seq AND e.seq < (w.low_seq / 4096 + 1) * 4096
+               AND e.first_seq > w.low_seq - 256 AND e.first_seq < (w.low_seq / 4096 + 1) * 4096)
+            + (SELECT count(*) FROM step_numbers e WHERE e.buffer_id = w.buffer_id
                AND e.seq >= 4096 * greatest(w.low_seq / 4096 + 1, coalesce((
                    SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0))
-               AND e.seq <= w.high_seq)
+               AND e.first_seq > 4096 * greatest(w.low_seq / 4096 + 1, coalesce((
+                   SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0)) - 256
+               AND e.seq <= w.high_seq AND e.first_seq <= w.high_seq)
         END AS rows,
         w.max_capacity AS capacity, w.evict_unit AS evict_by,
+        CASE WHEN b.has_chunks THEN
         (SELECT CASE WHEN min(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(min(e.execute_time)) END
-         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS oldest_at,
+         FROM chunk_steps e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq AND e.first_seq > w.low_seq - 256)
+        ELSE (SELECT CASE WHEN min(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(min(e.execute_time)) END
+         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) END AS oldest_at,
+        CASE WHEN b.has_chunks THEN
         (SELECT CASE WHEN max(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(max(e.execute_time)) END
-         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS newest_at,
-        (SELECT e.inserted_at FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq) AS last_insert_at,
+         FROM chunk_steps e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq AND e.first_seq > w.low_seq - 256)
+        ELSE (SELECT CASE WHEN max(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(max(e.execute_time)) END
+         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) END AS newest_at,
+        CASE WHEN w.high_seq > w.low_seq THEN CASE WHEN b.has_chunks THEN
+            (SELECT c.inserted_at FROM chunks c WHERE c.buffer_id = w.buffer_id AND c.first_seq <= w.high_seq
+             ORDER BY c.first_seq DESC LIMIT 1)
+            ELSE (SELECT e.inserted_at FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq) END END AS last_insert_at,
         b.created_at, b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session, b.n_partial AS partial,
         (SELECT coalesce(sum(l.n_rows), 0)::bigint FROM leases l
          WHERE l.buffer_id = b.id AND NOT l.acknowledged AND l.leased_until > clock_timestamp()) AS leased,

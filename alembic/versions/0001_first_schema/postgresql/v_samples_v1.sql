@@ -4,7 +4,12 @@ SELECT b.name AS buffer, s.id AS batch_id, s.clock, s.sampler, s.seed, s.sampled
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id
 CROSS JOIN LATERAL unnest(s.seqs) WITH ORDINALITY AS r(seq, position)
-LEFT JOIN (
-    v_windows w JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
-) ON w.buffer_id = s.buffer_id AND e.seq = r.seq
+LEFT JOIN v_windows w ON w.buffer_id = s.buffer_id
+LEFT JOIN LATERAL (
+    SELECT x.id, x.task_id, x.episode_id, x.step FROM experiences x
+    WHERE NOT b.has_chunks AND x.buffer_id = s.buffer_id AND x.seq = r.seq
+    UNION ALL
+    SELECT x.id, x.task_id, x.episode_id, x.step FROM chunk_steps x
+    WHERE b.has_chunks AND x.buffer_id = s.buffer_id AND x.seq = r.seq AND x.first_seq BETWEEN r.seq - 255 AND r.seq
+) e ON r.seq > w.low_seq
 LEFT JOIN episodes p ON p.id = e.episode_id

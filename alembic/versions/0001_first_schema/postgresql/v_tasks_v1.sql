@@ -1,9 +1,8 @@
 CREATE VIEW v_tasks AS
-SELECT w.buffer, e.task_id, max(e.task_name) AS task_name, count(*) AS steps, count(DISTINCT e.agent_id) AS agents,
-    CASE WHEN min(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(min(e.execute_time)) END AS first_at,
-    CASE WHEN max(e.execute_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(max(e.execute_time)) END AS last_at,
-    sum(CASE WHEN w.has_labels THEN coalesce((SELECT l.reward_t FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq), e.reward_t) ELSE e.reward_t END) AS total_reward,
-    avg(CASE WHEN w.has_labels THEN coalesce((SELECT l.reward_t FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq), e.reward_t) ELSE e.reward_t END) AS mean_reward
-FROM v_windows w
-JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
-GROUP BY w.buffer, e.task_id
+SELECT buffer, task_id, max(task_name) AS task_name, sum(n_steps) AS steps, count(DISTINCT agent_id) AS agents,
+    CASE WHEN min(first_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(min(first_time)) END AS first_at,
+    CASE WHEN max(last_time) BETWEEN -210866803200 AND 9224318015999 THEN to_timestamp(max(last_time)) END AS last_at,
+    sum(total_reward) AS total_reward, sum(total_reward) / sum(n_rewards) AS mean_reward
+FROM step_sums
+WHERE n_steps > 0
+GROUP BY buffer, task_id

@@ -17,7 +17,7 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.messages'), 7, length(json_extract(d.payloads, '$.none', n.path || '.messages')) - 7), 'null') END AS messages,
     json_extract(d.payloads, n.path || '.extra') AS extra,
     CASE WHEN y.seq IS NOT NULL THEN y.fields WHEN c.fields IS NOT NULL THEN
-        (SELECT json_group_object(f.key, json_extract(f.value, n.path)) FROM json_each(c.fields) f)
+        (SELECT '{' || group_concat(json_quote(f.key) || ':' || substr(json_extract(f.value, '$.none', n.path), 7, length(json_extract(f.value, '$.none', n.path)) - 7)) || '}' FROM json_each(c.fields) f)
     END AS fields,
     CASE WHEN y.seq IS NULL THEN json_extract(c.reward_t, n.path) ELSE y.reward_t END AS reward_t,
     json_extract(c.adv_t, n.path) AS adv_t,

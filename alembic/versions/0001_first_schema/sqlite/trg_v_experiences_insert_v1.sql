@@ -1,8 +1,8 @@
 -- The way in by the name of the buffer. The columns that are refused are looked up or made by the database.
 CREATE TRIGGER trg_v_experiences_insert_v1 INSTEAD OF INSERT ON v_experiences
 BEGIN
-    SELECT RAISE(ABORT, 'sqlbuffer: a row is inserted without seq, episode_id, session_id, executed_at, inserted_at, fields and special_numbers')
-    WHERE coalesce(NEW.seq, NEW.episode_id, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers) IS NOT NULL;
+    SELECT RAISE(ABORT, 'sqlbuffer: a row is inserted without seq, first_seq, episode_id, session_id, executed_at, inserted_at, fields and special_numbers')
+    WHERE coalesce(NEW.seq, NEW.first_seq, NEW.episode_id, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers) IS NOT NULL;
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this name')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE name = NEW.buffer);
     INSERT INTO new_experiences (

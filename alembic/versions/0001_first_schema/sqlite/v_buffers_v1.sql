@@ -5,24 +5,45 @@ CREATE VIEW v_buffers AS
 SELECT buffer, buffer_id, rows, capacity, CAST(rows AS REAL) / capacity AS fill, evict_by, oldest_at, newest_at, last_insert_at, created_at,
     expired, used_up, other_session, partial, leased, quarantined, clock, max_staleness, max_use, min_size, alpha
 FROM (
+    WITH w AS MATERIALIZED (SELECT * FROM v_windows)
     SELECT w.buffer, w.buffer_id,
         CASE WHEN w.evict_unit <> 'row' THEN w.live_rows ELSE
             (SELECT coalesce(sum(k.n_rows), 0) FROM row_blocks k
              WHERE k.buffer_id = w.buffer_id AND k.block > w.low_seq / 4096)
-            + (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
+            + CASE WHEN b.has_chunks THEN
+              (SELECT count(*) FROM chunk_steps e WHERE e.buffer_id = w.buffer_id
+               AND e.seq > w.low_seq AND e.seq < (w.low_seq / 4096 + 1) * 4096
+               AND e.first_seq > w.low_seq - 256 AND e.first_seq < (w.low_seq / 4096 + 1) * 4096)
+            + (SELECT count(*) FROM chunk_steps e WHERE e.buffer_id = w.buffer_id
+               AND e.seq >= 4096 * max(w.low_seq / 4096 + 1, coalesce((
+                   SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0))
+               AND e.first_seq > 4096 * max(w.low_seq / 4096 + 1, coalesce((
+                   SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0)) - 256
+               AND e.seq <= w.high_seq)
+            ELSE
+              (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
                AND e.seq > w.low_seq AND e.seq < (w.low_seq / 4096 + 1) * 4096)
             + (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
                AND e.seq >= 4096 * max(w.low_seq / 4096 + 1, coalesce((
                    SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0))
                AND e.seq <= w.high_seq)
+            END
         END AS rows,
         w.max_capacity AS capacity, w.evict_unit AS evict_by,
+        CASE WHEN b.has_chunks THEN
         (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', min(e.execute_time), 'unixepoch')
-         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS oldest_at,
+         FROM chunk_steps e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq AND e.first_seq > w.low_seq - 256)
+        ELSE (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', min(e.execute_time), 'unixepoch')
+         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) END AS oldest_at,
+        CASE WHEN b.has_chunks THEN
         (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', max(e.execute_time), 'unixepoch')
-         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS newest_at,
-        (SELECT e.inserted_at FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq) AS last_insert_at,
+         FROM chunk_steps e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq AND e.first_seq > w.low_seq - 256)
+        ELSE (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', max(e.execute_time), 'unixepoch')
+         FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) END AS newest_at,
+        CASE WHEN w.high_seq > w.low_seq THEN CASE WHEN b.has_chunks THEN
+            (SELECT c.inserted_at FROM chunks c WHERE c.buffer_id = w.buffer_id AND c.first_seq <= w.high_seq
+             ORDER BY c.first_seq DESC LIMIT 1)
+            ELSE (SELECT e.inserted_at FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq) END END AS last_insert_at,
         b.created_at, b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session, b.n_partial AS partial,
         (SELECT coalesce(sum(l.n_rows), 0) FROM leases l
          WHERE l.buffer_id = b.id AND NOT l.acknowledged AND l.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) AS leased,
@@ -30,6 +51,6 @@ FROM (
             (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > w.low_seq) ELSE 0 END AS quarantined,
         b.clock, b.config ->> '$.sampling.max_staleness' AS max_staleness, b.config ->> '$.sampling.max_use' AS max_use,
         coalesce(b.config ->> '$.sampling.min_size', 0) AS min_size, b.alpha
-    FROM v_windows w
+    FROM w
     JOIN buffers b ON b.id = w.buffer_id
 ) v
