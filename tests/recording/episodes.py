@@ -6,7 +6,7 @@ import numpy as np
 
 from sqlbuffer.encoding.columns import decode_row
 from sqlbuffer.encoding.packing import Layout
-from tests.support.sql import run
+from tests.support.sql import STEPS, run
 
 
 @dataclass
@@ -92,7 +92,7 @@ def stored(url, buffer):
     rows = run(
         url,
         "SELECT e.id, e.status, e.final_arrays, e.length, x.t, x.step, x.arrays, x.reward_t, "
-        "x.terminated, x.truncated FROM episodes e JOIN experiences x "
+        f"x.terminated, x.truncated FROM episodes e JOIN {STEPS} x "
         "ON x.buffer_id = e.buffer_id AND x.episode_id = e.id ORDER BY e.first_seq, e.id, x.seq",
     )
     found, lengths = {}, {}

@@ -8,6 +8,17 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, te
 
 from sqlbuffer import ReplayBuffer
 
+_STEP_COLUMNS = (
+    "buffer_id, seq, id, task_id, episode_id, t, step, reward_t, terminated, truncated, "
+    "model_version, extra"
+)
+# The steps of both layouts. `arrays` has the typed fields of a step of a chunk, and all bytes of a
+# row; of buffers that do not compress.
+STEPS = (
+    f"(SELECT {_STEP_COLUMNS}, arrays FROM experiences "
+    f"UNION ALL SELECT {_STEP_COLUMNS}, block FROM chunk_steps)"
+)
+
 
 def plain_engine(url: str) -> Engine:
     """Return an engine that keeps no connection open."""

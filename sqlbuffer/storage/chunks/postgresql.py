@@ -1,7 +1,7 @@
 """Inserts chunks on PostgreSQL."""
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
@@ -15,6 +15,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     stored_flags,
 )
 from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
     NULL,
@@ -72,6 +73,12 @@ _DATA: list[tuple[str, Callable[[Any], bytes], Get]] = [
     ("payload_arrays", bytes_field, lambda own: own.chunk.payload_arrays),
 ]
 
+_HELD_IDS = "SELECT id, seq FROM sqlbuffer_held_ids_v1(%s::integer, %s::text[])"
+_INSERT_IDS = (
+    "INSERT INTO step_ids (buffer_id, seq, id) "
+    "SELECT %s::integer, g.seq, g.id FROM unnest(%s::bigint[], %s::text[]) AS g(seq, id)"
+)
+
 
 def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
@@ -85,6 +92,25 @@ def insert_chunks(
             cursor.copy(f"COPY {table} (buffer_id, {names}) FROM STDIN (FORMAT BINARY)") as copy,
         ):
             copy.write(b"".join([HEADER, *_rows(head, columns, numbered), TRAILER]))
+
+
+def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:
+    """Return which of the ids steps have, with their numbers; note that the buffer has such ids.
+
+    The id of a step that has left the window, or was deleted, is free again.
+    """
+    return list(driver_of(connection).execute(_HELD_IDS, (buffer_id, id_array(ids))))
+
+
+def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -> None:
+    """Write the ids that users gave to steps, by their numbers.
+
+    Raises:
+        UniqueViolation: Another writer has committed one of the ids. The transaction goes on.
+    """
+    values = (buffer_id, number_array(ids), id_array(list(ids.values())))
+    with connection.begin_nested():
+        driver_of(connection).execute(_INSERT_IDS, values)
 
 
 def _rows(head: bytes, columns: Any, numbered: Sequence[NumberedChunk]) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Inserts chunks, and deletes steps of them, on SQLite."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -45,6 +45,14 @@ GROUP BY c.key
 _DROP = f"DELETE FROM chunks WHERE key = ? << {NUMBER_BITS} | ?"
 _NOTE = "INSERT INTO deleted_steps (buffer_id, seq) SELECT ?, value FROM json_each(?)"
 
+_OF_IDS = "buffer_id = :id AND id IN (SELECT value FROM json_each(:ids))"
+_HELD_IDS = f"SELECT id, seq FROM step_ids WHERE {_OF_IDS}"
+_FREE_IDS = f"""
+DELETE FROM step_ids WHERE {_OF_IDS} AND (
+    seq <= (SELECT low_seq FROM v_windows WHERE buffer_id = :id)
+    OR EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = :id AND d.seq = step_ids.seq))
+"""
+
 
 def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
@@ -75,6 +83,25 @@ def insert_chunks(
         )  # fmt: skip
     connection.exec_driver_sql(_INSERT, rows)
     connection.exec_driver_sql(_INSERT_DATA, data)
+
+
+def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:
+    """Return which of the ids steps have, with their numbers; note that the buffer has such ids.
+
+    The id of a step that has left the window, or was deleted, is free again.
+    """
+    given = {"id": buffer_id, "ids": json.dumps(list(ids))}
+    connection.exec_driver_sql(
+        "UPDATE buffers SET has_step_ids = 1 WHERE id = :id AND NOT has_step_ids", given
+    )
+    connection.exec_driver_sql(_FREE_IDS, given)
+    return [(id_, seq) for id_, seq in connection.exec_driver_sql(_HELD_IDS, given)]
+
+
+def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -> None:
+    """Write the ids that users gave to steps, by their numbers."""
+    rows = [(buffer_id, seq, id_) for seq, id_ in ids.items()]
+    connection.exec_driver_sql("INSERT INTO step_ids (buffer_id, seq, id) VALUES (?, ?, ?)", rows)
 
 
 def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:

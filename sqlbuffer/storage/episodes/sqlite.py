@@ -19,7 +19,7 @@ def free_episode(
         return None
     number, status, length = found
     is_held = connection.exec_driver_sql(
-        "SELECT 1 FROM experiences WHERE buffer_id = ? AND episode_id = ? "
+        "SELECT 1 FROM step_numbers WHERE buffer_id = ? AND episode_id = ? "
         "AND +seq > (SELECT low_seq FROM v_windows WHERE buffer_id = ?) LIMIT 1",
         (buffer_id, number, buffer_id),
     ).one_or_none()

@@ -1,11 +1,12 @@
-"""Insert chunks: their numbers, what is there already, and races of writers."""
+"""Insert chunks: what is there already, their numbers, and races of writers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
+from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.packed_chunk import PackedChunk
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
@@ -15,24 +16,30 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
-from sqlbuffer.storage.chunks.tables import step_ids
+from sqlbuffer.storage.database.errors import UniqueViolation
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import keys, lifecycle
+from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.writing import postgresql, sqlite
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
+from sqlbuffer.storage.writing.held_steps import HeldSteps
+from sqlbuffer.storage.writing.step_outcomes import StepOutcomes, step_id
 
 reserve_steps = by_database(sqlite=sqlite.reserve_steps, postgresql=postgresql.reserve_steps)
 insert_numbered = by_database(
     sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
 )
+insert_ids = by_database(sqlite=chunks_sqlite.insert_ids, postgresql=chunks_postgresql.insert_ids)
 after_chunks = by_database(sqlite=sqlite.after_chunks, postgresql=postgresql.after_chunks)
 
+_OF_EPISODE = episodes.c.id == bindparam("of_id")
 _ADVANCE = (
     update(episodes)
-    .where(episodes.c.id == bindparam("of_id"), episodes.c.next_t == bindparam("of_t"))
+    .where(_OF_EPISODE, episodes.c.next_t == bindparam("of_t"))
     .values(next_t=bindparam("end_t"))
 )
+_NEXT_T = select(episodes.c.next_t, episodes.c.status, episodes.c.length).where(_OF_EPISODE)
 
 
 def insert_chunks(
@@ -41,7 +48,7 @@ def insert_chunks(
     batch: ChunkBatch,
     once: WriteOnce[StoreResult] | None = None,
 ) -> StoreResult:
-    """Insert the chunks that the buffer does not hold, all or none, in a transaction.
+    """Insert the steps that the buffer does not hold, all or none, in a transaction.
 
     Args:
         connection: The transaction.
@@ -52,53 +59,217 @@ def insert_chunks(
     Raises:
         EpisodeExistsError: `whole` is open, or was aborted.
     """
-    buffer_id, chunks = buffer.info.id, list(batch.chunks)
-    if not chunks:
-        _end_episodes(connection, buffer, batch, {})
-        return StoreResult(0, 0, 0)
-    if batch.whole is not None:
-        held = lifecycle.free_episode(connection, buffer_id, *batch.whole)
-        if held is not None and held[0] != "complete":
-            raise lifecycle.exists(*batch.whole, held[0])
-        if held is not None:
-            raise NotImplementedError
-    episode_ids = keys.episode_ids(connection, buffer_id, chunks, batch.metas)
-    session_ids = keys.session_ids(connection, buffer_id, chunks)
-    for chunk, episode_id in zip(chunks, episode_ids, strict=True):
-        if episode_id is not None:
-            values = {"of_id": episode_id, "of_t": chunk.t, "end_t": (chunk.t or 0) + chunk.n_steps}
-            if not connection.execute(_ADVANCE, values).rowcount:
-                raise NotImplementedError
-    n_steps = batch.n_steps
-    note = None if once is None else once.note
-    first_seq, priority = reserve_steps(connection, buffer_id, n_steps, _largest(chunks), note)
-    firsts = first_seq + np.cumsum([0, *(chunk.n_steps for chunk in chunks)])
-    numbered = [
-        NumberedChunk(chunk, int(first), episode_id, session_id, priority)
-        for chunk, first, episode_id, session_id in zip(
-            chunks, firsts[:-1], episode_ids, session_ids, strict=True
+    if buffer.info.config.retention.evict_by == "episode":
+        # Before rows of episodes, as whoever evicts or annotates.
+        lock_as_writer(connection, buffer.info.id)
+    return _Insertion(connection, buffer, batch).run(once)
+
+
+class _Insertion:
+    """One insertion of a batch in one transaction."""
+
+    def __init__(self, connection: Connection, buffer: OpenBuffer, batch: ChunkBatch) -> None:
+        self._connection, self._batch, self._buffer_id = connection, batch, buffer.info.id
+        self._chunks = batch.chunks
+        self._outcomes = StepOutcomes(buffer.layout, batch.chunks)
+        self._held = HeldSteps(connection, self._buffer_id)
+
+    def run(self, once: WriteOnce[StoreResult] | None) -> StoreResult:
+        """Insert what is new; return what became of the steps."""
+        connection, batch, outcomes = self._connection, self._batch, self._outcomes
+        if batch.whole is not None:
+            known = lifecycle.free_episode(connection, self._buffer_id, *batch.whole)
+            if known is not None:
+                return self._compared_whole(batch.whole, *known)
+        self._settle_ids()
+        if batch.whole is not None and not outcomes.is_new.all():
+            self._refuse_new()
+            return outcomes.result(batch.order)
+        self._episode_ids = keys.episode_ids(connection, self._buffer_id, self._chunks, batch.metas)
+        if batch.whole is not None:
+            episode_id = self._episode_ids[0]
+            if not self._advances(episode_id, 0, len(outcomes.is_new)):
+                # Another writer has stored it since.
+                row = connection.execute(_NEXT_T, {"of_id": episode_id}).one()
+                return self._compared_whole(batch.whole, row.status, row.length)
+        else:
+            self._settle_episodes()
+        self._store(once)
+        lifecycle.end(connection, self._buffer_id, self._numbered(batch.endings), {})
+        return outcomes.result(batch.order)
+
+    def _store(self, once: WriteOnce[StoreResult] | None) -> None:
+        """Store the steps that are new."""
+        reserved = None
+        while pieces := self._outcomes.pieces():
+            chunks = [piece for _, _, piece in pieces]
+            n_steps = sum(chunk.n_steps for chunk in chunks)
+            if reserved is None:
+                reserved = reserve_steps(
+                    self._connection, self._buffer_id, n_steps, _largest(chunks),
+                    None if once is None else once.note,
+                )  # fmt: skip
+            first_seq, priority = reserved
+            sessions = keys.session_ids(self._connection, self._buffer_id, chunks)
+            numbered, seq = [], first_seq
+            for (i, places, chunk), session in zip(pieces, sessions, strict=True):
+                numbered.append(NumberedChunk(chunk, seq, self._episode_ids[i], session, priority))
+                self._outcomes.number(i, places, seq)
+                seq += chunk.n_steps
+            if self._insert_ids(numbered):
+                insert_numbered(self._connection, self._buffer_id, numbered)
+                after_chunks(self._connection, self._buffer_id, first_seq, n_steps)
+                return
+            # Another writer committed some of the ids in the meantime. The numbers stay ours.
+            self._settle_ids()
+
+    def _insert_ids(self, numbered: Sequence[NumberedChunk]) -> bool:
+        """Store the ids that users gave to steps; return False if another writer has stored one."""
+        ids = {
+            own.first_seq + place: id_
+            for own in numbered
+            for place, id_ in enumerate(own.chunk.ids or ())
+        }
+        try:
+            if ids:
+                insert_ids(self._connection, self._buffer_id, ids)
+        except UniqueViolation:
+            return False
+        return True
+
+    def _settle_ids(self) -> None:
+        """Compare the new steps whose ids are held, or occur earlier in the batch."""
+        given = any(chunk.ids is not None for chunk in self._chunks)
+        if not given and not self._has_step_ids():
+            return
+        first_of: dict[str, tuple[int, int]] = {}
+        again: list[tuple[str, tuple[int, int]]] = []
+        for i, chunk in enumerate(self._chunks):
+            for place in self._outcomes.places(i).tolist():
+                id_ = step_id(chunk, place)
+                if first_of.setdefault(id_, (i, place)) != (i, place):
+                    again.append((id_, (i, place)))
+        numbers = self._held.numbers_of(first_of) if given else self._held.given_numbers(first_of)
+        held = self._held.at(numbers.values())
+        by_chunk: dict[int, dict[int, Any]] = {}
+        for id_, (i, place) in [*first_of.items(), *again]:
+            if numbers.get(id_) in held:
+                by_chunk.setdefault(i, {})[place] = held[numbers[id_]]
+        for i, steps in by_chunk.items():
+            self._outcomes.compare(i, steps)
+        for id_, step in again:
+            if numbers.get(id_) not in held:
+                self._outcomes.repeat(first_of[id_], step)
+
+    def _has_step_ids(self) -> bool:
+        """Return True if a step of an episode may have an id that a user gave to another step."""
+        if all(chunk.t is None for chunk in self._chunks):
+            return False
+        own = select(buffers.c.has_step_ids).where(buffers.c.id == self._buffer_id)
+        return bool(self._connection.execute(own).scalar())
+
+    def _settle_episodes(self) -> None:
+        """Advance the episodes of the chunks, and compare steps that they have already."""
+        of_episodes: dict[int, list[int]] = {}
+        for i, episode_id in enumerate(self._episode_ids):
+            if episode_id is not None:
+                of_episodes.setdefault(episode_id, []).append(i)
+        # In one order: two writers may write the same ones.
+        for episode_id, own in sorted(of_episodes.items()):
+            spans = [(_first_t(self._chunks[i]), self._chunks[i].n_steps) for i in own]
+            ends = [t + n for t, n in spans]
+            is_run = all(t == end for (t, _), end in zip(spans[1:], ends, strict=False))
+            if not (is_run and self._advances(episode_id, spans[0][0], ends[-1])):
+                self._settle_episode(episode_id, own)
+
+    def _advances(self, episode_id: int | None, t: int, end_t: int) -> bool:
+        """Return True if the next step of an episode was step t; it is another one now."""
+        values = {"of_id": episode_id, "of_t": t, "end_t": end_t}
+        return bool(self._connection.execute(_ADVANCE, values).rowcount)
+
+    def _settle_episode(self, episode_id: int, own: Iterable[int]) -> None:
+        """Settle chunks of an episode whose next step is not the first one of theirs.
+
+        Earlier steps are duplicates or conflicts; those that have left were stored once, and are
+        duplicates. Steps that follow others which the buffer never had are conflicts: another
+        writer has the same episode. But an episode without any step may have been deleted while it
+        was open, and goes on.
+        """
+        locked = _NEXT_T.with_for_update(key_share=True)
+        next_t = before = self._connection.execute(locked, {"of_id": episode_id}).one().next_t
+        for i in own:
+            chunk = self._chunks[i]
+            t = _first_t(chunk)
+            if t > next_t > 0:
+                self._outcomes.refuse(i, self._outcomes.places(i))
+                continue
+            n_held = min(max(next_t - t, 0), chunk.n_steps) if next_t else 0
+            if n_held:
+                self._compare(i, episode_id, n_held, same=True)
+            next_t = max(next_t, t + chunk.n_steps)
+        if next_t > before and not self._advances(episode_id, before, next_t):
+            raise AssertionError("the row of the episode is locked")
+
+    def _compare(self, i: int, episode_id: int, n: int, *, same: bool) -> None:
+        """Compare the first n steps of a chunk with those of its episode that are held.
+
+        Args:
+            i: The chunk.
+            episode_id: Its episode.
+            n: How many steps.
+            same: Steps that are no longer held are duplicates; else conflicts.
+        """
+        chunk = self._chunks[i]
+        t = _first_t(chunk)
+        self._outcomes.refuse(i, range(n), same=same)
+        held = self._held.of_episode(episode_id, t, t + n)
+        self._outcomes.compare(i, {at - t: step for at, step in held.items()})
+
+    def _compared_whole(self, key: EpisodeKey, status: str, length: int | None) -> StoreResult:
+        """Return the result for a whole episode whose id the buffer holds.
+
+        Raises:
+            EpisodeExistsError: It is open, or was aborted.
+        """
+        if status != "complete":
+            raise lifecycle.exists(*key, status)
+        (episode_id, *_) = keys.episode_ids(
+            self._connection, self._buffer_id, self._chunks, self._batch.metas
         )
-    ]
-    insert_numbered(connection, buffer_id, numbered)
-    _insert_ids(connection, buffer_id, numbered)
-    after_chunks(connection, buffer_id, first_seq, n_steps)
-    by_step = {
-        f"{chunk.episode_key}/{(chunk.t or 0) + place}": int(first) + place
-        for chunk, first in zip(chunks, firsts[:-1], strict=True)
-        if chunk.episode_key is not None
-        for place in (0, chunk.n_steps - 1)
-    }
-    _end_episodes(connection, buffer, batch, by_step)
-    seqs = np.arange(first_seq, first_seq + n_steps)
-    return StoreResult(n_steps, 0, 0, (), _in_given_order(seqs, batch.order))
+        assert episode_id is not None
+        same = length == len(self._outcomes.is_new)
+        for i, chunk in enumerate(self._chunks):
+            self._compare(i, episode_id, chunk.n_steps, same=same)
+        return self._outcomes.result(self._batch.order)
+
+    def _refuse_new(self) -> None:
+        for i in range(len(self._chunks)):
+            self._outcomes.refuse(i, self._outcomes.places(i))
+
+    def _numbered(self, endings: Sequence[EpisodeEnd]) -> list[EpisodeEnd]:
+        """Fill in the numbers of first and last steps that are in the batch."""
+        seqs: dict[tuple[str | None, str, int], int] = {}
+        for i, chunk in enumerate(self._chunks if endings else ()):
+            for place in (0, chunk.n_steps - 1):
+                seq = int(self._outcomes.seqs[self._outcomes.starts[i] + place])
+                if seq >= 0:
+                    seqs[chunk.episode_key, chunk.task_id, _first_t(chunk) + place] = seq
+
+        def number(ending: EpisodeEnd, step: str | int | None, t: int) -> int | None:
+            return seqs.get((ending.key, ending.task_id, t)) if isinstance(step, str) else step
+
+        return [
+            replace(
+                ending,
+                first=number(ending, ending.first, 0),
+                last=number(ending, ending.last, ending.length - 1),
+            )
+            for ending in endings
+        ]
 
 
-def _in_given_order(seqs: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    if order is None:
-        return seqs
-    found = np.empty(len(order), np.int64)
-    found[order] = seqs
-    return found
+def _first_t(chunk: PackedChunk) -> int:
+    return chunk.t or 0
 
 
 def _largest(chunks: Sequence[PackedChunk]) -> float | None:
@@ -107,27 +278,3 @@ def _largest(chunks: Sequence[PackedChunk]) -> float | None:
     return max(
         (float(value) for values in given for value in values if value is not None), default=None
     )
-
-
-def _insert_ids(connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]) -> None:
-    rows = [
-        {"buffer_id": buffer_id, "seq": own.first_seq + place, "id": id_}
-        for own in numbered
-        for place, id_ in enumerate(own.chunk.ids or ())
-    ]
-    if rows:
-        has_none = buffers.c.id == buffer_id, ~buffers.c.has_step_ids
-        if connection.execute(select(1).where(*has_none)).first():
-            connection.execute(update(buffers).where(*has_none).values(has_step_ids=True))
-        connection.execute(insert(step_ids), rows)
-
-
-def _end_episodes(
-    connection: Connection, buffer: OpenBuffer, batch: ChunkBatch, seqs: dict[str, int]
-) -> None:
-    if not batch.endings:
-        return
-    if buffer.info.config.retention.evict_by == "episode":
-        # First, as whoever evicts or annotates: an episode that ends may be one too many.
-        lock_as_writer(connection, buffer.info.id)
-    lifecycle.end(connection, buffer.info.id, batch.endings, seqs)

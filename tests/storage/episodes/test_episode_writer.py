@@ -21,7 +21,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.writing import write_queue
 from tests.support.processes import FRESH, run_at_once, running, wait_until
-from tests.support.sql import connected, is_sqlite, run, scalar
+from tests.support.sql import STEPS, connected, is_sqlite, run, scalar
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 NEVER_S = 1_000.0  # the timer has no part in the test
@@ -56,12 +56,12 @@ def status_of(url, episode):
 
 
 def stored(url):
-    return scalar(url, "SELECT count(*) FROM experiences")
+    return scalar(url, "SELECT count(*) FROM step_numbers")
 
 
 @contextmanager
 def refusing_inserts(url):
-    """Have the database refuse rows, whatever the role."""
+    """Have the database refuse rows and chunks, whatever the role."""
     body = (
         "BEGIN SELECT RAISE(ABORT, 'no rows today'); END"
         if is_sqlite(url)
@@ -73,12 +73,16 @@ def refusing_inserts(url):
                 "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
                 "$$ BEGIN RAISE EXCEPTION 'no rows today'; END $$"
             )
-        connection.exec_driver_sql(f"CREATE TRIGGER refuse BEFORE INSERT ON experiences {body}")
+        for table in ("experiences", "chunks"):
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER refuse_{table} BEFORE INSERT ON {table} {body}"
+            )
     try:
         yield
     finally:
-        on_table = "" if is_sqlite(url) else " ON experiences"
-        run(url, f"DROP TRIGGER refuse{on_table}")
+        for table in ("experiences", "chunks"):
+            on_table = "" if is_sqlite(url) else f" ON {table}"
+            run(url, f"DROP TRIGGER refuse_{table}{on_table}")
 
 
 def test_an_episode_is_stored_when_its_block_ends(buffer_url, buffer):
@@ -100,7 +104,7 @@ def test_an_episode_is_stored_when_its_block_ends(buffer_url, buffer):
     assert batch.obs.tolist() == [[2, 2], [1, 1], [0, 0]]
     assert batch.terminated.tolist() == [True, False, False]
     assert batch.info["step"].tolist() == [2, 1, 0]
-    assert run(buffer_url, "SELECT id, t, model_version FROM experiences ORDER BY seq") == [
+    assert run(buffer_url, f"SELECT id, t, model_version FROM {STEPS} e ORDER BY seq") == [
         (f"e/{t}", t, 7) for t in range(3)
     ]
     final = buffer.sample_transitions(20, n_step=3)
@@ -123,7 +127,7 @@ def test_it_stores_what_store_episode_stores(both_urls):
             )
             assert (episode.length, episode.episode_return) == (5, 2.5)
         columns = "step, t, reward_t, terminated, truncated, model_version, arrays, extra"
-        rows = run(url, f"SELECT {columns} FROM experiences ORDER BY seq")
+        rows = run(url, f"SELECT {columns} FROM {STEPS} e ORDER BY seq")
         assert rows[:5] == rows[5:]
         columns = "task_id, agent_id, status, length, episode_return, model_version"
         first, second = run(url, f"SELECT {columns} FROM v_episodes")
@@ -146,7 +150,9 @@ def test_ids_and_meta_of_made_episodes_come_with_their_first_steps(buffer_url, b
     one.end()
     other.end()
     spans = run(buffer_url, "SELECT first_seq, last_seq, length FROM v_episodes ORDER BY first_seq")
-    assert spans == [(1, 3, 2), (2, 5, 3)]
+    of_steps = f"SELECT min(seq), max(seq), count(*) FROM {STEPS} e GROUP BY episode_id"
+    assert spans == sorted(run(buffer_url, of_steps))
+    assert [length for _, _, length in spans] == [2, 3]
     levels = [json_of(meta)["level"] for (meta,) in run(buffer_url, METAS)]
     assert levels == [1, 2]
 
@@ -424,7 +430,7 @@ def test_writers_that_are_killed_leave_whole_episodes_and_open_ones(buffer_url, 
     lengths = run(
         buffer_url,
         "SELECT p.status, p.length, count(e.seq), min(e.t), max(e.t) FROM episodes p "
-        "LEFT JOIN experiences e ON e.episode_id = p.id GROUP BY p.id, p.status, p.length",
+        f"LEFT JOIN {STEPS} e ON e.episode_id = p.id GROUP BY p.id, p.status, p.length",
     )
     complete = [row for row in lengths if row[0] == "complete"]
     assert {row[1:] for row in complete} == {(20, 20, 0, 19)}

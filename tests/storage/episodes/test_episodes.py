@@ -6,7 +6,7 @@ import pytest
 from sqlbuffer import LatestSampler, ReplayBuffer
 from sqlbuffer.errors import EpisodeExistsError, FieldError
 from tests.support.processes import run_at_once
-from tests.support.sql import is_sqlite, run, scalar
+from tests.support.sql import STEPS, is_sqlite, run, scalar
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 EPISODES = "SELECT * FROM v_episodes ORDER BY episode_id"
@@ -43,7 +43,7 @@ def test_an_episode_is_its_steps_and_one_row_beside_them(buffer_url, buffer):
     )
     assert result.inserted == 4
     assert episodes(buffer_url) == [("default", "e1", "t", "a", "complete", 4, 2.0, 1, 4, 7)]
-    assert run(buffer_url, "SELECT t, step FROM experiences ORDER BY seq") == [
+    assert run(buffer_url, f"SELECT t, step FROM {STEPS} e ORDER BY seq") == [
         (i, i) for i in range(4)
     ]
     rows = buffer.get_by_task_id("t")

@@ -9,7 +9,7 @@ import pytest
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from tests.support.processes import FRESH, run_at_once
-from tests.support.sql import run, scalar
+from tests.support.sql import STEPS, run, scalar
 from tests.support.stepped_rows import make_row
 
 FIELDS = {
@@ -151,7 +151,7 @@ def test_rows_carry_messages_and_states_beside_their_arrays(buffer):
 
 def test_one_row_is_decoded_from_what_plain_sql_returns(buffer_url, buffer):
     buffer.extend(make_columns(), task_id="t")
-    blob = scalar(buffer_url, "SELECT arrays FROM experiences WHERE step = 3")
+    blob = scalar(buffer_url, f"SELECT arrays FROM {STEPS} e WHERE step = 3")
     found = buffer.decode(blob)
     assert list(found) == list(FIELDS)
     np.testing.assert_array_equal(found["obs"], np.full((3, 2), 3, np.float32))

@@ -1,0 +1,133 @@
+"""What becomes of each step of a batch of chunks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.packed_chunk import PackedChunk, select_steps
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.same_steps import same_steps
+from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.storage.writing.held_steps import HeldStep
+
+Places = NDArray[np.int64]
+
+
+class StepOutcomes:
+    """What becomes of each step of a batch: it is stored, a duplicate, or a conflict.
+
+    Steps are counted in the order in which they are numbered. At first all are new.
+
+    Args:
+        layout: The typed fields.
+        chunks: The chunks of the batch.
+
+    Attributes:
+        starts: The first step of each chunk, and the number of steps.
+        is_new: Which steps are to be stored; bool of shape (n,).
+        seqs: Their numbers, stored now or held before; -1 without one. int64 of shape (n,).
+    """
+
+    def __init__(self, layout: Layout, chunks: Sequence[PackedChunk]) -> None:
+        self._layout, self._chunks = layout, chunks
+        self.starts: list[int] = np.cumsum([0, *(chunk.n_steps for chunk in chunks)]).tolist()
+        n = self.starts[-1]
+        self.is_new = np.ones(n, bool)
+        self.seqs = np.full(n, -1, np.int64)
+        self._is_same = np.zeros(n, bool)
+        self._twins: list[tuple[int, int]] = []
+
+    def places(self, i: int) -> Places:
+        """Return the places of the new steps of a chunk."""
+        return np.flatnonzero(self.is_new[self.starts[i] : self.starts[i + 1]])
+
+    def refuse(self, i: int, places: Sequence[int] | Places, *, same: bool = False) -> None:
+        """Take steps of a chunk for conflicts, or for duplicates."""
+        at = self.starts[i] + np.asarray(places, np.int64)
+        self.is_new[at], self._is_same[at] = False, same
+
+    def compare(self, i: int, held: Mapping[int, HeldStep]) -> None:
+        """Compare steps of a chunk, by place, with those that the buffer holds in their stead."""
+        by_chunk: dict[int, list[int]] = {}
+        for place, step in held.items():
+            by_chunk.setdefault(step.stored.first_seq, []).append(place)
+        for places in by_chunk.values():
+            theirs = [held[place].place for place in places]
+            stored = held[places[0]].stored.chunk
+            same = same_steps(self._layout, self._chunks[i], places, stored, theirs)
+            at = self.starts[i] + np.array(places, np.int64)
+            self.is_new[at], self._is_same[at] = False, same
+            self.seqs[at] = [held[place].seq for place in places]
+
+    def repeat(self, first: tuple[int, int], again: tuple[int, int]) -> None:
+        """Compare a step with an earlier one of the batch that has the same id; both as (chunk,
+        place).
+        """
+        (i, place), (j, other) = first, again
+        chunks = self._chunks
+        (same,) = same_steps(self._layout, chunks[i], [place], chunks[j], [other])
+        self.refuse(j, [other], same=bool(same))
+        self._twins.append((self.starts[i] + place, self.starts[j] + other))
+
+    def pieces(self) -> list[tuple[int, Places, PackedChunk]]:
+        """Return the new steps as chunks: the chunk that each is of, its places there, and it."""
+        if self.is_new.all():
+            chunks = enumerate(self._chunks)
+            return [(i, np.arange(chunk.n_steps), chunk) for i, chunk in chunks]
+        found = []
+        for i, chunk in enumerate(self._chunks):
+            places, is_first = self.places(i), True
+            if len(places) == chunk.n_steps:
+                found.append((i, places, chunk))
+                continue
+            runs = [places]
+            if chunk.t is not None:  # steps of an episode are consecutive in a chunk
+                runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+            for run in runs:
+                if len(run):
+                    piece = select_steps(self._layout, chunk, run.tolist())
+                    found.append((i, run, piece if is_first else replace(piece, id=uuid7())))
+                    is_first = False
+        return found
+
+    def number(self, i: int, places: Places, first_seq: int) -> None:
+        """Note the numbers of new steps of a chunk, which are consecutive."""
+        self.seqs[self.starts[i] + places] = first_seq + np.arange(len(places))
+
+    def result(self, order: Places | None) -> StoreResult:
+        """Return the result of the write.
+
+        Args:
+            order: For each step its place in what the user gave; None: the same.
+        """
+        n = len(self.is_new)
+        for first, again in self._twins:
+            self.seqs[again] = self.seqs[first]
+        seqs = self.seqs
+        if order is not None:
+            seqs = np.empty(n, np.int64)
+            seqs[order] = self.seqs
+        n_new = int(self.is_new.sum())
+        if n_new == n:
+            return StoreResult(n, 0, 0, (), seqs)
+        given = np.arange(n) if order is None else order
+        conflicts = np.flatnonzero(~self.is_new & ~self._is_same)
+        conflicts = conflicts[np.argsort(given[conflicts], kind="stable")]
+        ids = tuple(map(self._id, conflicts.tolist()))
+        return StoreResult(n_new, n - n_new - len(ids), len(ids), ids, seqs)
+
+    def _id(self, at: int) -> str:
+        i = int(np.searchsorted(self.starts, at, "right")) - 1
+        return step_id(self._chunks[i], at - self.starts[i])
+
+
+def step_id(chunk: PackedChunk, place: int) -> str:
+    """Return the id of a step: the user's, or that of its episode or chunk with its place there."""
+    if chunk.ids is not None:
+        return chunk.ids[place]
+    if chunk.t is not None:
+        return f"{chunk.episode_key}/{chunk.t + place}"
+    return f"{chunk.id}/{place}"

@@ -1,0 +1,82 @@
+"""Chunks read back whole, as they were packed."""
+
+import json
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, RowMapping, Text, and_, cast, select
+
+from sqlbuffer.encoding.packed_chunk import PackedChunk
+from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.chunks.tables import chunk_data, chunks
+from sqlbuffer.storage.episodes.tables import episodes
+
+_PLAIN = (
+    "id", "n_steps", "task_id", "task_name", "agent_id", "pre_agent", "model_version", "t", "step",
+    "first_time", "last_time",
+)  # fmt: skip
+_FLAGS = ("terminated", "truncated")
+_LISTS = ("steps", "adv_t", "v_t", *_FLAGS, "offsets")
+_JOINED = ("records", "block_steps", "payload_arrays", "episode_key", "session_key")
+_CHUNKS = (
+    select(
+        chunks.c.first_seq,
+        *(chunks.c[name] for name in (*_PLAIN, *_LISTS[:-1], "reward_t")),
+        chunk_data.c.records,
+        chunk_data.c.block_steps,
+        chunk_data.c.offsets,
+        cast(chunk_data.c.payloads, Text()).label("payloads"),
+        chunk_data.c.payload_arrays,
+        episodes.c.key.label("episode_key"),
+        sessions.c.key.label("session_key"),
+    )
+    .select_from(chunks)
+    .join(
+        chunk_data,
+        and_(
+            chunk_data.c.buffer_id == chunks.c.buffer_id,
+            chunk_data.c.first_seq == chunks.c.first_seq,
+        ),
+    )
+    .outerjoin(episodes, episodes.c.id == chunks.c.episode_id)
+    .outerjoin(sessions, sessions.c.id == chunks.c.session_id)
+    .order_by(chunks.c.first_seq)
+)
+
+
+class StoredChunk(NamedTuple):
+    """A chunk that a buffer holds, without the values of its steps that nothing is compared with:
+    priorities, values that conditions compare, and ids.
+    """
+
+    first_seq: int
+    chunk: PackedChunk
+
+
+def stored_chunks(connection: Connection, buffer_id: int, *conditions: Any) -> list[StoredChunk]:
+    """Return the chunks of a buffer that match."""
+    found = connection.execute(_CHUNKS.where(chunks.c.buffer_id == buffer_id, *conditions))
+    return [StoredChunk(row["first_seq"], _chunk(row)) for row in found.mappings()]
+
+
+def _chunk(row: RowMapping) -> PackedChunk:
+    given = {name: row[name] for name in (*_PLAIN, *_JOINED)}
+    given |= {name: _listed(row[name]) for name in _LISTS}
+    for name in _FLAGS:
+        if given[name] == []:  # all are False
+            given[name] = [False] * row["n_steps"]
+    payloads = _listed(row["payloads"])
+    if payloads is not None:
+        payloads = [None if one is None else json.dumps(one) for one in payloads]
+    return PackedChunk(
+        **given,
+        reward=_listed(row["reward_t"]),
+        payloads=payloads,
+        initial_priority=None,
+        fields=None,
+        ids=None,
+    )
+
+
+def _listed(values: Any) -> Any:
+    """Return a list, which SQLite has as JSON."""
+    return json.loads(values) if isinstance(values, str) else values
