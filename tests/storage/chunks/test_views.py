@@ -48,6 +48,7 @@ def columns_of(n):
         "map": np.array([f'm"{k % 7}' for k in range(N_STEPS)]),
         "reward": random.random(N_STEPS),
         "terminated": np.arange(N_STEPS) % 50 == 0,
+        "truncated": np.zeros(N_STEPS, bool),
     }
     if n == 1:
         columns["extra"] = [{"n": k, "x": 0.1 * k} for k in range(N_STEPS)]

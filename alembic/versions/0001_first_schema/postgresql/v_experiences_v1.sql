@@ -66,8 +66,8 @@ CROSS JOIN LATERAL (
 ) AS r(y)
 CROSS JOIN LATERAL (
     SELECT CASE WHEN (r.y).seq IS NULL THEN n.reward_t ELSE (r.y).reward_t END,
-        CASE WHEN (r.y).seq IS NULL THEN c.terminated[n.place + 1] ELSE (r.y).terminated END,
-        CASE WHEN (r.y).seq IS NULL THEN c.truncated[n.place + 1] ELSE (r.y).truncated END
+        CASE WHEN (r.y).seq IS NULL THEN CASE WHEN c.terminated = '{}' THEN false ELSE c.terminated[n.place + 1] END ELSE (r.y).terminated END,
+        CASE WHEN (r.y).seq IS NULL THEN CASE WHEN c.truncated = '{}' THEN false ELSE c.truncated[n.place + 1] END ELSE (r.y).truncated END
 ) AS o(reward_t, terminated, truncated)
 CROSS JOIN LATERAL (
     SELECT CASE n.place WHEN 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n.place / (c.n_steps - 1) END

@@ -16,8 +16,8 @@ SELECT s.buffer, s.seq, s.first_seq, s.id, s.task_id, s.task_name, s.agent_id, s
         CASE WHEN s.has_labels THEN (SELECT l.v_t FROM labels l WHERE l.buffer_id = s.buffer_id AND l.seq = s.seq) END,
         CASE WHEN s.place IS NULL THEN s.v_t ELSE (SELECT json_extract(c.v_t, '$[' || s.place || ']') FROM chunks c WHERE c."key" = s."key") END
     ) AS value,
-    CASE WHEN s.place IS NULL OR s.is_replaced THEN s.terminated ELSE (SELECT json_extract(c.terminated, '$[' || s.place || ']') FROM chunks c WHERE c."key" = s."key") END AS terminated,
-    CASE WHEN s.place IS NULL OR s.is_replaced THEN s.truncated ELSE (SELECT json_extract(c.truncated, '$[' || s.place || ']') FROM chunks c WHERE c."key" = s."key") END AS truncated,
+    CASE WHEN s.place IS NULL OR s.is_replaced THEN s.terminated ELSE (SELECT CASE WHEN c.terminated = '[]' THEN 0 ELSE json_extract(c.terminated, '$[' || s.place || ']') END FROM chunks c WHERE c."key" = s."key") END AS terminated,
+    CASE WHEN s.place IS NULL OR s.is_replaced THEN s.truncated ELSE (SELECT CASE WHEN c.truncated = '[]' THEN 0 ELSE json_extract(c.truncated, '$[' || s.place || ']') END FROM chunks c WHERE c."key" = s."key") END AS truncated,
     s.model_version, (SELECT n."key" FROM sessions n WHERE n.id = s.session_id) AS session_id,
     CASE WHEN s.place IS NULL THEN (SELECT e.state FROM experiences e WHERE e."key" = s."key") ELSE
         (SELECT c.state FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END AS state,
