@@ -14,14 +14,14 @@ def _set_session(buffer: ReplayBuffer) -> None:
     """Let rows of version 1 be of another session, those of others of this or of none."""
     buffer.start_session("old")
     buffer.start_session("now")
-    change = text(
-        "UPDATE experiences SET session_id = (SELECT s.id FROM sessions s "
-        "WHERE s.buffer_id = :id AND s.key = CASE WHEN model_version = 1 THEN 'old' ELSE 'now' END)"
-        " WHERE buffer_id = :id AND model_version IS NOT NULL"
-    )
-    buffer._store.write(
-        lambda connection: connection.execute(change, {"id": buffer._store.info.id})
-    )
+    for table in ("experiences", "chunks"):
+        change = text(
+            f"UPDATE {table} SET session_id = (SELECT s.id FROM sessions s WHERE s.buffer_id = :id "
+            "AND s.key = CASE WHEN model_version = 1 THEN 'old' ELSE 'now' END) "
+            "WHERE buffer_id = :id AND model_version IS NOT NULL"
+        )
+        given = {"id": buffer._store.info.id}
+        buffer._store.write(lambda connection, own=(change, given): connection.execute(*own))
 
 
 def _quarantine(buffer: ReplayBuffer) -> None:

@@ -53,5 +53,6 @@ def store_episodes(
         columns = {**arrays_of(n), "model_version": given, **more}
         buffer.store_episode(columns, final={"obs": [n]}, episode_id=f"e{number}")
     # As columns all have one or none has.
-    none = text(f"UPDATE experiences SET model_version = NULL WHERE model_version = {NO_VERSION}")
-    buffer._store.write(lambda connection: connection.execute(none))
+    for table in ("experiences", "chunks"):
+        none = text(f"UPDATE {table} SET model_version = NULL WHERE model_version = {NO_VERSION}")
+        buffer._store.write(lambda connection, none=none: connection.execute(none))
