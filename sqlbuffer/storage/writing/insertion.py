@@ -25,7 +25,6 @@ from sqlbuffer.storage.writing.write_batch import WriteBatch
 
 ID = 1 + Record._fields.index("id")
 
-reserve_range = by_database(sqlite=sqlite.reserve_range, postgresql=postgresql.reserve_range)
 reserve_seqs = by_database(sqlite=sqlite.reserve_seqs, postgresql=postgresql.reserve_seqs)
 insert_records = by_database(sqlite=sqlite.insert_records, postgresql=postgresql.insert_records)
 

@@ -44,7 +44,6 @@ _COPY_COLUMNS = ", ".join(
 )
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 _ROW_HEAD = struct.Struct(">hii")
-_RESERVE_RANGE = "SELECT sqlbuffer_reserve_v1(%s::integer, %s::bigint)"
 _RESERVE_STEPS = (
     "SELECT first_seq, priority FROM sqlbuffer_reserve_steps_v1(%s::integer, %s::bigint, "
     "%s::double precision, %s::uuid, %s::double precision)"
@@ -55,14 +54,6 @@ _RESERVE = (
 )
 
 
-def reserve_range(connection: Connection, buffer_id: int, n: int) -> int:
-    """Reserve n consecutive numbers, at least one; return the first. Writers of the buffer wait
-    for each other only inside this statement.
-    """
-    ((first_seq,),) = driver_of(connection).execute(_RESERVE_RANGE, (buffer_id, n))
-    return int(first_seq)
-
-
 def reserve_steps(
     connection: Connection,
     buffer_id: int,
@@ -70,8 +61,10 @@ def reserve_steps(
     largest: float | None = None,
     note: WriteId | None = None,
 ) -> tuple[int, float | None]:
-    """Reserve n consecutive numbers; return the first, and the priority of steps that are given
-    none. Note the largest priority that they are given, and store the id of the write.
+    """Reserve n consecutive numbers, at least one; return the first, and the priority of steps that
+    are given none. Note the largest priority that they are given, and store the id of the write.
+
+    Writers of the buffer wait for each other only inside this statement.
     """
     write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
     ((first_seq, priority),) = driver_of(connection).execute(

@@ -33,18 +33,6 @@ _RESERVE = (
 )
 
 
-def reserve_range(connection: Connection, buffer_id: int, n: int) -> int:
-    """Reserve n consecutive numbers, at least one; return the first."""
-    end = connection.exec_driver_sql(
-        "UPDATE buffers SET next_seq = next_seq + ? WHERE id = ? RETURNING next_seq",
-        (n, buffer_id),
-    ).scalar_one_or_none()
-    if end is None:
-        raise _no_buffer(buffer_id)
-    _check_numbers(end)
-    return int(end) - n
-
-
 def reserve_steps(
     connection: Connection,
     buffer_id: int,
@@ -52,8 +40,8 @@ def reserve_steps(
     largest: float | None = None,
     note: WriteId | None = None,
 ) -> tuple[int, float | None]:
-    """Reserve n consecutive numbers; return the first, and the priority of steps that are given
-    none. Note the largest priority that they are given.
+    """Reserve n consecutive numbers, at least one; return the first, and the priority of steps that
+    are given none. Note the largest priority that they are given.
     """
     found = connection.exec_driver_sql(
         _RESERVE, {"n": n, "given": largest, "id": buffer_id}
@@ -61,6 +49,7 @@ def reserve_steps(
     if found is None:
         raise _no_buffer(buffer_id)
     end, priority = found
+    _check_numbers(end)
     return end - n, priority
 
 

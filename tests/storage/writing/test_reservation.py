@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.errors import BufferNotFoundError, StorageError
 from sqlbuffer.storage.buffers.postgresql import settled_seq
-from sqlbuffer.storage.writing.insertion import reserve_range
+from sqlbuffer.storage.writing.chunk_insertion import reserve_steps
 from tests.support.processes import run_at_once, wait_until
 from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
@@ -22,7 +22,9 @@ TURNS = 30
 def reserve(url, n):
     """Reserve numbers in a transaction of their own; return the first."""
     with ReplayBuffer(url) as buffer:
-        return buffer._store.write(lambda connection: reserve_range(connection, buffer_id(url), n))
+        return buffer._store.write(
+            lambda connection: reserve_steps(connection, buffer_id(url), n)[0]
+        )
 
 
 def reserve_runs(url, start):
@@ -32,7 +34,7 @@ def reserve_runs(url, start):
         number, store = buffer._store.info.id, buffer._store
         for turn in range(TURNS):
             n = SIZES[(start + turn) % len(SIZES)]
-            first = store.write(lambda connection, n=n: reserve_range(connection, number, n))
+            first = store.write(lambda connection, n=n: reserve_steps(connection, number, n)[0])
             runs.append((first, first + n - 1))
     return runs
 
@@ -91,7 +93,7 @@ def test_numbers_that_a_rollback_burnt_count_as_given_on_postgresql_alone(buffer
     with ReplayBuffer(buffer_url) as buffer:
 
         def fail(connection):
-            reserve_range(connection, buffer._store.info.id, 4)
+            reserve_steps(connection, buffer._store.info.id, 4)
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -104,7 +106,15 @@ def test_a_dropped_buffer_gives_no_numbers(buffer_url):
         number = buffer._store.info.id
         ReplayBuffer.drop(buffer_url, "default")
         with pytest.raises(BufferNotFoundError):
-            buffer._store.write(lambda connection: reserve_range(connection, number, 2))
+            buffer._store.write(lambda connection: reserve_steps(connection, number, 2))
+
+
+def test_sqlite_gives_no_number_that_its_key_has_no_room_for(sqlite_url):
+    with ReplayBuffer(sqlite_url, create=True):
+        run(sqlite_url, f"UPDATE buffers SET next_seq = {2**40 - 3}")
+        with pytest.raises(StorageError, match="given out its"):
+            reserve(sqlite_url, 4)
+        assert reserve(sqlite_url, 3) == 2**40 - 3
 
 
 @pytest.fixture
@@ -173,7 +183,7 @@ def test_a_transaction_holds_its_numbers_as_a_writer_and_keeps_none_waiting(url)
     """The watermark stays below its numbers; others reserve at the same time."""
     with ReplayBuffer(url) as buffer, connected(url) as late:
         store = buffer._store
-        assert reserve_range(late, 1, 10) == 1
+        assert reserve_steps(late, 1, 10) == (1, None)
         assert buffer.store(make_row(1)).seqs.tolist() == [11]
         assert settled_seq(store.engine, store.watermark) == 0
         late.commit()
