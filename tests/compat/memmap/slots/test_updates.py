@@ -43,6 +43,28 @@ def test_a_change_reaches_what_the_core_reads(make, buffer_url):
     core.close()
 
 
+def test_changed_rewards_ends_and_successors_reach_batches_of_the_core(make, buffer_url):
+    fields = {"reward": "float", "obs": ("float", 2), "terminated": "bool"}
+    buffer = make(fields=fields)
+    buffer.store_episode(
+        reward=[1.0, 2.0, 3.0], obs=np.arange(6).reshape(3, 2), terminated=[False, False, True]
+    )
+    buffer.data["reward"][0, 1] = 5.0
+    buffer.data["obs"][0, 1] = [8, 9]
+    buffer.data["terminated"][0, 2] = False
+    core = CoreBuffer(buffer_url, name="memmap")
+    steps = core.sample_arrays(64)
+    assert set(steps["reward"].tolist()) == {1.0, 5.0, 3.0}
+    assert not steps["terminated"].any()
+    assert set(map(tuple, steps["obs"].tolist())) == {(0, 1), (8, 9), (4, 5)}
+    moves = core.sample_transitions(64)
+    found = zip(moves["obs"].tolist(), moves["next_obs"].tolist(), strict=True)
+    assert {(tuple(obs), tuple(next_obs)) for obs, next_obs in found} >= {
+        ((0, 1), (8, 9)), ((8, 9), (4, 5)),
+    }  # fmt: skip
+    core.close()
+
+
 def test_cells_without_a_row_are_kept_until_a_step_is_stored_there(make, reopen):
     buffer = make()
     with buffer.one_episode():
