@@ -14,6 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     reward_bytes,
     stored_flags,
 )
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -119,3 +120,46 @@ def _rows(head: bytes, columns: Any, numbered: Sequence[NumberedChunk]) -> Itera
         for _, encode, get in columns:
             value = get(own)
             yield NULL if value is None else encode(value)
+
+
+_SLICES = f"""
+SELECT c.first_seq + c.p, c.episode_id, c.t + c.p, c.p, c.n,
+    substr(d.rewards, c.p * 8 + 1, c.n * 8), substr(d.ends, c.p + 1, c.n), d.block_steps, d.offsets,
+    CASE WHEN d.offsets IS NULL THEN substr(
+        d.records, c.p * (octet_length(d.records) / d.n_steps) + 1,
+        c.n * (octet_length(d.records) / d.n_steps)
+    ) ELSE d.records END,
+    (SELECT array_agg(x.seq) FROM deleted_steps x
+     WHERE x.buffer_id = %(id)s::integer AND x.seq >= c.first_seq
+       AND x.seq < c.first_seq + d.n_steps)
+FROM unnest(%(episodes)s::bigint[], %(ts)s::bigint[]) AS w(episode_id, t)
+CROSS JOIN LATERAL (
+    SELECT k.first_seq, k.episode_id, k.t, greatest(0, w.t + %(first)s - k.t)::integer AS p,
+        (least(k.n_steps - 1, w.t + %(last)s - k.t)
+            - greatest(0, w.t + %(first)s - k.t) + 1)::integer AS n
+    FROM chunks k
+    WHERE k.buffer_id = %(id)s::integer AND k.episode_id = w.episode_id
+      AND k.t > w.t + %(first)s - {MOST_STEPS} AND k.t <= w.t + %(last)s OFFSET 0
+) c
+CROSS JOIN LATERAL (
+    SELECT * FROM chunk_data q
+    WHERE q.buffer_id = %(id)s::integer AND q.first_seq = c.first_seq LIMIT 1
+) d
+WHERE c.n > 0
+"""
+
+
+def read_slices(
+    connection: Connection,
+    buffer_id: int,
+    anchors: Sequence[tuple[int, int]],
+    first: int,
+    last: int,
+) -> list[Any]:
+    """Return slices of chunks; see `sqlite.read_slices`."""
+    episodes, ts = zip(*anchors, strict=True)
+    parameters = {
+        "id": buffer_id, "episodes": number_array(episodes), "ts": number_array(ts),
+        "first": first, "last": last,
+    }  # fmt: skip
+    return list(driver_of(connection).execute(_SLICES, parameters).fetchall())

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -14,6 +15,8 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     stored_flags,
     values_json,
 )
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _COLUMNS = (
@@ -118,3 +121,50 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
         else:
             connection.exec_driver_sql(_DROP, (buffer_id, first_seq))
     return sum(n_steps for _, _, n_steps, _ in found)
+
+
+_SLICES = f"""
+SELECT c.first_seq + a.p, c.episode_id, c.t + a.p, a.p, a.n,
+    substr(d.rewards, a.p * 8 + 1, a.n * 8), substr(d.ends, a.p + 1, a.n), d.block_steps, d.offsets,
+    CASE WHEN d.offsets IS NULL THEN substr(
+        d.records, a.p * (length(d.records) / d.n_steps) + 1, a.n * (length(d.records) / d.n_steps)
+    ) ELSE d.records END,
+    (SELECT json_group_array(x.seq) FROM deleted_steps x
+     WHERE x.buffer_id = c.buffer_id AND x.seq >= c.first_seq AND x.seq < c.first_seq + c.n_steps)
+FROM (
+    SELECT k.key, max(0, w.t + :first - k.t) AS p,
+        min(k.n_steps - 1, w.t + :last - k.t) - max(0, w.t + :first - k.t) + 1 AS n
+    FROM (SELECT json_extract(value, '$[0]') AS episode_id, json_extract(value, '$[1]') AS t
+          FROM json_each(:anchors)) w
+    CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id
+        AND k.t > w.t + :first - {MOST_STEPS} AND k.t <= w.t + :last
+) a
+CROSS JOIN chunks c ON c.key = a.key
+CROSS JOIN chunk_data d ON d.key = a.key
+WHERE a.n > 0
+"""
+
+
+def read_slices(
+    connection: Connection,
+    buffer_id: int,
+    anchors: Sequence[tuple[int, int]],
+    first: int,
+    last: int,
+) -> list[Any]:
+    """Return slices of chunks with the steps from t + first to t + last of episodes.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        anchors: The number of the episode and t, of each.
+        first: From how many steps after t; negative are before.
+        last: To how many.
+
+    Returns:
+        Rows (seq, episode, t, place, n, rewards, ends, block_steps, offsets, records, deleted): of
+        n steps from a place in a chunk on. `records` is theirs where there are no offsets, and
+        else those of the whole chunk.
+    """
+    parameters = {"id": buffer_id, "anchors": json.dumps(anchors), "first": first, "last": last}
+    return list(driver_of(connection).execute(_SLICES, parameters).fetchall())

@@ -26,6 +26,8 @@ from sqlbuffer.storage.chunks.step_relations import chunk_steps, steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 
+# The execution option of a statement that is over chunks already.
+IS_OVER_CHUNKS = "sqlbuffer_is_over_chunks"
 # Statements that are kept and run often are rewritten once.
 _rewritten: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -37,6 +39,8 @@ def over_chunks(statement: Any) -> Any:
     all steps, and bounds of `seq` bound `first_seq` as well, which the indexes of chunks know.
     """
     if not isinstance(statement, Executable) or getattr(statement, "is_text", False):
+        return statement
+    if statement.get_execution_options().get(IS_OVER_CHUNKS):
         return statement
     found = _rewritten.get(statement)
     if found is None:

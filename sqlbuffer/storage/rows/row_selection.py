@@ -1,7 +1,7 @@
 """What is read of a key: its own row, and in the same statement the steps near it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.batch_steps import batch_steps_at
 from sqlbuffer.storage.chunks.nearby_chunk_steps import chunk_steps_near
 from sqlbuffer.storage.chunks.step_relations import steps_at
-from sqlbuffer.storage.chunks.step_statements import over
+from sqlbuffer.storage.chunks.step_statements import IS_OVER_CHUNKS, over, over_chunks
 from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_KIND,
     NO_LIMITS,
@@ -157,6 +157,11 @@ class RowSelection:
         parts = self._parts(node, seqs, kind, has_labels, has_chunks)
         return parts[0] if len(parts) == 1 else union_all(*parts)
 
+    @cached_property
+    def alone(self) -> "RowSelection":
+        """The same without the steps near to a key."""
+        return replace(self, near=None)
+
     def is_plain(self, node: Node, limits: Eligibility, has_labels: bool) -> bool:
         """Tell whether single steps are read, whatever they are: `batch_statement` reads them."""
         is_batch = self.has_blocks and not self.has_places
@@ -181,14 +186,15 @@ class RowSelection:
             has_labels: With values that were given late.
             has_chunks: See `statement`.
         """
-        found = picks.cte("picks")
+        found = (over_chunks(picks) if has_chunks else picks).cte("picks")
         nulls = [null()] * (len(self.columns) - T - 1)
         places = [null()] if has_chunks else []
         rows = select(
             found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK), *places
         )
         seqs = seqs_of(select(found.c.key).correlate(None).scalar_subquery())
-        return union_all(*self._parts(node, seqs, limits.kind, has_labels, has_chunks), rows)
+        whole = union_all(*self._parts(node, seqs, limits.kind, has_labels, has_chunks), rows)
+        return whole.execution_options(**{IS_OVER_CHUNKS: True}) if has_chunks else whole
 
     def _parts(
         self, node: Node, seqs: Any, kind: EligibilityKind, has_labels: bool, has_chunks: bool

@@ -15,6 +15,7 @@ from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.batch_steps import as_rows
+from sqlbuffer.storage.chunks.chunk_slices import read_slices
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows import statements
@@ -25,8 +26,10 @@ from sqlbuffer.storage.rows.row_selection import (
     LOW,
     NEAR,
     OWN,
+    PLACE,
     SEQS,
     RowSelection,
+    T,
     batch_statement,
 )
 from sqlbuffer.storage.schema.column_types import SeqList
@@ -81,6 +84,7 @@ class Candidates:
         buffer_id: Key of the buffer in the tables.
         selective: True if the condition names ids or tasks, so that an index finds the few rows.
         steps: Steps that were read together with rows; see `Neighbours`.
+        slices: Slices of chunks that were read instead.
         limits: What makes a row eligible.
         has_read_keys: True after every key was read.
         clock: The buffer's clock, where limits or the sample log need it.
@@ -125,6 +129,7 @@ class Candidates:
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
         self.steps: list[tuple[Any, ...]] = []
+        self.slices: list[Any] = []
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
 
@@ -233,7 +238,7 @@ class Candidates:
             )
             self._payloads.update((row[0], row) for row in found)
             return
-        statement = self.reading.statement(
+        statement = self._selection.statement(
             self.node, self.limits, has_labels=self.has_labels, has_chunks=self.chunks is not None
         )
         found = self._fetched(statement, parameters)
@@ -262,7 +267,25 @@ class Candidates:
             for row, own in zip(found, rows, strict=True)
         ]
 
+    @property
+    def _slices_chunks(self) -> bool:
+        """Whether steps near to a key are read as slices of chunks: nothing else says what they
+        are.
+        """
+        return self.reads_bytes and not self.has_labels and not self.limits.of_steps
+
+    @property
+    def _selection(self) -> RowSelection:
+        return self.reading.alone if self._slices_chunks else self.reading
+
     def _sort(self, found: Sequence[tuple[Any, ...]]) -> None:
+        near = self.reading.near
+        if near is not None and self._slices_chunks:
+            anchors = {(row[PLACE], row[T]) for row in found if row[-1] == OWN and row[PLACE] >= 0}
+            if anchors:
+                self.slices += read_slices(
+                    self.connection, self.buffer_id, list(anchors), near.first, near.last
+                )
         for row in found:
             if row[-1] == OWN:
                 self._payloads[row[0]] = row

@@ -57,6 +57,7 @@ class EpisodePopulation(Candidates):
         self.picks_first = self.span <= FEW_KEYS_SPAN
         self._priorities = rows._priorities
         self.has_labels, self.chunks = rows.has_labels, rows.chunks
+        self.reads_bytes = rows.reads_bytes
 
     @property
     def is_filtered(self) -> bool:
@@ -200,7 +201,7 @@ class EpisodePopulation(Candidates):
         """Return {key: (rank, n)} of what is picked, and read it."""
         parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
         parameters |= self.limits.parameters
-        statement = self.reading.picked(
+        statement = self._selection.picked(
             self.node, picks, self.limits, has_labels=self.has_labels,
             has_chunks=self.chunks is not None,
         )  # fmt: skip

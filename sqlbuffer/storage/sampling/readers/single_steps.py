@@ -11,6 +11,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps
+from sqlbuffer.storage.chunks.chunk_slices import steps_of_slices
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import (
     ARRAYS,
@@ -71,6 +72,18 @@ class StepReader:
 def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
     """Return the steps of rows and those that were read along with them."""
     near = candidates.steps
+    if candidates.slices and candidates.chunks is not None:
+        own = table_columns(rows)
+        sliced = steps_of_slices(candidates.chunks, candidates.slices, candidates.window_low)
+        return EpisodeSteps(
+            np.concatenate([own[0], sliced.episode]),
+            np.concatenate([own[1], sliced.t]),
+            np.concatenate([own[2], sliced.reward]),
+            np.concatenate([own[3], sliced.terminated]),
+            np.concatenate([own[4], sliced.truncated]),
+            [*own[5], *sliced.blobs],
+            np.concatenate([own[6], sliced.seq]),
+        )
     if not candidates.limits.of_steps:
         return table_of([*rows, *near])
     # A row that is ineligible itself is not read.
@@ -80,16 +93,21 @@ def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
 
 def table_of(rows: Sequence[Row], ineligible: Sequence[bool] | None = None) -> EpisodeSteps:
     """Return the steps of rows that were read with their places."""
+    episode, t, reward, terminated, truncated, blobs, seq = table_columns(rows)
+    return EpisodeSteps(episode, t, reward, terminated, truncated, blobs, seq, ineligible)
+
+
+def table_columns(rows: Sequence[Row]) -> tuple[Any, ...]:
+    """Return what `EpisodeSteps` takes of rows that were read with their places."""
     columns: Any = list(zip(*rows, strict=True)) if rows else [()] * (T + 1)
-    return EpisodeSteps(
-        columns[PLACE],
-        columns[T],
+    return (
+        np.array(columns[PLACE], np.int64),
+        np.array(columns[T], np.int64),
         reward_array(columns[REWARD], columns[EXTRA]),
         np.array(columns[TERMINATED], bool),
         np.array(columns[TRUNCATED], bool),
         columns[ARRAYS],
-        columns[SEQ],
-        ineligible,
+        np.array(columns[SEQ], np.int64),
     )
 
 
