@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
+    CTE,
     Alias,
     BinaryExpression,
     Column,
@@ -49,8 +50,11 @@ def over_chunks(statement: Any) -> Any:
 
 
 def over(clause: Any, steps: Any) -> Any:
-    """Return a clause over `experiences`, over another table with its columns."""
-    return _Rewriting(steps).of(clause)
+    """Return a clause over `experiences`, over another table with its columns.
+
+    It is a part of a statement: the CTEs that it shares with others stay the same ones.
+    """
+    return _Rewriting(steps, keeps_ctes=True).of(clause)
 
 
 def _over(statement: Any) -> Any:
@@ -71,15 +75,19 @@ class _Rewriting:
 
     Args:
         steps: The table in the place of `experiences`; its aliases become aliases of all steps.
+        keeps_ctes: CTEs are left as they are.
     """
 
-    def __init__(self, steps: Any) -> None:
+    def __init__(self, steps: Any, *, keeps_ctes: bool = False) -> None:
         self._steps, self._aliases = steps, dict[Any, Any]()
+        self._keeps_ctes = keeps_ctes
 
     def of(self, clause: Any) -> Any:
         return replacement_traverse(clause, {}, self._replaced)
 
     def _replaced(self, element: Any, **_: Any) -> Any:
+        if self._keeps_ctes and isinstance(element, CTE):
+            return element
         table = self._table(element)
         if table is not None:
             return table

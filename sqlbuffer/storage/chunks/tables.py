@@ -187,8 +187,8 @@ deleted_steps = Table(
     info={"learner_may": "INSERT, DELETE", "is_vacuumed": True},
 )
 
-# What a step holds since it was changed in place: chunks are not rewritten. `payload_changes` notes
-# that, and brings the flag along.
+# What a step holds since it was changed in place: chunks are not rewritten. The overlay that notes
+# such changes brings the flag along.
 replaced_steps = Table(
     "replaced_steps",
     metadata,
