@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, bindparam, cast, column, func, or_, select
+from sqlalchemy import BigInteger, Connection, bindparam, cast, column, func, literal, or_, select
 
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.chunks.step_relations import steps_at
+from sqlbuffer.storage.database.engine import pool_owner
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility.tables import uses
@@ -21,6 +23,7 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.tables import flow as flow_rows
 from sqlbuffer.storage.flow.tables import flow_history
+from sqlbuffer.storage.inspect.step_ages import first_step, newest_step_age
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.priorities.tables import priorities
 from sqlbuffer.storage.reading.row_queries import RowQueries
@@ -47,7 +50,9 @@ _ID = "buffer_id"
 def stats(queries: RowQueries, window_s: float) -> Stats:
     """Return the figures of a buffer, with rates over so many seconds."""
     rows = queries.count(EVERYTHING)
-    with translated(queries.buffer.url), snapshot(queries.buffer.engine) as connection:
+    # Its statements are over both layouts as they are.
+    engine = pool_owner(queries.buffer.engine)
+    with translated(queries.buffer.url), snapshot(engine) as connection:
         found = look(connection, {queries.buffer.info.id: rows}, window_s)
     if not found:
         raise queries.buffer.dropped()
@@ -123,11 +128,8 @@ def _among(column_: Any, ids: Sequence[int]) -> Any:
 
 def _about(ids: Sequence[int]) -> Any:
     window, own = windows.c, buffers.c
-    row = experiences.c
-    inside = (row.buffer_id == window.buffer_id) & (row.seq > window.low_seq)
-
-    def of_end(value: Any, order: Any) -> Any:
-        return select(value).where(inside).order_by(order).limit(1).scalar_subquery()
+    oldest_seq, oldest_age = first_step(window.buffer_id, window.low_seq + 1)
+    newest_age = newest_step_age(window.buffer_id, window.low_seq)
 
     return (
         select(
@@ -140,6 +142,7 @@ def _about(ids: Sequence[int]) -> Any:
             own.has_priorities,
             own.has_uses,
             own.has_queue,
+            own.has_chunks,
             own.n_expired,
             own.n_used_up,
             own.n_other_session,
@@ -147,9 +150,9 @@ def _about(ids: Sequence[int]) -> Any:
             age_s(own.created_at).label("age_s"),
             last_number(own.id).label("inserted"),
             unix_now().label("now"),
-            of_end(row.seq, row.seq).label("oldest_seq"),
-            of_end(age_s(row.inserted_at), row.seq).label("oldest_age_s"),
-            of_end(age_s(row.inserted_at), row.seq.desc()).label("newest_age_s"),
+            oldest_seq.label("oldest_seq"),
+            oldest_age.label("oldest_age_s"),
+            newest_age.label("newest_age_s"),
         )
         .join_from(windows, buffers, own.id == window.buffer_id)
         .where(_among(own.id, ids))
@@ -219,14 +222,7 @@ def _first_younger(
 def _ages(connection: Connection, keys: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return of each key the age in seconds of the first row of its buffer from its number on."""
     given, number, seq = _rows_of(keys)
-    row = experiences.c
-    age = (
-        select(age_s(row.inserted_at))
-        .where(row.buffer_id == number, row.seq >= seq)
-        .order_by(row.seq)
-        .limit(1)
-        .scalar_subquery()
-    )
+    _, age = first_step(number, seq)
     found = connection.execute(select(age).select_from(given).order_by(given.c.place)).scalars()
     return np.array([0.0 if each is None else each for each in found])
 
@@ -319,25 +315,41 @@ def _distributed(about: Any, rows: Sequence[Any]) -> _Distributions:
 def _sampled_rows(connection: Connection, about: Sequence[Any]) -> dict[int, list[Any]]:
     """Return what is needed of the rows of buffers, or of a uniform sample of them."""
     most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_ROWS_IN_ALL // len(about)))
-    keys = np.concatenate(
-        [each.buffer_id * _NUMBERS + _numbers(each.low_seq, each.high_seq, most) for each in about]
-    )
-    _, number, seq = _rows_of(keys)
-
-    def of(table: Any, name: str) -> Any:
-        own = (table.c.buffer_id == number) & (table.c.seq == seq)
-        return select(table.c[name]).where(own).scalar_subquery().label(name)
-
-    # Looked up row by row: without statistics a join would read the whole tables.
-    columns = [of(experiences, "seq").label("found")]
-    columns += [of(experiences, name) for name in ("model_version", "initial_priority")]
-    columns += [of(priorities, "priority"), of(uses, "n_uses")]
-    columns += [of(queue_items, "n_uses").label("n_claimed")]
     rows: dict[int, list[Any]] = defaultdict(list)
+    seqs = {each.buffer_id: _numbers(each.low_seq, each.high_seq, most) for each in about}
+    for each in about:
+        if each.has_chunks:
+            wanted = bindparam("seqs", seqs.pop(each.buffer_id).tolist(), SeqList())
+            step = steps_at(literal(each.buffer_id), wanted).c
+            columns = _of_step(step.buffer_id, step.seq)
+            rows[each.buffer_id] = list(
+                connection.execute(select(step.model_version, step.initial_priority, *columns))
+            )
+    if not seqs:
+        return rows
+    keys = np.concatenate([number * _NUMBERS + own for number, own in seqs.items()])
+    _, number, seq = _rows_of(keys)
+    columns = [_of(experiences, "seq", number, seq).label("found")]
+    columns += [
+        _of(experiences, name, number, seq) for name in ("model_version", "initial_priority")
+    ]
+    columns += _of_step(number, seq)
     for row in connection.execute(select(cast(number, BigInteger).label(_ID), *columns)):
         if row.found is not None:
             rows[row.buffer_id].append(row)
     return rows
+
+
+def _of_step(number: Any, seq: Any) -> list[Any]:
+    """Return what the overlays have of a step."""
+    columns = [_of(priorities, "priority", number, seq), _of(uses, "n_uses", number, seq)]
+    return [*columns, _of(queue_items, "n_uses", number, seq).label("n_claimed")]
+
+
+def _of(table: Any, name: str, number: Any, seq: Any) -> Any:
+    """Look a column up row by row: without statistics a join would read the whole table."""
+    own = (table.c.buffer_id == number) & (table.c.seq == seq)
+    return select(table.c[name]).where(own).scalar_subquery().label(name)
 
 
 def _waiting(connection: Connection, ids: Sequence[int]) -> dict[int, list[Waiting]]:

@@ -17,26 +17,20 @@ MOST_COUNTED = 100_000
 
 _SPAN = "CASE WHEN w.high_seq > w.low_seq THEN w.high_seq - w.low_seq ELSE 0 END"
 _TOTAL = f"SELECT coalesce(sum({_SPAN}), 0) FROM v_windows w"
-_COUNTED = """
-SELECT buffer, rows, capacity, rows * 1.0 / capacity AS fill, tasks, last_insert_at
-FROM (
-    SELECT w.buffer, w.max_capacity AS capacity,
-        (SELECT count(*) FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS rows,
-        (SELECT count(DISTINCT e.task_id) FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
-        (SELECT e.inserted_at FROM experiences e
-         WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq
-        ) AS last_insert_at
-    FROM v_windows w
-) counted
-ORDER BY buffer
+# A buffer has rows or chunks.
+_TASKS_OF_WINDOW = """(SELECT count(DISTINCT e.task_id) FROM experiences e
+         WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq)
+        + (SELECT count(DISTINCT e.task_id) FROM chunk_steps e
+           WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq
+             AND e.first_seq > w.low_seq - 256)"""
+_COUNTED = f"""
+SELECT b.buffer, b.rows, b.capacity, b.fill, {_TASKS_OF_WINDOW} AS tasks, b.last_insert_at
+FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
+ORDER BY b.buffer
 """
 _COUNTED_ROWS = "SELECT buffer_id, buffer, rows FROM v_buffers"
-_COUNTED_IN_FULL = """
-SELECT b.buffer, b.rows, b.capacity, b.fill,
-    (SELECT count(DISTINCT e.task_id) FROM experiences e
-     WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq) AS tasks,
+_COUNTED_IN_FULL = f"""
+SELECT b.buffer, b.rows, b.capacity, b.fill, {_TASKS_OF_WINDOW} AS tasks,
     b.evict_by, b.oldest_at, b.newest_at, b.last_insert_at, b.created_at,
     b.expired, b.used_up, b.other_session, b.partial, b.leased, b.quarantined,
     b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
@@ -50,10 +44,8 @@ SELECT w.buffer_id, w.buffer, w.max_capacity AS capacity, w.evict_unit, w.low_se
         (SELECT sum({BLOCK} - k.n_rows) FROM row_blocks k
          WHERE k.buffer_id = w.buffer_id AND k.block > w.low_seq / {BLOCK}
            AND k.block < w.high_seq / {BLOCK}), 0) END AS rows,
-    (SELECT e.inserted_at FROM experiences e
-     WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq AND e.seq > w.low_seq
-    ) AS last_insert_at
-FROM v_windows w
+    v.last_insert_at
+FROM v_windows w JOIN v_buffers v ON v.buffer_id = w.buffer_id
 """
 _MEASURED = f"""
 SELECT buffer, rows, capacity, rows * 1.0 / capacity AS fill, NULL AS tasks, last_insert_at
@@ -63,11 +55,12 @@ ORDER BY buffer
 _MEASURED_IN_FULL = f"""
 SELECT m.buffer, m.rows, m.capacity, m.rows * 1.0 / m.capacity AS fill, NULL AS tasks,
     m.evict_unit AS evict_by,
-    (SELECT x.executed_at FROM v_experiences x WHERE x.buffer = m.buffer AND x.seq = (
-        SELECT min(e.seq) FROM experiences e WHERE e.buffer_id = m.buffer_id AND e.seq > m.low_seq)
-    ) AS oldest_at,
     (SELECT x.executed_at FROM v_experiences x
-     WHERE x.buffer = m.buffer AND x.seq = m.high_seq) AS newest_at,
+     WHERE x.buffer = m.buffer AND x.seq = m.oldest_seq
+       AND x.first_seq BETWEEN m.oldest_seq - 255 AND m.oldest_seq) AS oldest_at,
+    (SELECT x.executed_at FROM v_experiences x
+     WHERE x.buffer = m.buffer AND x.seq = m.high_seq
+       AND x.first_seq BETWEEN m.high_seq - 255 AND m.high_seq) AS newest_at,
     m.last_insert_at, b.created_at,
     b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session,
     b.n_partial AS partial,
@@ -77,7 +70,14 @@ SELECT m.buffer, m.rows, m.capacity, m.rows * 1.0 / m.capacity AS fill, NULL AS 
         (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > m.low_seq)
     ELSE 0 END AS quarantined,
     b.clock, v.max_staleness, v.max_use, v.min_size, b.alpha
-FROM ({_MEASURED_ROWS}) m
+FROM (
+    SELECT r.*, coalesce(
+        (SELECT e.seq FROM experiences e WHERE e.buffer_id = r.buffer_id AND e.seq > r.low_seq
+         ORDER BY e.seq LIMIT 1),
+        (SELECT e.seq FROM chunk_steps e WHERE e.buffer_id = r.buffer_id AND e.seq > r.low_seq
+         AND e.first_seq > r.low_seq - 256 ORDER BY e.first_seq, e.seq LIMIT 1)) AS oldest_seq
+    FROM ({_MEASURED_ROWS}) r
+) m
 JOIN buffers b ON b.id = m.buffer_id
 JOIN v_buffers v ON v.buffer_id = m.buffer_id
 ORDER BY m.buffer

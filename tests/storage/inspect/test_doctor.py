@@ -33,7 +33,7 @@ OF_POSTGRESQL = [
     "autovacuum",
     "may VACUUM",
     "dead rows",
-    "size of experiences",
+    "size of the steps",
     "oldest transaction",
     "connections",
     "durability",

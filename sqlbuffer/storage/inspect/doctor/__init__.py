@@ -140,9 +140,14 @@ def _buffers(connection: Connection, url: URL) -> Sequence[Finding]:
         connection,
         """SELECT w.buffer, w.max_capacity, w.evict_unit, w.live_rows,
             (SELECT count(*) FROM experiences e
-             WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq),
+             WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq)
+            + (SELECT count(*) FROM chunk_steps e
+               WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq),
             (SELECT count(*) FROM experiences e
              WHERE e.buffer_id = w.buffer_id AND e.seq <= w.low_seq)
+            -- The window hides the beginning of the first chunk until it has left as a whole.
+            + (SELECT coalesce(sum(c.n_steps), 0) FROM chunks c
+               WHERE c.buffer_id = w.buffer_id AND c.first_seq + c.n_steps - 1 <= w.low_seq)
         FROM v_windows w ORDER BY w.buffer""",
     )
     return [_buffer(*row) for row in rows] or [Finding("buffers", "OK", "none yet")]

@@ -131,17 +131,19 @@ def _citus(connection: Connection, url: URL) -> Sequence[Finding]:
 def _dead_rows(connection: Connection, url: URL) -> Sequence[Finding]:
     live, dead, size, cleaned_at = fetch_one(
         connection,
-        """SELECT n_live_tup, n_dead_tup, pg_total_relation_size(relid),
-            to_char(greatest(last_vacuum, last_autovacuum), 'YYYY-MM-DD HH24:MI')
-        FROM pg_stat_user_tables WHERE relid = 'experiences'::regclass""",
+        """SELECT sum(n_live_tup)::bigint, sum(n_dead_tup)::bigint,
+            sum(pg_total_relation_size(relid))::bigint,
+            to_char(max(greatest(last_vacuum, last_autovacuum)), 'YYYY-MM-DD HH24:MI')
+        FROM pg_stat_user_tables
+        WHERE relid IN ('experiences'::regclass, 'chunks'::regclass, 'chunk_data'::regclass)""",
     )
     cleaned = f"vacuumed {cleaned_at}" if cleaned_at else "never vacuumed"
     detail = f"{dead:,} dead beside {live:,} live (estimates), {cleaned}"
     found = Finding("dead rows", "OK", detail)
     if dead > max(MANY_DEAD_ROWS, live):
-        remedy = "end old transactions (below), then VACUUM experiences"
+        remedy = "end old transactions (below), then VACUUM experiences, chunks, chunk_data"
         found = Finding("dead rows", "WARN", detail, remedy)
-    return [found, Finding("size of experiences", "OK", shown_size(size))]
+    return [found, Finding("size of the steps", "OK", shown_size(size))]
 
 
 def _old_transactions(connection: Connection, url: URL) -> Sequence[Finding]:
