@@ -1,6 +1,10 @@
 -- Numbers, counts and queues the steps of a chunk. The library evicts behind a batch; behind a chunk of plain SQL
--- trg_new_experiences_insert_v1 does.
+-- trg_new_experiences_insert_v1 does. The library draws the numbers of a batch first: of a buffer that evicts by row, without
+-- a queue, nothing is left to do.
 CREATE TRIGGER trg_chunks_insert_v1 AFTER INSERT ON chunks
+WHEN coalesce((
+    SELECT next_seq < NEW.first_seq + NEW.n_steps OR evict_unit <> 'row' OR has_queue OR NOT has_chunks
+    FROM buffers WHERE id = NEW.buffer_id), true)
 BEGIN
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this buffer_id')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE id = NEW.buffer_id);
