@@ -19,6 +19,16 @@ INSERT_EPISODE = text(
     "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
     "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
 )
+# Made once: building them again takes several times as long as running them.
+_KEYS, _TASKS = bindparam("keys", type_=KeyList()), bindparam("tasks", type_=KeyList())
+_EPISODES = select(episodes.c.key, episodes.c.task_id, episodes.c.id).where(
+    episodes.c.buffer_id == bindparam("buffer_id"),
+    is_one_of(episodes.c.key, _KEYS),
+    is_one_of(episodes.c.task_id, _TASKS),
+)
+_SESSIONS = select(sessions.c.key, sessions.c.id).where(
+    sessions.c.buffer_id == bindparam("buffer_id"), is_one_of(sessions.c.key, _KEYS)
+)
 
 
 class Keyed(Protocol):
@@ -97,21 +107,17 @@ def session_ids(
 def _known_episodes(
     connection: Connection, buffer_id: int, keys: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    wanted = {key for key, _ in keys}
-    tasks = {task_id for _, task_id in keys}
-    table = episodes.c
-    statement = select(table.key, table.task_id, table.id).where(
-        table.buffer_id == buffer_id, one_of(table.key, wanted), one_of(table.task_id, tasks)
-    )
-    return {(key, task_id): id_ for key, task_id, id_ in connection.execute(statement)}
+    given = {
+        "buffer_id": buffer_id,
+        "keys": list({key for key, _ in keys}),
+        "tasks": list({task_id for _, task_id in keys}),
+    }
+    return {(key, task_id): id_ for key, task_id, id_ in connection.execute(_EPISODES, given)}
 
 
 def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str]) -> dict[str, int]:
-    table = sessions.c
-    statement = select(table.key, table.id).where(
-        table.buffer_id == buffer_id, one_of(table.key, keys)
-    )
-    return dict(connection.execute(statement).all())
+    given = {"buffer_id": buffer_id, "keys": list(keys)}
+    return dict(connection.execute(_SESSIONS, given).all())
 
 
 def one_of(column: Any, keys: Iterable[str]) -> Any:

@@ -41,6 +41,8 @@ _ADVANCE = (
 )
 _NEXT_T = select(episodes.c.next_t, episodes.c.status, episodes.c.length).where(_OF_EPISODE)
 
+_HAS_STEP_IDS = select(buffers.c.has_step_ids).where(buffers.c.id == bindparam("buffer_id"))
+
 
 def insert_chunks(
     connection: Connection,
@@ -165,8 +167,8 @@ class _Insertion:
         """Return True if a step of an episode may have an id that a user gave to another step."""
         if all(chunk.t is None for chunk in self._chunks):
             return False
-        own = select(buffers.c.has_step_ids).where(buffers.c.id == self._buffer_id)
-        return bool(self._connection.execute(own).scalar())
+        own = {"buffer_id": self._buffer_id}
+        return bool(self._connection.execute(_HAS_STEP_IDS, own).scalar())
 
     def _settle_episodes(self) -> None:
         """Advance the episodes of the chunks, and compare steps that they have already."""

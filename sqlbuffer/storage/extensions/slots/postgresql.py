@@ -49,11 +49,7 @@ _REPLACE = (
     "%b::double precision[], %b::boolean[], %b::boolean[], %s)"
 )
 
-_REMOVE = (
-    "SELECT sqlbuffer_remove_v1(%s::integer, ARRAY("
-    "SELECT c.first_seq + g FROM chunks c CROSS JOIN LATERAL generate_series(0, c.n_steps - 1) g "
-    "WHERE c.buffer_id = %s AND c.episode_id = %s))"
-)
+_REMOVE = "SELECT sqlbuffer_remove_episode_v1(%s::integer, %s::bigint)"
 
 
 def slot_steps(
@@ -107,4 +103,4 @@ def replace(
 
 def remove_episode(connection: Connection, buffer_id: int, episode_id: int) -> None:
     """Delete the chunks of an episode, with what the narrow tables hold of their steps."""
-    driver_of(connection).execute(_REMOVE, (buffer_id, buffer_id, episode_id))
+    driver_of(connection).execute(_REMOVE, (buffer_id, episode_id))

@@ -78,6 +78,8 @@ _MOVE_ON = text(
     "UPDATE buffer_layouts SET next_number = :next_turn, n_held = :num_episodes "
     "WHERE buffer_id = :buffer_id"
 )
+# Those that never ended.
+_FORGET = text("DELETE FROM episodes WHERE buffer_id = :buffer_id AND id = :id AND status = 'open'")
 # How often a writer says that it lives.
 SEEN_S = 60.0
 
@@ -329,18 +331,16 @@ class SlotClaims:
             left = sorted(set(left) - set(connection.execute(kept).scalars()))
         if not left:
             return
-        self.store.note_deletion(connection)
-        seq = unindexed(experiences.c.seq)
-        for number in left:
-            if self.store.info.has_chunks:
+        if self.store.info.has_chunks:
+            for number in left:
                 remove_episode(connection, self._id, number)
-            else:
+        else:
+            self.store.note_deletion(connection)
+            seq = unindexed(experiences.c.seq)
+            for number in left:
                 its = experiences.c.episode_id == number
-                remove_where(connection, self._id, its, seq=seq, origin=self.store.origin)
-        never = (
-            of_buffer(episodes, self._id) & (episodes.c.status == "open") & episodes.c.id.in_(left)
-        )
-        connection.execute(delete(episodes).where(never))
+                remove_where(connection, self._id, its, seq=seq)
+        connection.execute(_FORGET, [{"buffer_id": self._id, "id": number} for number in left])
 
     def leave(self) -> None:
         """Stop being a writer."""

@@ -1,0 +1,29 @@
+-- Deletes the chunks of an episode, and logs and counts that. Locks the row of the buffer.
+-- Chunk by chunk, where the narrow tables hold nothing of its steps: a thousand steps take a tenth of the time.
+CREATE FUNCTION sqlbuffer_remove_episode_v1(p_buffer_id integer, p_episode_id bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    b buffers%ROWTYPE;
+    firsts bigint[];
+    removed bigint[];
+BEGIN
+    UPDATE buffers SET deletions = deletions + 1 WHERE id = p_buffer_id RETURNING * INTO b;
+    firsts := ARRAY(
+        SELECT c.first_seq FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.episode_id = p_episode_id
+        ORDER BY c.first_seq FOR UPDATE);
+    removed := ARRAY(
+        SELECT c.first_seq + g FROM chunks c CROSS JOIN LATERAL generate_series(0, c.n_steps - 1) AS g
+        WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (firsts));
+    IF firsts = '{}' OR b.evict_unit <> 'row' OR b.has_queue OR b.has_labels OR b.has_quarantine OR b.has_parts OR b.has_changes
+        OR b.has_deleted OR b.has_step_ids OR b.has_priorities OR b.has_uses
+    THEN
+        PERFORM sqlbuffer_remove_v1(p_buffer_id, removed);
+        RETURN;
+    END IF;
+    INSERT INTO change_log (buffer_id, kind, seqs) VALUES (p_buffer_id, 'deleted', removed);
+    UPDATE row_blocks k SET n_rows = k.n_rows - g.n
+    FROM (SELECT u.seq / 4096 AS block, count(*) AS n FROM unnest(removed) AS u(seq) GROUP BY 1) AS g
+    WHERE k.buffer_id = p_buffer_id AND k.block = g.block;
+    PERFORM sqlbuffer_drop_chunks_v1(p_buffer_id, firsts);
+END
+$$
