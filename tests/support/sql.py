@@ -90,6 +90,12 @@ def delete_steps(connection: Connection, where: str, **parameters: Any) -> None:
     connection.execute(text(f"{delete} FROM chunk_steps WHERE {where}{grouped}"), parameters)
 
 
+def delete_steps_by_hand(url: str, where: str, **parameters: Any) -> None:
+    """Delete rows, and steps of chunks, by plain SQL in a transaction of its own."""
+    with connected(url) as connection:
+        delete_steps(connection, where, **parameters)
+
+
 def fill(
     url: str, n_rows: int, *, rows_per_task: int = 100, name: str = "default", **settings: Any
 ) -> ReplayBuffer:

@@ -23,8 +23,10 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.step_id_lookup import may_have_id, may_have_ids
 from sqlbuffer.storage.chunks.step_relations import chunk_steps, steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 
 # The execution option of a statement that is over chunks already.
@@ -63,7 +65,22 @@ def _over(statement: Any) -> Any:
         return statement
     lookup = next((element for element in elements if isinstance(element, has_number)), None)
     steps = chunk_steps if lookup is None else steps_at(*list(lookup.clauses)[1:])
-    return _Rewriting(steps).of(statement)
+    return _Rewriting(steps, buffer_id=_buffer_id(elements)).of(statement)
+
+
+def _buffer_id(elements: list[Any]) -> Any:
+    """Return the buffer whose steps a statement is about; None: it does not say so."""
+    return next(
+        (
+            each.right
+            for each in elements
+            if isinstance(each, BinaryExpression)
+            and each.operator is operators.eq
+            and each.left is experiences.c.buffer_id
+            and not isinstance(each.right, Column)
+        ),
+        None,
+    )
 
 
 def _is_alias(element: Any) -> bool:
@@ -76,11 +93,14 @@ class _Rewriting:
     Args:
         steps: The table in the place of `experiences`; its aliases become aliases of all steps.
         keeps_ctes: CTEs are left as they are.
+        buffer_id: The buffer, if the statement names it.
     """
 
-    def __init__(self, steps: Any, *, keeps_ctes: bool = False) -> None:
+    def __init__(
+        self, steps: Any, *, keeps_ctes: bool = False, buffer_id: Any | None = None
+    ) -> None:
         self._steps, self._aliases = steps, dict[Any, Any]()
-        self._keeps_ctes = keeps_ctes
+        self._keeps_ctes, self._buffer_id = keeps_ctes, buffer_id
 
     def of(self, clause: Any) -> Any:
         return replacement_traverse(clause, {}, self._replaced)
@@ -100,6 +120,8 @@ class _Rewriting:
             return self._numbered(element)
         if isinstance(element, BinaryExpression):
             return self._bounded(element)
+        if isinstance(element, is_one_of):
+            return self._with_ids(element, may_have_ids)
         if isinstance(element, Select):
             return self._ordered(element)
         return None
@@ -141,8 +163,10 @@ class _Rewriting:
         return and_(of_buffer, _is_one(table, self.of(n)))
 
     def _bounded(self, comparison: Any) -> Any:
-        """Return a comparison of the `seq` of all steps with what it says of `first_seq`."""
+        """Return a comparison of `seq` or `id` of all steps, and what it says of `first_seq`."""
         seq, op = comparison.left, comparison.operator
+        if op in (operator.eq, operators.eq) and isinstance(seq, Column) and seq.name == "id":
+            return self._with_ids(comparison, may_have_id)
         if not isinstance(seq, Column) or seq.name != "seq":
             return None
         table = self._table(seq.table)
@@ -156,6 +180,23 @@ class _Rewriting:
         if op in (operator.eq, operators.eq):
             return _is_one(table, bound)
         return None
+
+    def _with_ids(self, comparison: Any, may_have: Any) -> Any:
+        """Return a comparison of the `id` of all steps with where such a step can be."""
+        pair = (
+            comparison.clauses if isinstance(comparison, is_one_of) else comparison.get_children()
+        )
+        column, ids = pair
+        if self._buffer_id is None or not isinstance(column, Column) or column.name != "id":
+            return None
+        table = self._table(column.table)
+        if table is None or not self._is_of_all(table):
+            return None
+        given = self.of(ids)
+        found = may_have(table.c.first_seq, self.of(self._buffer_id), given)
+        if may_have is may_have_ids:
+            return and_(is_one_of(table.c.id, given), found)
+        return and_(table.c.id == given, found)
 
 
 def _is_one(steps: Any, number: Any) -> Any:

@@ -1,0 +1,78 @@
+"""Find the chunks that may have a step of one of some ids: the view shows ids that no index knows.
+
+An id is the user's own (`step_ids`), or `<episode>/<t>`, or `<chunk>/<place>`.
+"""
+
+from typing import Any
+
+from sqlalchemy import Boolean
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.schema.compiled_clauses import processed
+
+
+class may_have_id(FunctionElement[bool]):
+    """Whether a chunk may have a step of an id: `may_have_id(first_seq, buffer_id, id)`."""
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+class may_have_ids(may_have_id):
+    """The same of several ids: `may_have_ids(first_seq, buffer_id, ids)`, a `KeyList`."""
+
+    inherit_cache = True
+
+
+@compiles(may_have_id, "postgresql")
+def _pg_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
+    first_seq, buffer_id, ids = processed(element, compiler, kw)
+    listed = ids if isinstance(element, may_have_ids) else f"ARRAY[{ids}]"
+    return f"""{first_seq} = ANY (ARRAY(
+        WITH g AS MATERIALIZED (
+            SELECT id, regexp_replace(id, '/[0-9]+$', '') AS head,
+                substring(id FROM '/([0-9]{{1,9}})$')::integer AS place
+            FROM unnest(CAST({listed} AS text[])) AS u(id))
+        SELECT f.first_seq FROM g CROSS JOIN LATERAL (
+            SELECT i.seq FROM step_ids i WHERE i.buffer_id = {buffer_id} AND i.id = g.id LIMIT 1
+        ) AS i CROSS JOIN LATERAL (
+            SELECT k.first_seq FROM chunks k WHERE k.buffer_id = {buffer_id}
+            AND k.first_seq <= i.seq ORDER BY k.first_seq DESC LIMIT 1) AS f
+        UNION ALL
+        SELECT k.first_seq FROM g CROSS JOIN LATERAL (
+            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id} AND x.id = CASE
+                WHEN g.head ~ '^[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}$'
+                THEN g.head::uuid END LIMIT 1) AS k
+        UNION ALL
+        SELECT k.first_seq FROM g CROSS JOIN LATERAL (
+            SELECT p.id FROM episodes p WHERE p.buffer_id = {buffer_id} AND p.key = g.head OFFSET 0
+        ) AS p CROSS JOIN LATERAL (
+            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id}
+            AND x.episode_id = p.id AND x.t <= g.place AND x.t > g.place - {MOST_STEPS} OFFSET 0
+        ) AS k))"""
+
+
+@compiles(may_have_id, "sqlite")
+def _sqlite_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
+    first_seq, buffer_id, ids = processed(element, compiler, kw)
+    listed = ids if isinstance(element, may_have_ids) else f"json_array({ids})"
+    head = "rtrim(g.value, '0123456789')"
+    place = f"CAST(substr(g.value, length({head}) + 1) AS INTEGER)"
+    head = f"substr({head}, 1, length({head}) - 1)"
+    # CROSS JOIN, or SQLite may turn the loops around.
+    return f"""{first_seq} IN (
+        SELECT (SELECT max(k.first_seq) FROM chunks k
+            WHERE k.buffer_id = {buffer_id} AND k.first_seq <= i.seq)
+        FROM json_each({listed}) g
+        CROSS JOIN step_ids i ON i.buffer_id = {buffer_id} AND i.id = g.value
+        UNION ALL
+        SELECT k.first_seq FROM json_each({listed}) g
+        CROSS JOIN chunks k ON k.buffer_id = {buffer_id} AND k.id = {head}
+        UNION ALL
+        SELECT k.first_seq FROM json_each({listed}) g
+        CROSS JOIN episodes p ON p.buffer_id = {buffer_id} AND p.key = {head}
+        CROSS JOIN chunks k ON k.buffer_id = {buffer_id} AND k.episode_id = p.id
+            AND k.t <= {place} AND k.t > {place} - {MOST_STEPS})"""
