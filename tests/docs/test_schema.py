@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlbuffer import ReplayBuffer
 from tests.support.array_rows import make_array_row
 from tests.support.markdown import ROOT, blocks
-from tests.support.sql import connected, run
+from tests.support.sql import connected, plain_engine, run
 
 WRITING = [sql for sql in blocks("docs/schema.md", "sql") if sql.startswith(("INSERT", "DELETE"))]
 READING = [sql for sql in blocks("docs/schema.md", "sql") if sql not in WRITING]
@@ -71,6 +71,31 @@ def test_the_arrays_of_a_row_are_read_by_hand(tmp_path, monkeypatch):
     exec(block, names)
     names["connection"].close()
     np.testing.assert_array_equal(names["observation"], np.full(4, 3, np.float32))
+
+
+def test_the_records_of_a_chunk_are_read_by_hand(schema_url, monkeypatch):
+    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
+    obs = np.arange(20, dtype=np.float32).reshape(10, 2)
+    fields = {"level": "int16", "obs": ("float32", (2,))}
+    with ReplayBuffer(schema_url, fields=fields) as buffer:
+        buffer.extend({"obs": obs, "level": np.arange(10)}, task_id="t", agent_id="a")
+    (block,) = (body for body in blocks("docs/schema.md", "python") if "records" in body)
+    url = plain_engine(schema_url).url.render_as_string(hide_password=False)
+    names: dict = {}
+    exec(block.replace("sqlite:///replay.db", url), names)
+    names["engine"].dispose()
+    np.testing.assert_array_equal(names["observations"], obs)
+    np.testing.assert_array_equal(names["steps"]["level"], np.arange(10))
+
+
+def test_the_documented_form_finds_a_step_of_either_layout(schema_url, monkeypatch):
+    (query,) = (sql for sql in READING if "first_seq BETWEEN" in sql)
+    for name, has_chunks in (("rows", "0"), ("chunks", "1")):
+        monkeypatch.setenv("SQLBUFFER_CHUNKS", has_chunks)
+        with ReplayBuffer(schema_url, name=name, fields={"obs": ("float32", (2,))}) as buffer:
+            columns = {"obs": np.zeros((10, 2)), "reward": np.arange(10.0)}
+            buffer.extend(columns, task_id="t", agent_id="a", casting="unsafe")
+        assert run(schema_url, query.replace("'default'", f"'{name}'")) == [("t", 4, 4.0)]
 
 
 @pytest.mark.slow
