@@ -1,10 +1,12 @@
 """A chunk with its numbers, as it is inserted."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from sqlbuffer.encoding.columns import reward_array
 from sqlbuffer.encoding.packed_chunk import PackedChunk, Values
@@ -57,18 +59,51 @@ def reward_bytes(chunk: PackedChunk) -> bytes | None:
 
 def end_bytes(chunk: PackedChunk) -> bytes | None:
     """Return a byte for each step: 1 where it terminated, 2 where it was truncated."""
+    if not (_has_true(chunk.terminated) or _has_true(chunk.truncated)):
+        return None
     terminated, truncated = (
         np.zeros(chunk.n_steps, bool) if values is None else np.array(values, bool)
         for values in (chunk.terminated, chunk.truncated)
     )
-    ends = terminated + np.uint8(2) * truncated
-    return ends.astype(np.uint8).tobytes() if ends.any() else None
+    return (terminated + np.uint8(2) * truncated).astype(np.uint8).tobytes()
 
 
 def stored_flags(flags: Values | None) -> Values | None:
     """Return the flags of steps as they are stored: none at all where all are False."""
-    all_false = isinstance(flags, np.ndarray) and not flags.any()
+    all_false = isinstance(flags, np.ndarray) and not _has_true(flags)
     return [] if all_false else flags
+
+
+def _has_true(flags: Values | None) -> bool:
+    if flags is None:
+        return False
+    # Of one step `any` takes ten times as long.
+    return True in flags if isinstance(flags, list) else b"\1" in flags.tobytes()
+
+
+def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
+    """Return the values of the steps of each of several chunks, of one column, as JSON lists."""
+    kinds = set(map(type, values))
+    if kinds == {type(None)}:
+        return [None] * len(values)
+    if kinds == {np.ndarray}:
+        joined = _joined(values)
+        if joined.dtype.kind == "f":
+            # Of chunks of one step this takes a third of the time.
+            parts = iter((values_json(joined) or "")[1:-1].split(","))
+            return [f"[{','.join(islice(parts, len(own)))}]" for own in values if own is not None]
+    return list(map(values_json, values))
+
+
+def flag_column(flags: Sequence[Values | None]) -> Sequence[str | None]:
+    """Return the flags of the steps of each of several chunks as JSON lists."""
+    if set(map(type, flags)) == {np.ndarray} and not _joined(flags).any():
+        return ["[]"] * len(flags)
+    return [values_json(stored_flags(own)) for own in flags]
+
+
+def _joined(values: Sequence[Values | None]) -> NDArray[Any]:
+    return np.concatenate([own for own in values if isinstance(own, np.ndarray)])
 
 
 def values_json(values: Values | None) -> str | None:
@@ -76,8 +111,9 @@ def values_json(values: Values | None) -> str | None:
     if values is None:
         return None
     if isinstance(values, np.ndarray):
-        if values.dtype.kind != "f" or np.isfinite(values).all():
-            return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+        text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+        if values.dtype.kind != "f" or b"null" not in text:  # in the place of infinities
+            return text.decode()
         values = values.tolist()
     return f"[{','.join(map(_json, values))}]"
 

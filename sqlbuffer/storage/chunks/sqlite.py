@@ -10,27 +10,20 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
     end_bytes,
     fields_json,
+    flag_column,
+    json_column,
     payloads_json,
     reward_bytes,
-    stored_flags,
-    values_json,
 )
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
-_COLUMNS = (
-    "key", "buffer_id", "first_seq", "n_steps", "id", "task_id", "task_name", "agent_id",
-    "pre_agent", "episode_id", "t", "step", "steps", "session_id", "model_version", "first_time",
-    "last_time", "reward_t", "adv_t", "v_t", "terminated", "truncated", "initial_priority",
-    "fields",
+# Columns with what is the same for all steps of a chunk.
+_PLAIN = (
+    "id", "task_name", "pre_agent", "t", "model_version", "first_time", "last_time",
 )  # fmt: skip
-_DATA = (
-    "key", "buffer_id", "first_seq", "n_steps", "task_id", "agent_id", "step", "steps", "rewards",
-    "ends", "records", "block_steps", "offsets", "payloads", "payload_arrays",
-)  # fmt: skip
-_INSERT = f"INSERT INTO chunks ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-_INSERT_DATA = f"INSERT INTO chunk_data ({', '.join(_DATA)}) VALUES ({', '.join('?' * len(_DATA))})"
 # The steps among numbers that are there, by chunk. The numbers are the buffer's own.
 _FOUND = f"""
 SELECT c.first_seq, c.n_steps - count(*) - (
@@ -61,31 +54,47 @@ def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
 ) -> None:
     """Write chunks under their numbers."""
-    rows, data = [], []
-    for own in numbered:
-        chunk, key = own.chunk, buffer_id << 40 | own.first_seq
-        rows.append(
-            (
-                key, buffer_id, own.first_seq, chunk.n_steps, chunk.id, chunk.task_id,
-                chunk.task_name, chunk.agent_id, chunk.pre_agent, own.episode_id, chunk.t,
-                chunk.step, values_json(chunk.steps), own.session_id, chunk.model_version,
-                chunk.first_time, chunk.last_time, values_json(chunk.reward),
-                values_json(chunk.adv_t), values_json(chunk.v_t),
-                values_json(stored_flags(chunk.terminated)),
-                values_json(stored_flags(chunk.truncated)), values_json(own.initial_priority),
-                fields_json(chunk.fields),
-            )
-        )  # fmt: skip
-        data.append(
-            (
-                key, buffer_id, own.first_seq, chunk.n_steps, chunk.task_id, chunk.agent_id,
-                chunk.step, values_json(chunk.steps), reward_bytes(chunk), end_bytes(chunk),
-                chunk.records, chunk.block_steps,
-                values_json(chunk.offsets), payloads_json(chunk.payloads), chunk.payload_arrays,
-            )
-        )  # fmt: skip
-    connection.exec_driver_sql(_INSERT, rows)
-    connection.exec_driver_sql(_INSERT_DATA, data)
+    own = [one.chunk for one in numbered]
+    firsts = [one.first_seq for one in numbered]
+    of_both: dict[str, Sequence[Any]] = {
+        "key": [buffer_id << NUMBER_BITS | first for first in firsts],
+        "buffer_id": [buffer_id] * len(own),
+        "first_seq": firsts,
+        "n_steps": [chunk.n_steps for chunk in own],
+        "task_id": [chunk.task_id for chunk in own],
+        "agent_id": [chunk.agent_id for chunk in own],
+        "step": [chunk.step for chunk in own],
+        "steps": json_column([chunk.steps for chunk in own]),
+    }
+    columns: dict[str, Sequence[Any]] = {
+        **of_both,
+        **{name: [getattr(chunk, name) for chunk in own] for name in _PLAIN},
+        "episode_id": [one.episode_id for one in numbered],
+        "session_id": [one.session_id for one in numbered],
+        "reward_t": json_column([chunk.reward for chunk in own]),
+        "adv_t": json_column([chunk.adv_t for chunk in own]),
+        "v_t": json_column([chunk.v_t for chunk in own]),
+        "terminated": flag_column([chunk.terminated for chunk in own]),
+        "truncated": flag_column([chunk.truncated for chunk in own]),
+        "initial_priority": json_column([one.initial_priority for one in numbered]),
+        "fields": [fields_json(chunk.fields) for chunk in own],
+    }
+    data: dict[str, Sequence[Any]] = {
+        **of_both,
+        "rewards": list(map(reward_bytes, own)),
+        "ends": list(map(end_bytes, own)),
+        "records": [chunk.records for chunk in own],
+        "block_steps": [chunk.block_steps for chunk in own],
+        "offsets": json_column([chunk.offsets for chunk in own]),
+        "payloads": [payloads_json(chunk.payloads) for chunk in own],
+        "payload_arrays": [chunk.payload_arrays for chunk in own],
+    }
+    n_bytes = sum(
+        len(chunk.records) + len(chunk.payload_arrays or b"") + len(payloads or "")
+        for chunk, payloads in zip(own, data["payloads"], strict=True)
+    )
+    insert_columns(connection, "chunks", columns, n_bytes)
+    insert_columns(connection, "chunk_data", data, n_bytes)
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:

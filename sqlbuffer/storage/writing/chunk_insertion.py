@@ -104,7 +104,7 @@ class _Insertion:
         """Store the steps that are new."""
         reserved = None
         while pieces := self._outcomes.pieces():
-            chunks = [piece for _, _, piece in pieces]
+            chunks = [piece for _, piece in pieces]
             n_steps = sum(chunk.n_steps for chunk in chunks)
             if reserved is None:
                 reserved = reserve_steps(
@@ -114,11 +114,11 @@ class _Insertion:
             first_seq, priority = reserved
             sessions = keys.session_ids(self._connection, self._buffer_id, chunks)
             numbered, seq = [], first_seq
-            for (i, places, chunk), session in zip(pieces, sessions, strict=True):
+            for (i, chunk), session in zip(pieces, sessions, strict=True):
                 numbered.append(NumberedChunk(chunk, seq, self._episode_ids[i], session, priority))
-                self._outcomes.number(i, places, seq)
                 seq += chunk.n_steps
             if self._insert_ids(numbered):
+                self._outcomes.number(first_seq)
                 insert_numbered(self._connection, self._buffer_id, numbered)
                 after_chunks(self._connection, self._buffer_id, first_seq, n_steps)
                 return

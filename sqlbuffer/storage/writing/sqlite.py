@@ -3,8 +3,6 @@
 import json
 import sqlite3
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection
@@ -14,17 +12,13 @@ from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.buffers.sqlite import count_full_blocks
 from sqlbuffer.storage.database.errors import NO_BUFFER
+from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.retention.sqlite import evict
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 from sqlbuffer.storage.writing.reservation import ReservedSeqs
 
 _PAYLOADS = ("state", "actions", "messages", "extra", "fields", "arrays")
-# Measured: a statement for each row takes a third longer. A row has fewer than 30 values, and older
-# versions of SQLite take 999.
-_ROWS_AT_ONCE = 32
-# The driver copies what a statement binds.
-_BYTES_AT_ONCE = 2**24
 # With a null among its arguments max() is null.
 _RESERVE = (
     "UPDATE buffers SET next_seq = next_seq + :n, "
@@ -133,24 +127,7 @@ def insert_records(
         **{name: values for name, values in given.items() if not name.endswith("_key")},
         "initial_priority": [priority if p is None else p for p in given["initial_priority"]],
     }
-    # To bind a null takes as long as to bind a number.
-    held = {name: values for name, values in columns.items() if values.count(None) < len(values)}
-    rows = list(zip(*held.values(), strict=True))
     n_bytes = sum(len(value) for name in _PAYLOADS for value in given[name] if value is not None)
-    n_whole = len(rows) // _ROWS_AT_ONCE * _ROWS_AT_ONCE if n_bytes <= _BYTES_AT_ONCE else 0
-    if n_whole:
-        starts = range(0, n_whole, _ROWS_AT_ONCE)
-        joined = [tuple(chain.from_iterable(rows[i : i + _ROWS_AT_ONCE])) for i in starts]
-        connection.exec_driver_sql(_insert(tuple(held), _ROWS_AT_ONCE), joined)
-    if n_whole < len(rows):
-        connection.exec_driver_sql(_insert(tuple(held), 1), rows[n_whole:])
+    insert_columns(connection, "experiences", columns, n_bytes)
     evict(connection, buffer_id)
     count_full_blocks(connection, buffer_id, seqs)
-
-
-@lru_cache(maxsize=64)
-def _insert(columns: tuple[str, ...], n_rows: int) -> str:
-    """Return the statement that inserts some columns of n rows."""
-    row = f"({', '.join('?' * len(columns))})"
-    names = ", ".join(columns)
-    return f"INSERT INTO experiences ({names}) VALUES {', '.join([row] * n_rows)}"

@@ -72,16 +72,15 @@ class StepOutcomes:
         self.refuse(j, [other], same=bool(same))
         self._twins.append((self.starts[i] + place, self.starts[j] + other))
 
-    def pieces(self) -> list[tuple[int, Places, PackedChunk]]:
-        """Return the new steps as chunks: the chunk that each is of, its places there, and it."""
+    def pieces(self) -> list[tuple[int, PackedChunk]]:
+        """Return the new steps as chunks in their order, each with the chunk that it is of."""
         if self.is_new.all():
-            chunks = enumerate(self._chunks)
-            return [(i, np.arange(chunk.n_steps), chunk) for i, chunk in chunks]
+            return list(enumerate(self._chunks))
         found = []
         for i, chunk in enumerate(self._chunks):
-            places, is_first = self.places(i), True
+            places, id_ = self.places(i), chunk.id
             if len(places) == chunk.n_steps:
-                found.append((i, places, chunk))
+                found.append((i, chunk))
                 continue
             runs = [places]
             if chunk.t is not None:  # steps of an episode are consecutive in a chunk
@@ -89,13 +88,13 @@ class StepOutcomes:
             for run in runs:
                 if len(run):
                     piece = select_steps(self._layout, chunk, run.tolist())
-                    found.append((i, run, piece if is_first else replace(piece, id=uuid7())))
-                    is_first = False
+                    found.append((i, replace(piece, id=id_)))
+                    id_ = uuid7()
         return found
 
-    def number(self, i: int, places: Places, first_seq: int) -> None:
-        """Note the numbers of new steps of a chunk, which are consecutive."""
-        self.seqs[self.starts[i] + places] = first_seq + np.arange(len(places))
+    def number(self, first_seq: int) -> None:
+        """Give the new steps consecutive numbers."""
+        self.seqs[self.is_new] = first_seq + np.arange(self.is_new.sum())
 
     def result(self, order: Places | None) -> StoreResult:
         """Return the result of the write.
