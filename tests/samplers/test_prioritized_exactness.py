@@ -14,8 +14,10 @@ LATE = (
 # As steps of one chunk, where steps are in chunks.
 LATE_CHUNK = """
 WITH n AS (SELECT sqlbuffer_reserve_v1(1, 5) AS first_seq), bytes AS (
-    INSERT INTO chunk_data (buffer_id, first_seq, records, block_steps)
-    SELECT 1, n.first_seq, (
+    INSERT INTO chunk_data (
+        buffer_id, first_seq, n_steps, task_id, agent_id, step, records, block_steps
+    )
+    SELECT 1, n.first_seq, 5, 't', 'a', 1, (
         SELECT string_agg(substr(d.records, g / g, octet_length(d.records) / c.n_steps), ''::bytea)
         FROM generate_series(1, 5) AS g
     ), 5
