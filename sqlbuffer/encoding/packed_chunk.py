@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.codec.scalar_tags import tag_text
+from sqlbuffer.codec.scalar_tags import WHOLE_FLOAT_LIMIT, tag_float, tag_text
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import expanded_rows, pack_blocks, stored_blocks
 from sqlbuffer.encoding.step_payloads import collected_payload, join_payloads, split_payload
@@ -112,10 +112,17 @@ def stored_values(values: Sequence[Any], dtype: Any) -> Values | None:
 
 
 def comparable_values(values: NDArray[Any]) -> Values:
-    """Return the values of a field that conditions can use: a copy, texts as JSON has them."""
+    """Return the values of a field that conditions can use: a copy, in which texts and numbers are
+    as the JSON of a row has them.
+    """
     if values.dtype.kind == "U":
         return [tag_text(text) for text in values.tolist()]
-    return values.copy()
+    if values.dtype.kind != "f":
+        return values.copy()
+    # JSON shows more digits of 64 bits than of 32.
+    reals = values.astype(np.float64)
+    is_plain = (np.abs(reals) < WHOLE_FLOAT_LIMIT) & ~((reals == 0.0) & np.signbit(reals))
+    return reals if is_plain.all() else [tag_float(real) for real in reals.tolist()]
 
 
 def step_numbers(chunk: PackedChunk, places: NDArray[np.int64]) -> NDArray[np.int64]:

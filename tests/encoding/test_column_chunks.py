@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer.codec.equality import equal
-from sqlbuffer.codec.scalar_tags import tag_text
+from sqlbuffer.codec.scalar_tags import tag_float, tag_text
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
@@ -15,6 +15,10 @@ from tests.encoding.chunk_columns import each, payload_of, read_chunk, rewards_o
 
 SMALL = Layout(parse_specs({"x": "int64"}))
 KEYS = ("task_id", "agent_id", "model_version", "session_id")
+
+
+def tagged(value):
+    return tag_float(value) if isinstance(value, float) else value
 
 
 def same(left, right):
@@ -67,6 +71,8 @@ def test_what_was_packed_comes_back(drawn, episode):
                 assert bits(own, spec) == bits(expected, spec)
                 if spec.column and spec.dtype.kind == "U":
                     assert chunk.fields[name][k] == tag_text(str(own))
+                elif spec.column and spec.dtype.kind == "f":
+                    assert tagged(chunk.fields[name][k]) == tagged(float(own))
                 elif spec.column:
                     assert bits(chunk.fields[name][k], spec) == bits(own, spec)
             if "reward" in columns:

@@ -13,6 +13,7 @@ FIELDS = {
     "obs": ("float32", (3,)),
     "level": {"dtype": "int64", "column": True},
     "loss": {"dtype": "float64", "column": True},
+    "small": {"dtype": "float32", "column": True},
     "map": {"dtype": "U8", "column": True},
 }
 N_STEPS = 700
@@ -45,6 +46,7 @@ def columns_of(n):
         "obs": random.random((N_STEPS, 3), np.float32),
         "level": np.arange(N_STEPS),
         "loss": random.random(N_STEPS),
+        "small": random.random(N_STEPS, np.float32),
         "map": np.array([f'm"{k % 7}' for k in range(N_STEPS)]),
         "reward": random.random(N_STEPS),
         "terminated": np.arange(N_STEPS) % 50 == 0,
@@ -57,6 +59,7 @@ def columns_of(n):
         del columns["reward"]
     if n == 3:
         columns["reward"][5:7] = np.nan, -0.0
+        columns["loss"][300:305] = np.nan, -0.0, np.inf, -np.inf, 1e17
         columns["step"] = np.arange(N_STEPS) * 3
     return columns
 
