@@ -14,6 +14,7 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 free_episode = by_database(sqlite=sqlite.free_episode, postgresql=postgresql.free_episode)
+advance = by_database(sqlite=sqlite.advance, postgresql=postgresql.advance)
 
 _FIRST = bindparam("first_", type_=BigInteger())
 _RETURN: Any = bindparam("return_", type_=Double())

@@ -1,6 +1,16 @@
-"""Makes the ids of episodes free on SQLite."""
+"""Makes the ids of episodes free, and counts their steps, on SQLite."""
+
+import json
+from collections.abc import Mapping
 
 from sqlalchemy import Connection
+
+_ADVANCE = """
+UPDATE episodes SET next_t = g.end_t
+FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS t,
+    json_extract(value, '$[2]') AS end_t FROM json_each(?)) AS g
+WHERE episodes.id = g.id AND episodes.next_t = g.t RETURNING episodes.id
+"""
 
 
 def free_episode(
@@ -27,3 +37,14 @@ def free_episode(
         return status, length
     connection.exec_driver_sql("DELETE FROM episodes WHERE id = ?", (number,))
     return None
+
+
+def advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
+    """Have steps follow those that episodes have; return the episodes whose next step was theirs.
+
+    Args:
+        connection: The transaction.
+        spans: For each episode the place of the first of these steps, and the one after the last.
+    """
+    given = json.dumps([(id_, *span) for id_, span in spans.items()])
+    return set(connection.exec_driver_sql(_ADVANCE, (given,)).scalars())

@@ -1,10 +1,10 @@
 """Insert chunks: what is there already, their numbers, and races of writers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, select
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.packed_chunk import PackedChunk
@@ -33,13 +33,9 @@ insert_numbered = by_database(
 insert_ids = by_database(sqlite=chunks_sqlite.insert_ids, postgresql=chunks_postgresql.insert_ids)
 after_chunks = by_database(sqlite=sqlite.after_chunks, postgresql=postgresql.after_chunks)
 
-_OF_EPISODE = episodes.c.id == bindparam("of_id")
-_ADVANCE = (
-    update(episodes)
-    .where(_OF_EPISODE, episodes.c.next_t == bindparam("of_t"))
-    .values(next_t=bindparam("end_t"))
+_EPISODE = select(episodes.c.next_t, episodes.c.status, episodes.c.length).where(
+    episodes.c.id == bindparam("of_id")
 )
-_NEXT_T = select(episodes.c.next_t, episodes.c.status, episodes.c.length).where(_OF_EPISODE)
 
 _HAS_STEP_IDS = select(buffers.c.has_step_ids).where(buffers.c.id == bindparam("buffer_id"))
 
@@ -90,9 +86,10 @@ class _Insertion:
         self._episode_ids = keys.episode_ids(connection, self._buffer_id, self._chunks, batch.metas)
         if batch.whole is not None:
             episode_id = self._episode_ids[0]
-            if not self._advances(episode_id, 0, len(outcomes.is_new)):
+            assert episode_id is not None
+            if not lifecycle.advance(connection, {episode_id: (0, len(outcomes.is_new))}):
                 # Another writer has stored it since.
-                row = connection.execute(_NEXT_T, {"of_id": episode_id}).one()
+                row = connection.execute(_EPISODE, {"of_id": episode_id}).one()
                 return self._compared_whole(batch.whole, row.status, row.length)
         else:
             self._settle_episodes()
@@ -176,20 +173,19 @@ class _Insertion:
         for i, episode_id in enumerate(self._episode_ids):
             if episode_id is not None:
                 of_episodes.setdefault(episode_id, []).append(i)
+        spans = {}
+        for episode_id, own in of_episodes.items():
+            firsts = [_first_t(self._chunks[i]) for i in own]
+            ends = [t + self._chunks[i].n_steps for t, i in zip(firsts, own, strict=True)]
+            if firsts[1:] == ends[:-1]:
+                spans[episode_id] = firsts[0], ends[-1]
+        advanced = lifecycle.advance(self._connection, spans) if spans else set()
         # In one order: two writers may write the same ones.
         for episode_id, own in sorted(of_episodes.items()):
-            spans = [(_first_t(self._chunks[i]), self._chunks[i].n_steps) for i in own]
-            ends = [t + n for t, n in spans]
-            is_run = all(t == end for (t, _), end in zip(spans[1:], ends, strict=False))
-            if not (is_run and self._advances(episode_id, spans[0][0], ends[-1])):
+            if episode_id not in advanced:
                 self._settle_episode(episode_id, own)
 
-    def _advances(self, episode_id: int | None, t: int, end_t: int) -> bool:
-        """Return True if the next step of an episode was step t; it is another one now."""
-        values = {"of_id": episode_id, "of_t": t, "end_t": end_t}
-        return bool(self._connection.execute(_ADVANCE, values).rowcount)
-
-    def _settle_episode(self, episode_id: int, own: Iterable[int]) -> None:
+    def _settle_episode(self, episode_id: int, own: Sequence[int]) -> None:
         """Settle chunks of an episode whose next step is not the first one of theirs.
 
         Earlier steps are duplicates or conflicts; those that have left were stored once, and are
@@ -197,8 +193,16 @@ class _Insertion:
         writer has the same episode. But an episode without any step may have been deleted while it
         was open, and goes on.
         """
-        locked = _NEXT_T.with_for_update(key_share=True)
-        next_t = before = self._connection.execute(locked, {"of_id": episode_id}).one().next_t
+        locked = _EPISODE.with_for_update(key_share=True)
+        row = self._connection.execute(locked, {"of_id": episode_id}).one_or_none()
+        if row is None:  # deleted since it was looked up
+            again = keys.episode_ids(
+                self._connection, self._buffer_id, self._chunks, self._batch.metas
+            )
+            self._episode_ids = again
+            self._settle_episode(again[own[0]] or 0, own)
+            return
+        next_t = before = row.next_t
         for i in own:
             chunk = self._chunks[i]
             t = _first_t(chunk)
@@ -209,8 +213,8 @@ class _Insertion:
             if n_held:
                 self._compare(i, episode_id, n_held, same=True)
             next_t = max(next_t, t + chunk.n_steps)
-        if next_t > before and not self._advances(episode_id, before, next_t):
-            raise AssertionError("the row of the episode is locked")
+        if next_t > before:
+            lifecycle.advance(self._connection, {episode_id: (before, next_t)})
 
     def _compare(self, i: int, episode_id: int, n: int, *, same: bool) -> None:
         """Compare the first n steps of a chunk with those of its episode that are held.
