@@ -334,4 +334,4 @@ def test_forked_workers_read_a_file_that_their_parent_writes_and_closes(make_dat
         n_rows = 400 + 10 * (number + 1)
         assert sorted(seen) == list(range(400))
     assert scalar(url, "PRAGMA integrity_check") == "ok"
-    assert scalar(url, "SELECT count(*) FROM experiences") == n_rows
+    assert scalar(url, "SELECT count(*) FROM step_numbers") == n_rows
