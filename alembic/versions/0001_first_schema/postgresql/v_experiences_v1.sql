@@ -24,7 +24,7 @@ SELECT w.buffer, e.seq, e.seq AS first_seq, e.id, e.task_id, e.task_name, e.agen
     END AS special_numbers
 FROM w
 JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
-LEFT JOIN episodes p ON p.id = e.episode_id
+LEFT JOIN episodes p ON p.id = e.episode_id AND p.buffer_id = w.buffer_id
 LEFT JOIN sessions s ON s.id = e.session_id
 )
 UNION ALL
@@ -57,10 +57,11 @@ SELECT w.buffer, c.first_seq + n.place, c.first_seq,
     y.extra -> '$reals'
 FROM w
 JOIN chunks c ON c.buffer_id = w.buffer_id AND c.first_seq > w.low_seq - 256
-LEFT JOIN episodes p ON p.id = c.episode_id
+LEFT JOIN episodes p ON p.id = c.episode_id AND p.buffer_id = w.buffer_id
 LEFT JOIN sessions s ON s.id = c.session_id
 LEFT JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
-CROSS JOIN LATERAL ROWS FROM (generate_series(0, c.n_steps - 1), unnest(c.reward_t)) AS n(place, reward_t)
+-- That the numbers name the window has chunks looked up for the window, not the window for chunks.
+CROSS JOIN LATERAL ROWS FROM (generate_series(0, c.n_steps - 1 + 0 * w.buffer_id), unnest(c.reward_t)) AS n(place, reward_t)
 CROSS JOIN LATERAL (
     SELECT CASE WHEN w.has_replaced THEN (SELECT y FROM replaced_steps y WHERE y.buffer_id = c.buffer_id AND y.seq = c.first_seq + n.place) END
 ) AS r(y)

@@ -49,7 +49,7 @@ FROM (
         e.session_id, CAST(0 AS INTEGER) AS is_replaced
     FROM w
     JOIN experiences e ON e.buffer_id = w.buffer_id AND likelihood(e.seq > w.low_seq, 0.999) AND e.agent_id >= ''
-    LEFT JOIN episodes p ON p.id = e.episode_id
+    LEFT JOIN episodes p ON p.id = e.episode_id AND p.buffer_id = w.buffer_id
     UNION ALL
     SELECT w.buffer, w.buffer_id, w.has_labels, c."key", CAST(n."key" AS INTEGER), CAST(c.first_seq + n."key" AS INTEGER), c.first_seq,
         CAST(coalesce(
@@ -64,7 +64,7 @@ FROM (
         CAST(y.terminated AS INTEGER), CAST(y.truncated AS INTEGER), c.model_version, c.session_id, CAST(y.seq IS NOT NULL AS INTEGER)
     FROM w
     JOIN chunks c ON c.buffer_id = w.buffer_id AND likelihood(c.first_seq > w.low_seq - 256, 0.999) AND c.agent_id >= ''
-    LEFT JOIN episodes p ON p.id = c.episode_id
+    LEFT JOIN episodes p ON p.id = c.episode_id AND p.buffer_id = w.buffer_id
     CROSS JOIN json_each(coalesce(c.reward_t, '[' || substr(replace(hex(zeroblob(c.n_steps)), '00', ',null'), 2) || ']')) n
     LEFT JOIN replaced_steps y ON y.buffer_id = c.buffer_id AND y.seq = c.first_seq + n."key"
     WHERE c.first_seq + n."key" > w.low_seq AND (
