@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from sqlbuffer.codec.encoder import Encoder
@@ -14,7 +15,7 @@ from sqlbuffer.compat.memmap.errors import MemmapTypeError
 from sqlbuffer.compat.memmap.rows.casting import exact, full, is_scalar
 from sqlbuffer.compat.memmap.rows.tensors import is_tensor
 from sqlbuffer.encoding.column_chunks import pack_columns
-from sqlbuffer.encoding.packed_chunk import PackedChunk, stored_values
+from sqlbuffer.encoding.packed_chunk import PackedChunk, comparable_values, stored_values
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import encode_real
 from sqlbuffer.storage.chunks.numbered_chunk import values_json
@@ -77,7 +78,6 @@ class RowCoder:
         """
         raw, size, n = rows.tobytes(), self.size, len(rows)
         blobs = [raw[i * size : (i + 1) * size] for i in range(n)]
-        # As a chunk has them; numbers have no comma.
         lists = [_texts(rows[name]) for name in self.scalars]
         keys = [f'"{name}":' for name in self.scalars]
         texts = [
@@ -226,6 +226,9 @@ class MetaCoder:
 
 
 def _texts(values: NDArray[Any]) -> list[str]:
-    """Return the JSON of each number."""
-    listed = values_json(values.copy())
-    return listed[1:-1].split(",") if listed and len(values) else []
+    """Return the JSON of each number, as a chunk has it."""
+    own = comparable_values(values)
+    if isinstance(own, list):
+        return [orjson.dumps(value).decode() for value in own]
+    listed = values_json(own)
+    return listed[1:-1].split(",") if listed and len(own) else []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sqlbuffer import QueryBuilder
 from sqlbuffer import ReplayBuffer as CoreBuffer
 from sqlbuffer.compat.memmap import MemmapError, MemmapIndexError, MemmapTypeError
 from tests.support.sql import run
@@ -62,6 +63,16 @@ def test_changed_rewards_ends_and_successors_reach_batches_of_the_core(make, buf
     assert {(tuple(obs), tuple(next_obs)) for obs, next_obs in found} >= {
         ((0, 1), (8, 9)), ((8, 9), (4, 5)),
     }  # fmt: skip
+    core.close()
+
+
+def test_conditions_match_changed_values_as_they_match_stored_ones(make, buffer_url):
+    buffer = make(fields={"x": "float"})
+    buffer.store_episode(x=[0.1, 0.5, 0.7])
+    buffer.data["x"][0, 1:3] = [0.1, np.inf]
+    core = CoreBuffer(buffer_url, name="memmap")
+    assert core.size(QueryBuilder().eq("x", float(np.float32(0.1))).build()) == 2
+    assert core.size(QueryBuilder().lt("x", 1.0).build()) == 2
     core.close()
 
 
