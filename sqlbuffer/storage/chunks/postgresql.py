@@ -1,4 +1,4 @@
-"""Inserts chunks on PostgreSQL."""
+"""Inserts and evicts chunks on PostgreSQL."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +33,10 @@ from sqlbuffer.storage.dialects.binary_copy import (
     uuid_field,
 )
 
+_EVICT = (
+    "SELECT sqlbuffer_evict_chunks_v1(%s::integer, -1, w.low_seq, 10000) FROM v_windows w "
+    "WHERE w.buffer_id = %s"
+)
 Get = Callable[[NumberedChunk], Any]
 _CHUNKS: list[tuple[str, Callable[[Any], bytes], Get]] = [
     ("first_seq", bigint_field, lambda own: own.first_seq),
@@ -163,3 +167,10 @@ def read_slices(
         "first": first, "last": last,
     }  # fmt: skip
     return list(driver_of(connection).execute(_SLICES, parameters).fetchall())
+
+
+def evict_chunks(connection: Connection, buffer_id: int) -> None:
+    """Delete the chunks of which all steps have left the window, a limited number at a time."""
+    driver = driver_of(connection)
+    while any(n_gone for (n_gone,) in driver.execute(_EVICT, (buffer_id, buffer_id))):
+        pass

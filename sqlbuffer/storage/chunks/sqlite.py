@@ -38,6 +38,16 @@ WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
     SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq)
 GROUP BY c.key
 """
+# One with a step that a lease holds stays.
+_EVICT = f"""
+DELETE FROM chunks WHERE key > :id << {NUMBER_BITS}
+  AND key <= (:id << {NUMBER_BITS}) + (SELECT low_seq FROM v_windows WHERE buffer_id = :id)
+  AND first_seq + n_steps - 1 <= (SELECT low_seq FROM v_windows WHERE buffer_id = :id)
+  AND NOT EXISTS (
+    SELECT 1 FROM queue_items q WHERE q.buffer_id = :id
+    AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps
+    AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+"""
 _DROP = f"DELETE FROM chunks WHERE key = ? << {NUMBER_BITS} | ?"
 _NOTE = "INSERT INTO deleted_steps (buffer_id, seq) SELECT ?, value FROM json_each(?)"
 
@@ -177,3 +187,8 @@ def read_slices(
     """
     parameters = {"id": buffer_id, "anchors": json.dumps(anchors), "first": first, "last": last}
     return list(driver_of(connection).execute(_SLICES, parameters).fetchall())
+
+
+def evict_chunks(connection: Connection, buffer_id: int) -> None:
+    """Delete the chunks of which all steps have left the window."""
+    connection.exec_driver_sql(_EVICT, {"id": buffer_id})

@@ -16,6 +16,7 @@ from sqlalchemy import (
 from sqlbuffer.errors import LeaseLostError
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.settling import clean_after_write
+from sqlbuffer.storage.chunks.chunk_eviction import evict_chunks
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.leases.claim_request import (
@@ -162,6 +163,8 @@ def _lost(leases: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
 def _evict(connection: Connection, leases: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
     """Delete rows that left the window while they were held."""
     gone = [seq for seq in seqs if seq <= low]
-    if gone:
+    if gone and leases.buffer.info.has_chunks:
+        evict_chunks(connection, leases.buffer.info.id)
+    elif gone:
         found = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
         remove_rows(connection, leases.buffer.info.id, list(found), leases.buffer.origin)

@@ -2,11 +2,9 @@
 
 from sqlalchemy import Connection, text
 
+from sqlbuffer.storage.chunks.postgresql import evict_chunks
+
 _UNIT = text("SELECT evict_unit, has_chunks FROM buffers WHERE id = :id")
-_EVICT_CHUNKS = text(
-    "SELECT sqlbuffer_evict_chunks_v1(:id, -1, w.low_seq, 10000) FROM v_windows w "
-    "WHERE w.buffer_id = :id"
-)
 _DROP_CHUNKS = text(
     "SELECT sqlbuffer_drop_chunks_v1(:id, ARRAY(SELECT first_seq FROM chunks WHERE buffer_id = :id "
     "ORDER BY first_seq LIMIT 10000)) WHERE EXISTS (SELECT 1 FROM chunks WHERE buffer_id = :id)"
@@ -22,8 +20,7 @@ def evict(connection: Connection, buffer_id: int) -> None:
     if unit != "row":
         connection.execute(text(f"SELECT sqlbuffer_evict_{unit}s_v1(:id)"), {"id": buffer_id})
     elif has_chunks:
-        while connection.execute(_EVICT_CHUNKS, {"id": buffer_id}).scalar():
-            pass
+        evict_chunks(connection, buffer_id)
 
 
 def drop_chunks(connection: Connection, buffer_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from sqlalchemy import Connection, text
 
+from sqlbuffer.storage.chunks.sqlite import evict_chunks
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
@@ -16,14 +17,6 @@ _EVICT_NOT_LEASED = (
     "+ (SELECT low_seq FROM v_windows WHERE buffer_id = :id) "
     "AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
     "AND q.seq = experiences.seq AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
-)
-# A chunk with a step that a lease holds stays.
-_EVICT_CHUNKS = (
-    "DELETE FROM chunks WHERE key > :id << 40 AND first_seq + n_steps - 1 <= (SELECT low_seq FROM "
-    "v_windows WHERE buffer_id = :id) AND key <= (:id << 40) + (SELECT low_seq FROM v_windows "
-    "WHERE buffer_id = :id) AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
-    "AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps "
-    "AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 )
 _DROP_CHUNKS = (
     f"DELETE FROM chunks WHERE key > :id << {NUMBER_BITS} AND key < (:id + 1) << {NUMBER_BITS}"
@@ -57,10 +50,11 @@ def evict(connection: Connection, buffer_id: int) -> None:
             _OVERFLOW, {"id": buffer_id}
         ).one()
         if unit == "row":
-            if capacity is not None:
+            if capacity is not None and has_chunks:
+                evict_chunks(connection, buffer_id)
+            elif capacity is not None:
                 left = _EVICT_NOT_LEASED if has_queue else _EVICT
-                given = {"id": buffer_id, "n": capacity}
-                connection.exec_driver_sql(_EVICT_CHUNKS if has_chunks else left, given)
+                connection.exec_driver_sql(left, {"id": buffer_id, "n": capacity})
             return
         victim: str | int | None
         if unit == "task":

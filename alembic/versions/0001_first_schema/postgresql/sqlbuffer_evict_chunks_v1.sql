@@ -3,23 +3,27 @@ CREATE FUNCTION sqlbuffer_evict_chunks_v1(p_buffer_id integer, p_low bigint, p_h
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_bitmapscan = off AS $$
 DECLARE
     b buffers%ROWTYPE;
+    unheld bigint[] := '{}';
     firsts bigint[];
     n_gone bigint;
 BEGIN
     SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
     IF b.has_queue THEN
-        -- One with a step that somebody holds stays. In the order that claims lock in: the rows of the queue first.
-        PERFORM 1 FROM queue_items q
-        WHERE q.buffer_id = p_buffer_id AND q.seq > p_low AND q.seq <= p_high
-        ORDER BY q.seq FOR UPDATE SKIP LOCKED;
+        -- One stays with a step that somebody holds, whether by a lease or by a claim that is not committed yet: its row of
+        -- the queue is locked. In the order that claims lock in: the rows of the queue first.
+        unheld := ARRAY(
+            SELECT q.seq FROM queue_items q
+            WHERE q.buffer_id = p_buffer_id AND q.seq > p_low AND q.seq <= p_high
+              AND (q.leased_until IS NULL OR q.leased_until <= clock_timestamp())
+            ORDER BY q.seq FOR UPDATE SKIP LOCKED);
     END IF;
     firsts := ARRAY(
         SELECT c.first_seq FROM chunks c
         WHERE c.buffer_id = p_buffer_id AND c.first_seq <= p_high AND c.first_seq > p_low AND c.first_seq + c.n_steps - 1 <= p_high
-          AND NOT (b.has_queue AND EXISTS (
-              SELECT 1 FROM queue_items q
+          AND (NOT b.has_queue OR (
+              SELECT count(*) FROM queue_items q
               WHERE q.buffer_id = p_buffer_id AND q.seq >= c.first_seq AND q.seq < c.first_seq + c.n_steps
-                AND q.leased_until > clock_timestamp() OFFSET 0))
+          ) = (SELECT count(*) FROM unnest(unheld) AS u(seq) WHERE u.seq >= c.first_seq AND u.seq < c.first_seq + c.n_steps))
         ORDER BY c.first_seq LIMIT p_limit FOR UPDATE SKIP LOCKED);
     IF firsts = '{}' THEN
         RETURN 0;
