@@ -21,13 +21,14 @@ class EpisodeSteps:
         reward: NaN where there is none.
         terminated: The episode terminated there.
         truncated: It was cut there.
-        blobs: The arrays of each row as bytes; None where they were not read.
+        blobs: The arrays of each row as bytes, None where they were not read; or all of them as an
+            array of records.
         seq: Number of each row.
         ineligible: True where it may not be sampled; None: every one may.
 
     Attributes:
         episode, t, reward, terminated, truncated, seq: The same of the steps that are kept.
-        blobs: Likewise, a list.
+        blobs: Likewise, a list or an array.
         has_arrays: Whether there are any.
 
     Example:
@@ -44,12 +45,14 @@ class EpisodeSteps:
         reward: Any,
         terminated: Any,
         truncated: Any,
-        blobs: Sequence[bytes | None],
+        blobs: Sequence[bytes | None] | NDArray[Any],
         seq: Any,
         ineligible: Any = None,
     ) -> None:
         episode, t = np.asarray(episode, np.int64), np.asarray(t, np.int64)
-        has_arrays = np.fromiter((blob is not None for blob in blobs), bool, len(blobs))
+        has_arrays = np.ones(len(blobs), bool)
+        if not isinstance(blobs, np.ndarray):
+            has_arrays = np.fromiter((blob is not None for blob in blobs), bool, len(blobs))
         self._numbers = np.unique(episode)
         self._low = int(t.min()) if t.size else 0
         self._width = int(t.max()) - self._low + 1 if t.size else 1
@@ -68,7 +71,9 @@ class EpisodeSteps:
         self.seq: Integers = np.asarray(seq, np.int64)[kept]
         self._ineligible = None if ineligible is None else np.asarray(ineligible, bool)[kept]
         self.has_arrays: Flags = has_arrays[kept]
-        self.blobs: list[bytes | None] = [blobs[i] for i in kept.tolist()]
+        self.blobs: list[bytes | None] | NDArray[Any] = (
+            blobs[kept] if isinstance(blobs, np.ndarray) else [blobs[i] for i in kept.tolist()]
+        )
 
     def __len__(self) -> int:
         return len(self._codes)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ class SlicedSteps:
         reward: NaN where there is none.
         terminated: The episode terminated there.
         truncated: It was cut there.
-        blobs: The bytes of each, as `Layout.unpack` reads them.
+        blobs: The bytes of each, as `Layout.unpack` reads them; or its record, where steps are of
+            one size: an array of `Layout.record`.
     """
 
     seq: NDArray[np.int64]
@@ -36,7 +38,7 @@ class SlicedSteps:
     reward: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    blobs: list[Any]
+    blobs: list[Any] | NDArray[Any]
 
 
 def steps_of_slices(layout: Layout, rows: Sequence[Any], low: int) -> SlicedSteps:
@@ -56,7 +58,7 @@ def steps_of_slices(layout: Layout, rows: Sequence[Any], low: int) -> SlicedStep
     seq, t = seq + behind, t + behind
     reward = np.concatenate([np.empty(0), *map(_rewards, rows)])
     ends = np.concatenate([np.empty(0, np.uint8), *map(_ends, rows)])
-    blobs = [blob for row in rows for blob in _blobs(layout, row)]
+    blobs = _records(layout, rows)
     gone = [seq for row in rows for seq in _deleted(row)]
     kept = seq > low
     if gone:
@@ -68,6 +70,7 @@ def steps_of_slices(layout: Layout, rows: Sequence[Any], low: int) -> SlicedStep
 
 
 def _only(steps: SlicedSteps, kept: NDArray[np.bool_]) -> SlicedSteps:
+    blobs = steps.blobs
     return SlicedSteps(
         steps.seq[kept],
         steps.episode[kept],
@@ -75,7 +78,7 @@ def _only(steps: SlicedSteps, kept: NDArray[np.bool_]) -> SlicedSteps:
         steps.reward[kept],
         steps.terminated[kept],
         steps.truncated[kept],
-        [steps.blobs[i] for i in np.flatnonzero(kept).tolist()],
+        blobs[kept] if isinstance(blobs, np.ndarray) else list(compress(blobs, kept.tolist())),
     )
 
 
@@ -87,6 +90,14 @@ def _rewards(row: Any) -> NDArray[np.float64]:
 
 def _ends(row: Any) -> NDArray[np.uint8]:
     return np.zeros(row[4], np.uint8) if row[6] is None else np.frombuffer(row[6], np.uint8)
+
+
+def _records(layout: Layout, rows: Sequence[Any]) -> list[Any] | NDArray[Any]:
+    """Return the record of each step, in an array if they are of one size and none is missing."""
+    size = layout.size_bytes
+    if size and all(row[8] is None and len(row[9]) == row[4] * size for row in rows):
+        return np.frombuffer(b"".join([row[9] for row in rows]), layout.record)
+    return [blob for row in rows for blob in _blobs(layout, row)]
 
 
 def _blobs(layout: Layout, row: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    table,
     union_all,
 )
 from sqlalchemy.sql.elements import ColumnElement
@@ -62,6 +63,9 @@ PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
 OWN, NEAR, PICK = range(3)
 # A step that was read along has here whether the limits bar it, or null.
 IS_INELIGIBLE = 3
+
+
+_PICKS = table("picks", column("key", BigInteger()))
 
 
 def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
@@ -192,9 +196,19 @@ class RowSelection:
         rows = select(
             found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK), *places
         )
-        seqs = seqs_of(select(found.c.key).correlate(None).scalar_subquery())
-        whole = union_all(*self._parts(node, seqs, limits.kind, has_labels, has_chunks), rows)
+        parts = self._parts_of_picks(node, limits.kind, has_labels, has_chunks)
+        whole = union_all(*parts, rows)
         return whole.execution_options(**{IS_OVER_CHUNKS: True}) if has_chunks else whole
+
+    @cached_property
+    def _parts_of_picks(self) -> Callable[[Node, EligibilityKind, bool, bool], Any]:
+        # By its name, and not the CTE itself: so the parts are made once.
+        seqs = seqs_of(select(_PICKS.c.key).correlate(None).scalar_subquery())
+
+        def parts(node: Node, kind: EligibilityKind, has_labels: bool, has_chunks: bool) -> Any:
+            return self._parts(node, seqs, kind, has_labels, has_chunks)
+
+        return remembered(parts)
 
     def _parts(
         self, node: Node, seqs: Any, kind: EligibilityKind, has_labels: bool, has_chunks: bool

@@ -81,7 +81,7 @@ def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
             np.concatenate([own[2], sliced.reward]),
             np.concatenate([own[3], sliced.terminated]),
             np.concatenate([own[4], sliced.truncated]),
-            [*own[5], *sliced.blobs],
+            _joined(candidates.chunks, own[5], sliced.blobs),
             np.concatenate([own[6], sliced.seq]),
         )
     if not candidates.limits.of_steps:
@@ -89,6 +89,15 @@ def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
     # A row that is ineligible itself is not read.
     ineligible = [False] * len(rows) + [row[IS_INELIGIBLE] is not None for row in near]
     return table_of([*rows, *near], ineligible)
+
+
+def _joined(layout: Layout, own: Sequence[Any], sliced: Any) -> Any:
+    """Return the bytes of rows and those of slices, as records if all are of one size."""
+    if not isinstance(sliced, np.ndarray):
+        return [*own, *sliced]
+    if all(blob is not None and len(blob) == layout.size_bytes for blob in own):
+        return np.concatenate([np.frombuffer(b"".join(own), layout.record), sliced])
+    return [*own, *(record.tobytes() for record in sliced)]
 
 
 def table_of(rows: Sequence[Row], ineligible: Sequence[bool] | None = None) -> EpisodeSteps:
@@ -131,9 +140,12 @@ def gather(
     """
     wanted, inverse = np.unique(index, return_inverse=True)
     there = wanted[wanted >= 0]
-    blobs = [table.blobs[i] for i in there.tolist()]
-    found = layout.unpack(blobs, names, seqs=table.seq[there].tolist() if blobs else ())
-    n_missing = len(wanted) - len(blobs)
+    if isinstance(table.blobs, np.ndarray):
+        found = layout.columns_of(table.blobs[there], layout.wanted(names))
+    else:
+        blobs = [table.blobs[i] for i in there.tolist()]
+        found = layout.unpack(blobs, names, seqs=table.seq[there].tolist() if blobs else ())
+    n_missing = len(wanted) - len(there)
     places = inverse.reshape(index.shape)
     if not n_missing:
         return {name: array[places] for name, array in found.items()}
