@@ -25,7 +25,7 @@ from sqlbuffer.config.setting_checks import (
     checked_capacity,
     checked_retry,
 )
-from sqlbuffer.encoding.columns import decode_row
+from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields.specs import FieldSpec
@@ -865,14 +865,18 @@ class ReplayBuffer:
         """
         return self._reader.tasks(task_ids, fields)
 
-    def decode(self, arrays: bytes) -> dict[str, Any]:
-        """Return the typed fields of one row, `{name: array of its shape}`, from its column
-        `arrays`, as plain SQL returns it.
+    def decode(self, block: bytes, place: int = 0) -> dict[str, Any]:
+        """Return the typed fields of one step, `{name: array of its shape}`.
+
+        Args:
+            block: The column `arrays` of a row of `experiences`, or `block` of a step of
+                `chunk_steps`, as plain SQL returns it.
+            place: The column `block_place`: where the step is, if the block has several.
 
         Raises:
-            FieldError: The row was not written with the buffer's fields.
+            FieldError: The step was not written with the buffer's fields, or is damaged.
         """
-        return decode_row(self._store.layout, bytes(arrays))
+        return decode_step(self._store.layout, bytes(block), place)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the select that a condition becomes, its values written out for reading."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.given_columns import FLAGS, check_columns
 from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.encoding.records import Record, decode_reals, encode_extra
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.batches import Batch
@@ -162,9 +163,9 @@ def _as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
         return values.astype(np.float32)
 
 
-def decode_row(layout: Layout, arrays: bytes) -> dict[str, Any]:
-    """Return the fields of one row, each of its own shape."""
-    found = layout.unpack([arrays])
+def decode_step(layout: Layout, block: bytes, place: int = 0) -> dict[str, Any]:
+    """Return the fields of one step of a block, each of its own shape."""
+    found = layout.unpack(rows_of_blocks(layout, [block], [place]))
     return {name: found[name][0] for name in layout.specs}
 
 

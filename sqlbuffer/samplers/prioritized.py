@@ -14,7 +14,8 @@ from sqlbuffer.weighted_sampling.random_streams import key_of, subkey
 from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities
+    from sqlbuffer.storage.sampling.candidates import Candidates
+    from sqlbuffer.storage.sampling.row_priorities import RowPriorities
 
 NORMALIZE = ("batch", "buffer")
 

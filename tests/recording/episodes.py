@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sqlbuffer.encoding.columns import decode_row
+from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.packing import Layout
 from tests.support.sql import STEPS, run
 
@@ -105,7 +105,7 @@ def stored(url, buffer):
         acted = {name: value for name, value in values.items() if name.startswith("action")}
         episode.steps.append((observed, acted, reward, bool(terminated), bool(truncated)))
         if final is not None:
-            episode.final = decode_row(final_layout, bytes(final))
+            episode.final = decode_step(final_layout, bytes(final))
         lengths[id_] = length
     for id_, length in lengths.items():
         assert length in (None, len(found[id_].steps))

@@ -4,7 +4,7 @@ A row whose arrays have more than 1 MiB has them in `payload_parts`, 1 MiB of co
 that a place in them tells its part, and neither side ever holds one large value.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from operator import itemgetter
@@ -161,6 +161,7 @@ class Payloads:
         layout: How bytes are compressed.
         wanted: Which fields; None is all.
         only: Which columns are read beside `seq`, for who decodes them; the others are null.
+        has_chunks: The rows are steps of chunks, whose bytes are read whole.
     """
 
     def __init__(
@@ -169,8 +170,11 @@ class Payloads:
         layout: Layout,
         wanted: SelectedFields | None = None,
         only: frozenset[str] | None = None,
+        *,
+        has_chunks: bool = False,
     ) -> None:
         self._buffer_id, self._layout = buffer_id, layout
+        self._has_chunks = has_chunks
         self._wanted, self._only = wanted, only
         self.columns = tuple(map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS))
         self.reading = RowSelection(self.columns, complete=self.complete)
@@ -182,7 +186,9 @@ class Payloads:
             return column
         # `extra` also has numbers that their columns cannot hold.
         unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
-        return null().label(name) if name in {*unwanted, "fields", "arrays"} else column
+        if not self._has_chunks:
+            unwanted.add("arrays")
+        return null().label(name) if name in {*unwanted, "fields"} else column
 
     def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
         """Write the parts of rows that the transaction wrote, if the buffer still holds them: a
@@ -239,7 +245,12 @@ class Payloads:
         plans: list[ReadPlan] = []
         total = 0
         for row in rows:
-            plan = _whole(row) if self._wanted is None else _part(row, self._wanted)
+            if self._wanted is None:
+                plan = _whole(row)
+            elif self._has_chunks:
+                plan = ReadPlan(_with(row, _texts(_wanted_trees(row, self._wanted))))
+            else:
+                plan = _part(row, self._wanted)
             total += plan.size
             if plans and most_bytes is not None and total > most_bytes:
                 break
@@ -316,6 +327,20 @@ def _whole(row: Row) -> ReadPlan:
 
 def _part(row: Row, wanted: SelectedFields) -> ReadPlan:
     """Return the plan of a row with what is wanted of its JSON, which refers to what is read."""
+    trees = _wanted_trees(row, wanted)
+    found = [each for tree in trees.values() for each in references(tree) if each[-1]]
+    runs, size = _laid_out(found)
+    texts = _texts(trees)
+    return ReadPlan(_with(row, texts if size else {**texts, _SIZE: None}), runs, size)
+
+
+def _texts(trees: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the JSON of trees by their places in a row."""
+    return {_PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()}
+
+
+def _wanted_trees(row: Row, wanted: SelectedFields) -> dict[str, Any]:
+    """Return what is wanted of a row's JSON."""
     trees: dict[str, Any] = {}
     for name in PAYLOADS:
         text = row[_PLACES[name]]
@@ -326,12 +351,7 @@ def _part(row: Row, wanted: SelectedFields) -> ReadPlan:
                 if name == "extra"
                 else pruned(tree, wanted.fields.get(name, {}))
             )
-    found = [each for tree in trees.values() for each in references(tree) if each[-1]]
-    runs, size = _laid_out(found)
-    texts = {
-        _PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()
-    }
-    return ReadPlan(_with(row, texts if size else {**texts, _SIZE: None}), runs, size)
+    return trees
 
 
 def _wanted_extra(tree: dict[str, Any], wanted: SelectedFields) -> Any:

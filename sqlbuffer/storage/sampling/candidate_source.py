@@ -17,8 +17,9 @@ from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions
+from sqlbuffer.storage.sampling.row_priorities import RowPriorities
 
 
 class CandidateSource:
@@ -86,7 +87,8 @@ class CandidateSource:
         self, wanted: SelectedFields | None = None, only: frozenset[str] | None = None
     ) -> Payloads:
         """Return what reads rows, whole or in part."""
-        return Payloads(self.buffer.info.id, self.buffer.layout, wanted, only)
+        info = self.buffer.info
+        return Payloads(info.id, self.buffer.layout, wanted, only, has_chunks=info.has_chunks)
 
     @cached_property
     def window_query(self) -> str:

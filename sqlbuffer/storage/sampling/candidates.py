@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,44 +32,12 @@ from sqlbuffer.storage.rows.row_selection import (
     T,
     batch_statement,
 )
+from sqlbuffer.storage.sampling.row_priorities import RowPriorities
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
-from sqlbuffer.weighted_sampling.block_weights import Weights
 
 FEW_HOLES = 8
 MOST_PROBED = 65_536
-
-
-class RowPriorities(Protocol):
-    """The priorities of the candidates; `priority_candidates.Priorities` reads them.
-
-    Attributes:
-        alpha: The weight of a row is its priority ^ alpha.
-        total: Sum of the weights that rows are drawn by; None where it is not known.
-    """
-
-    alpha: float
-    total: float | None
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether sums of weights are kept; else all of them are read."""
-
-    @property
-    def weights(self) -> Weights:
-        """The weights of all rows, by blocks."""
-
-    def note_missing_summaries(self) -> None:
-        """Note which blocks are worth adding up; read no rows."""
-
-    def of(self, seqs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the priorities of rows of the candidates."""
-
-    def all(self, candidates: "Candidates") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return every number that matches, in order, and the priorities."""
-
-    def least(self) -> float:
-        """Return the least positive priority of the whole buffer; infinity if there is none."""
 
 
 class Candidates:

@@ -26,7 +26,7 @@ from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.storage.plans.watch import Watch, rows_read
-from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run
+from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
 
 N_ROWS = 100_000
@@ -123,18 +123,26 @@ def fill_episodes(url):
     """Fill the buffer `episodes` with 5,000 episodes of 10 steps, and 100,000 whose steps left."""
     buffer = ReplayBuffer(url, name="episodes", fields={"obs": ("float32", (1,))})
     number = buffer_id(url, "episodes")
-    blob, numbers = (
+    blob, records, rewards, id_, numbers = (
         (
             "X'00000000'",
+            "zeroblob(40)",
+            "'[1,1,1,1,1,1,1,1,1,1]'",
+            "hex(randomblob(16))",
             "WITH RECURSIVE g(s) AS (SELECT 0 UNION ALL SELECT s + 1 FROM g WHERE s < :n)",
         )
         if is_sqlite(url)
         else (
             r"'\\x00000000'::bytea",
+            "decode(repeat('00', 40), 'hex')",
+            "array_fill(1.0::double precision, ARRAY[10])",
+            "gen_random_uuid()",
             "WITH g AS (SELECT s FROM generate_series(0, CAST(:n AS int)) s)",
         )
     )
     columns, values = numbered(url, str(number), "1000001 + s")
+    of_chunks = numbered(url, str(number), "1000001 + 10 * s")
+    of_chunks = (of_chunks[0].replace("seq", "first_seq"), of_chunks[1])
     with connected(url) as connection:
         connection.execute(
             text(
@@ -144,14 +152,25 @@ def fill_episodes(url):
             ),
             {"n": 104_999},
         )
-        connection.execute(
-            text(
-                f"INSERT INTO experiences ({columns}, id, task_id, agent_id, step, episode_id, "
-                f"t, reward_t, arrays) {numbers} SELECT {values}, 'r' || s, 't', 'a', "
-                f"s, 1100000 + s / 10, s % 10, 1.0, {blob} FROM g"
-            ),
-            {"n": 49_999},
-        )
+        if scalar(url, f"SELECT has_chunks FROM buffers WHERE id = {number}"):
+            names, own = of_chunks
+            for statement in (
+                f"INSERT INTO chunk_data ({names}, n_steps, task_id, agent_id, step, records, "
+                f"block_steps) {numbers} SELECT {own}, 10, 't', 'a', 10 * s, {records}, 10 FROM g",
+                f"INSERT INTO chunks ({names}, n_steps, id, task_id, agent_id, step, episode_id, "
+                f"t, reward_t) {numbers} SELECT {own}, 10, {id_}, 't', 'a', 10 * s, 1100000 + s, "
+                f"0, {rewards} FROM g",
+            ):
+                connection.execute(text(statement), {"n": 4_999})
+        else:
+            connection.execute(
+                text(
+                    f"INSERT INTO experiences ({columns}, id, task_id, agent_id, step, episode_id, "
+                    f"t, reward_t, arrays) {numbers} SELECT {values}, 'r' || s, 't', 'a', "
+                    f"s, 1100000 + s / 10, s % 10, 1.0, {blob} FROM g"
+                ),
+                {"n": 49_999},
+            )
         connection.execute(text(f"UPDATE buffers SET low_seq = 1000000 WHERE id = {number}"))
     return buffer
 

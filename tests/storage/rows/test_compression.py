@@ -123,7 +123,7 @@ def test_a_blob_that_plain_sql_returns_is_decoded(buffer_url, buffer):
     for damaged in (blobs(buffer_url)[3][:-1], MAGIC):
         with pytest.raises(FieldError, match="row 0 of these has damaged arrays"):
             buffer.decode(damaged)
-    with pytest.raises(FieldError, match="too short"):
+    with pytest.raises(FieldError, match="damaged"):
         buffer.decode(b"ab")
 
 

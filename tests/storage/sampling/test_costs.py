@@ -43,9 +43,10 @@ def test_statements_know_of_no_limit_where_there_is_none(buffer_url, call):
         buffer.set_clock(9)
         with selects(buffer) as noted, writes(buffer) as written:
             CALLS[call](buffer)
-        # The window comes with what limits would go by.
+        # The window comes with what limits would go by, and a step of a chunk with its version.
         whole = " ".join(text for text in noted if "FROM v_windows" not in text)
         assert whole
+        whole = whole.replace("c.model_version AS model_version", "")
         if buffer._store.info.has_chunks:
             # Steps of chunks are a table of all their columns: those not used cost nothing.
             whole = re.sub(
