@@ -130,9 +130,9 @@ class AsyncReplayBuffer:
         """Return the key of the buffer's current session; None before any was started."""
         return await in_thread(lambda: self.sync.session_id)
 
-    def decode(self, arrays: bytes) -> dict[str, Any]:
-        """Return the typed fields of one row; see `sqlbuffer.ReplayBuffer.decode`."""
-        return self.sync.decode(arrays)
+    def decode(self, block: bytes, place: int = 0) -> dict[str, Any]:
+        """Return the typed fields of one step; see `sqlbuffer.ReplayBuffer.decode`."""
+        return self.sync.decode(block, place)
 
     @arguments_of(ReplayBuffer.episode)
     async def episode(self, *args: Any, **options: Any) -> AsyncEpisodeWriter:

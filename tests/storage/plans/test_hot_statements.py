@@ -395,9 +395,9 @@ BODIES = {
         "{tasks}, 't100'",
     ),
     "the oldest rows of a lone task": (
-        "sqlbuffer_evict_tasks_v1",
-        r"SELECT seq FROM experiences WHERE buffer_id = p_buffer_id ORDER BY seq LIMIT surplus",
-        {"p_buffer_id": 0, "surplus": 1},
+        "sqlbuffer_oldest_v1",
+        r"SELECT e.seq FROM experiences e WHERE e.buffer_id = p_buffer_id ORDER BY e.seq LIMIT p_n",
+        {"p_buffer_id": 0, "p_n": 1},
         "integer, bigint",
         "{tasks}, 64",
     ),

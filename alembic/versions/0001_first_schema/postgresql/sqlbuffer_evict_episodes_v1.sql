@@ -13,8 +13,10 @@ BEGIN
         SELECT s.id INTO victim FROM episode_states s
         WHERE s.buffer_id = p_buffer_id AND s.n_rows > 0 AND s.status <> 'open' ORDER BY s.id LIMIT 1;
         EXIT WHEN NOT FOUND;
-        IF sqlbuffer_remove_v1(p_buffer_id, ARRAY(
-            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND episode_id = victim), true) = 0
+        -- One table or the other: of the one that was empty when it was analyzed the planner would read all.
+        IF sqlbuffer_remove_v1(p_buffer_id, CASE WHEN b.has_chunks THEN ARRAY(
+            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND episode_id = victim) ELSE ARRAY(
+            SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND episode_id = victim) END, true) = 0
         THEN
             -- Its rows were removed behind the triggers' back; without this the loop would not end.
             UPDATE episodes SET n_rows = 0 WHERE id = victim;

@@ -4,10 +4,11 @@ CREATE FUNCTION sqlbuffer_evict_tasks_v1(p_buffer_id integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     surplus bigint;
+    in_chunks boolean;
     victims text[];
 BEGIN
     LOOP
-        SELECT live_rows - max_capacity INTO surplus FROM buffers WHERE id = p_buffer_id;
+        SELECT live_rows - max_capacity, has_chunks INTO surplus, in_chunks FROM buffers WHERE id = p_buffer_id;
         EXIT WHEN surplus IS NULL OR surplus <= 0;
         SELECT array_agg(v.task_id) INTO victims
         FROM (SELECT task_id FROM tasks WHERE buffer_id = p_buffer_id ORDER BY last_seq LIMIT 2) v;
@@ -17,8 +18,10 @@ BEGIN
                 SELECT seq FROM sqlbuffer_oldest_v1(p_buffer_id, surplus) AS o(seq)), true);
             EXIT;
         END IF;
-        IF sqlbuffer_remove_v1(p_buffer_id, ARRAY(
-            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND task_id = victims[1]), true) = 0
+        -- One table or the other: of the one that was empty when it was analyzed the planner would read all.
+        IF sqlbuffer_remove_v1(p_buffer_id, CASE WHEN in_chunks THEN ARRAY(
+            SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND task_id = victims[1]) ELSE ARRAY(
+            SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND task_id = victims[1]) END, true) = 0
         THEN
             -- Its rows were removed behind the triggers' back; without this the loop would not end.
             DELETE FROM tasks WHERE buffer_id = p_buffer_id AND task_id = victims[1];
