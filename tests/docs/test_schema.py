@@ -77,7 +77,7 @@ def test_the_records_of_a_chunk_are_read_by_hand(schema_url, monkeypatch):
     monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
     obs = np.arange(20, dtype=np.float32).reshape(10, 2)
     fields = {"level": "int16", "obs": ("float32", (2,))}
-    with ReplayBuffer(schema_url, fields=fields) as buffer:
+    with ReplayBuffer(schema_url, "chunked", fields=fields) as buffer:
         buffer.extend({"obs": obs, "level": np.arange(10)}, task_id="t", agent_id="a")
     (block,) = (body for body in blocks("docs/schema.md", "python") if "records" in body)
     url = plain_engine(schema_url).url.render_as_string(hide_password=False)

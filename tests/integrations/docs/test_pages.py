@@ -125,8 +125,14 @@ def _create_database(name):
     return f'psql postgresql://postgres@db.internal/postgres -c "CREATE DATABASE {name} OWNER me"'
 
 
-def test_schema(read, postgres_url, rollouts, postgres_programs):
+def test_schema(read, postgres_url, rollouts, postgres_programs, monkeypatch):
     pytest.importorskip("pandas", reason="allowed: pandas is not installed")
+    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
+    for url in (SQLITE_URL, postgres_url):
+        with ReplayBuffer(
+            url, "chunked", create=True, fields={"obs": ("float32", (2,))}
+        ) as chunked:
+            chunked.extend({"obs": np.ones((3, 2))}, casting="unsafe")
     for url in (SQLITE_URL, postgres_url):
         with ReplayBuffer(url, create=True) as buffer:
             buffer.store_batch(
@@ -142,7 +148,7 @@ def test_schema(read, postgres_url, rollouts, postgres_programs):
     assert len(page.names["tasks"]) == 3
     assert page.names["observation"].dtype == np.float32
     (line,) = (line for line in page.printed if line.startswith("psql") and "v_tasks" in line)
-    assert "(3 rows)" in page.printed[line]
+    assert "(4 rows)" in page.printed[line]  # the tasks of both buffers
     assert "GRANT ROLE" in "".join(page.printed.values())
 
 

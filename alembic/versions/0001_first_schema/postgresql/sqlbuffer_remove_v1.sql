@@ -26,7 +26,14 @@ BEGIN
         inside := p_seqs;
     END IF;
     IF inside <> '{}' THEN
-        INSERT INTO change_log (buffer_id, kind, seqs, origin) VALUES (p_buffer_id, 'deleted', inside, p_origin);
+        BEGIN
+            INSERT INTO change_log (buffer_id, kind, seqs, origin) VALUES (p_buffer_id, 'deleted', inside, p_origin);
+        EXCEPTION WHEN disk_full THEN
+            -- Rows are deleted to free the disk. Who follows must not miss it.
+            IF b.has_followers THEN
+                RAISE;
+            END IF;
+        END;
     END IF;
     IF b.has_chunks THEN
         RETURN sqlbuffer_remove_steps_v1(p_buffer_id, p_seqs, p_evicted AND b.evict_unit = 'row');
