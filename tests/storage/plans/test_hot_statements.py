@@ -184,7 +184,8 @@ def fields_of(buffer):
 
 
 def read(buffer, reader, n=32, sampler=None):
-    sampler = RandomSampler(replace=True) if sampler is None else sampler
+    # Few draws meet so few first steps that they look at many more numbers.
+    sampler = RandomSampler(replace=True, seed=1) if sampler is None else sampler
     batch = buffer._store.draws.draw(
         EVERYTHING, lambda found: reader.draw(found, sampler, n), reader.columns
     )
