@@ -14,6 +14,7 @@ from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.schema.metadata import json_literal
 
+# Asks for chunks in new buffers with typed fields, until every reader knows them.
 CHUNKS = "SQLBUFFER_CHUNKS"
 
 # What triggers, views and statements that run often read.
@@ -28,8 +29,6 @@ HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
     # Where rows are leased, the queue counts their uses.
     "has_uses": lambda config: config.sampling.max_use is not None and not config.leases.enabled,
     "has_queue": lambda config: config.leases.enabled,
-    # Until every reader knows chunks they are asked for.
-    "has_chunks": lambda config: bool(config.fields.specs) and os.environ.get(CHUNKS) == "1",
 }
 
 
@@ -38,6 +37,7 @@ def config_columns(config: BufferConfig) -> dict[str, Any]:
     return {
         "config": json_literal(config.model_dump(mode="json")),
         "flow": flow_column(config.flow.rate_limiter, 0, 0),
+        "has_chunks": bool(config.fields.specs) and os.environ.get(CHUNKS) == "1",
         **{column: read(config) for column, read in HOT_COLUMNS.items()},
     }
 

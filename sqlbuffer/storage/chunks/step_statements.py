@@ -5,8 +5,8 @@ chunks it is rewritten before it runs: `over_chunks`.
 """
 
 import operator
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     CTE,
@@ -31,10 +31,11 @@ from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 
 # The execution option of a statement that is over chunks already.
 IS_OVER_CHUNKS = "sqlbuffer_is_over_chunks"
-# Statements that are kept and run often are rewritten once.
-_rewritten: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
+# Statements that are kept and run often are rewritten once. A statement that is made for one call
+# goes after so many others: the rewritten one holds on to it.
+@lru_cache(maxsize=128)
 def over_chunks(statement: Any) -> Any:
     """Return the statement to run in the place of one over `experiences`.
 
@@ -45,10 +46,7 @@ def over_chunks(statement: Any) -> Any:
         return statement
     if statement.get_execution_options().get(IS_OVER_CHUNKS):
         return statement
-    found = _rewritten.get(statement)
-    if found is None:
-        found = _rewritten[statement] = _over(statement)
-    return found
+    return _over(statement)
 
 
 def over(clause: Any, steps: Any) -> Any:
