@@ -869,9 +869,8 @@ class ReplayBuffer:
         """Return the typed fields of one step, `{name: array of its shape}`.
 
         Args:
-            block: The column `arrays` of a row of `experiences`, or `block` of a step of
-                `chunk_steps`, as plain SQL returns it.
-            place: The column `block_place`: where the step is, if the block has several.
+            block: The column `block` of the view `chunk_steps`, as plain SQL returns it.
+            place: The column `block_place`: where the step is in the block.
 
         Raises:
             FieldError: The step was not written with the buffer's fields, or is damaged.

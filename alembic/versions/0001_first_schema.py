@@ -61,6 +61,7 @@ OBJECTS = {
         "trg_new_experiences_chunk_v1",
         *VIEWS,
         "trg_v_experiences_insert_v1",
+        "trg_v_experiences_delete_v1",
     ),
     "postgresql": (
         "step_numbers_v1",
@@ -118,6 +119,10 @@ OBJECTS = {
         *VIEWS,
         "sqlbuffer_insert_by_name_v1",
         "trg_v_experiences_insert_v1",
+        "sqlbuffer_delete_by_name_v1",
+        "trg_v_experiences_before_delete_v1",
+        "trg_v_experiences_delete_v1",
+        "trg_v_experiences_after_delete_v1",
     ),
 }
 TRIGGER_TABLES = {

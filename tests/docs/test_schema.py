@@ -73,8 +73,7 @@ def test_the_arrays_of_a_row_are_read_by_hand(tmp_path, monkeypatch):
     np.testing.assert_array_equal(names["observation"], np.full(4, 3, np.float32))
 
 
-def test_the_records_of_a_chunk_are_read_by_hand(schema_url, monkeypatch):
-    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
+def test_the_records_of_a_chunk_are_read_by_hand(schema_url):
     obs = np.arange(20, dtype=np.float32).reshape(10, 2)
     fields = {"level": "int16", "obs": ("float32", (2,))}
     with ReplayBuffer(schema_url, "chunked", fields=fields) as buffer:
@@ -88,13 +87,13 @@ def test_the_records_of_a_chunk_are_read_by_hand(schema_url, monkeypatch):
     np.testing.assert_array_equal(names["steps"]["level"], np.arange(10))
 
 
-def test_the_documented_form_finds_a_step_of_either_layout(schema_url, monkeypatch):
+def test_the_documented_form_finds_a_step_of_either_layout(schema_url):
     (query,) = (sql for sql in READING if "first_seq BETWEEN" in sql)
-    for name, has_chunks in (("rows", "0"), ("chunks", "1")):
-        monkeypatch.setenv("SQLBUFFER_CHUNKS", has_chunks)
-        with ReplayBuffer(schema_url, name=name, fields={"obs": ("float32", (2,))}) as buffer:
-            columns = {"obs": np.zeros((10, 2)), "reward": np.arange(10.0)}
-            buffer.extend(columns, task_id="t", agent_id="a", casting="unsafe")
+    obs = {"obs": ("float32", (2,))}
+    for name, fields in (("rows", None), ("chunks", obs)):
+        with ReplayBuffer(schema_url, name=name, fields=fields) as buffer:
+            columns = {name: np.zeros((10, 2), np.float32) for name in fields or ()}
+            buffer.extend({**columns, "reward": np.arange(10.0)}, task_id="t", agent_id="a")
         assert run(schema_url, query.replace("'default'", f"'{name}'")) == [("t", 4, 4.0)]
 
 

@@ -114,6 +114,17 @@ class OpenBuffer:
         """The URL without its password."""
         return shown_url(self.url)
 
+    def as_run(self, statement: Select[Any]) -> Select[Any]:
+        """Return the statement that runs here in the place of one."""
+        return statement if self._rewrite is None else self._rewrite(statement)
+
+    def text_of(self, statement: Select[Any]) -> str:
+        """Return a statement as it runs here, with its values written out."""
+        runs = self.as_run(statement)
+        compiled = runs.compile(self.engine, compile_kwargs={"literal_binds": True})
+        # A driver with %s placeholders has every other % doubled.
+        return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
+
     def close(self) -> None:
         """Close idle connections of the library's own engine; a database in memory ends."""
         if self._engine is None:
@@ -238,10 +249,3 @@ def retry_on_disconnect(
         return retried(work, buffer.options.retry_s, buffer.forget_connections)
 
     return repeating
-
-
-def text_of(statement: Select[Any], engine: Engine) -> str:
-    """Return a statement with its values written out."""
-    compiled = statement.compile(engine, compile_kwargs={"literal_binds": True})
-    # A driver with %s placeholders has every other % doubled.
-    return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)

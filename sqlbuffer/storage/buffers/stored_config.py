@@ -1,6 +1,5 @@
 """The configuration of a buffer in the database: one JSON document, and columns that SQL reads."""
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,9 +12,6 @@ from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limi
 from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.schema.metadata import json_literal
-
-# Asks for chunks in new buffers with typed fields, until every reader knows them.
-CHUNKS = "SQLBUFFER_CHUNKS"
 
 # What triggers, views and statements that run often read.
 HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
@@ -37,7 +33,7 @@ def config_columns(config: BufferConfig) -> dict[str, Any]:
     return {
         "config": json_literal(config.model_dump(mode="json")),
         "flow": flow_column(config.flow.rate_limiter, 0, 0),
-        "has_chunks": bool(config.fields.specs) and os.environ.get(CHUNKS) == "1",
+        "has_chunks": bool(config.fields.specs),
         **{column: read(config) for column, read in HOT_COLUMNS.items()},
     }
 

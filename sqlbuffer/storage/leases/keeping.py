@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.storage.buffers.buffer_window import select_sampled_window
-from sqlbuffer.storage.buffers.open_buffer import text_of
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.dialects.connections import claiming
 from sqlbuffer.storage.leases.tables import queue_items
@@ -60,7 +59,7 @@ class LeaseKeeping:
         info, queue = self.buffer.info, queue_items.c
         first = select(func.min(queue.seq)).where(queue.buffer_id == info.id)
         window = select_sampled_window(info.id, info.config.retention.evict_by)
-        return text_of(window.add_columns(first.scalar_subquery()), self.buffer.engine)
+        return self.buffer.text_of(window.add_columns(first.scalar_subquery()))
 
     @contextmanager
     def claiming(self, *, with_first: bool = False) -> Iterator[Connection]:

@@ -9,7 +9,7 @@ from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.live_count import LiveCount
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect, text_of
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.step_count import n_steps
@@ -204,12 +204,12 @@ class RowQueries:
 
     def sql(self, node: Node) -> str:
         """Return that select as text, its values written out."""
-        return text_of(self.statement(node), self.buffer.engine)
+        return self.buffer.text_of(self.statement(node))
 
     @retry_on_disconnect
     def explain(self, node: Node) -> str:
         """Return the database's plan of that select."""
-        statement = explain(self.statement(node))
+        statement = explain(self.buffer.as_run(self.statement(node)))
         with translated(self.buffer.url), self.buffer.engine.connect() as connection:
             return "\n".join(str(row[-1]) for row in connection.execute(statement))
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, text_of
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
@@ -94,9 +94,7 @@ class CandidateSource:
     def window_query(self) -> str:
         """The select of the window, as text that can be sent along with another statement."""
         info = self.buffer.info
-        return text_of(
-            select_sampled_window(info.id, info.config.retention.evict_by), self.buffer.engine
-        )
+        return self.buffer.text_of(select_sampled_window(info.id, info.config.retention.evict_by))
 
     def window_answered(self, found: Sequence[Any]) -> SampledWindow:
         """Return the window that a select of it found.

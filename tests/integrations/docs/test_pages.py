@@ -125,9 +125,8 @@ def _create_database(name):
     return f'psql postgresql://postgres@db.internal/postgres -c "CREATE DATABASE {name} OWNER me"'
 
 
-def test_schema(read, postgres_url, rollouts, postgres_programs, monkeypatch):
+def test_schema(read, postgres_url, rollouts, postgres_programs):
     pytest.importorskip("pandas", reason="allowed: pandas is not installed")
-    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
     for url in (SQLITE_URL, postgres_url):
         with ReplayBuffer(
             url, "chunked", create=True, fields={"obs": ("float32", (2,))}

@@ -8,11 +8,6 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 FIELDS = {"obs": "float32"}
 
 
-@pytest.fixture(autouse=True)
-def _chunks(monkeypatch):
-    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
-
-
 def obs(n):
     return {"obs": np.arange(float(n)), "reward": np.ones(n)}
 

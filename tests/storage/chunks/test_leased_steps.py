@@ -1,18 +1,12 @@
 """Chunks with steps that somebody holds."""
 
 import numpy as np
-import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.support.sql import run, scalar
 
 FIELDS = {"obs": "float32"}
 FIRSTS = "SELECT first_seq FROM chunks ORDER BY 1"
-
-
-@pytest.fixture(autouse=True)
-def _chunks(monkeypatch):
-    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
 
 
 def obs(n):

@@ -1,5 +1,7 @@
 """Steps of chunks that plain SQL inserts and deletes."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -14,11 +16,6 @@ VALUES = {
 }  # fmt: skip
 # What belongs to steps, beside the tables of chunks themselves.
 OVERLAYS = ("priorities", "uses", "labels", "label_history", "quarantine", "queue_items")
-
-
-@pytest.fixture(autouse=True)
-def _chunks(monkeypatch):
-    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
 
 
 def insert(url, target, **values):
@@ -139,3 +136,63 @@ def test_a_dropped_buffer_leaves_nothing(buffer_url):
     assert scalar(buffer_url, "SELECT count(*) FROM priorities") == 1
     with ReplayBuffer(buffer_url, name="kept") as buffer:
         assert len(buffer) == 299
+
+
+@pytest.mark.parametrize("fields", [None, FIELDS], ids=["rows", "chunks"])
+@pytest.mark.parametrize("limits", [{}, {"evict_by": "task"}, {"max_episodes": 9}], ids=repr)
+def test_the_view_deletes_steps_and_what_belongs_to_them(buffer_url, fields, limits):
+    limits = limits if "max_episodes" in limits else {"max_capacity": 100, **limits}
+    with ReplayBuffer(buffer_url, fields=fields, priorities=True, max_use=3, **limits) as buffer:
+        columns = {k: v for k, v in obs(6).items() if k != "obs" or fields}
+        buffer.extend({"id": list("abcdef"), "task_id": list("ttttuu"), **columns})
+        buffer.store_episode(columns, episode_id="e", task_id="v")
+        buffer.sample_arrays(9)
+        buffer.update_priorities([1, 2, 7], 3.0)
+        buffer.annotate([1, 2, 8], reward=2.0)
+        buffer.quarantine([3])
+        where = "WHERE buffer = 'default' AND task_id"
+        run(buffer_url, f"DELETE FROM v_experiences {where} IN ('t', 'v') AND step >= 2")
+        assert [row.seq for row in buffer.get_all()] == [1, 2, 5, 6, 7, 8]
+        assert len(buffer) == buffer.size() == 6
+        assert scalar(buffer_url, "SELECT count(*) FROM quarantine") == 0
+        run(buffer_url, f"DELETE FROM v_experiences {where} = 't'")
+        run(buffer_url, f"DELETE FROM v_experiences {where} = 'none'")
+        assert [row.seq for row in buffer.get_all()] == [5, 6, 7, 8]
+        run(buffer_url, "DELETE FROM v_experiences")
+        assert (len(buffer), n_stored(buffer_url)) == (0, [0] * 5)
+        assert [scalar(buffer_url, f"SELECT count(*) FROM {name}") for name in OVERLAYS] == [0] * 6
+        assert run(buffer_url, "SELECT live_rows, live_episodes FROM buffers") == [(0, 0)]
+        buffer.extend({**columns, "id": list("abcdef")})
+        assert buffer.sample_arrays(6, sampler=LatestSampler()).reward.tolist() == [1.0] * 6
+
+
+def test_the_view_leaves_other_buffers_alone(buffer_url):
+    for name, fields in (("a", FIELDS), ("b", FIELDS), ("c", None)):
+        with ReplayBuffer(buffer_url, name=name, fields=fields) as buffer:
+            buffer.extend({k: v for k, v in obs(5).items() if k != "obs" or fields})
+    run(buffer_url, "DELETE FROM v_experiences WHERE buffer = 'a' AND step < 3")
+    run(buffer_url, "DELETE FROM v_experiences WHERE buffer = 'c' AND step < 2")
+    lengths = [len(ReplayBuffer(buffer_url, name=name)) for name in "abc"]
+    assert lengths == [2, 5, 3]
+
+
+@pytest.mark.parametrize("fields", [None, FIELDS], ids=["rows", "chunks"])
+def test_the_view_and_the_library_delete_the_same_steps_at_once(buffer_url, fields):
+    with ReplayBuffer(buffer_url, fields=fields, max_capacity=5_000, evict_by="task") as buffer:
+        columns = {k: v for k, v in obs(2_000).items() if k != "obs" or fields}
+        columns["step"] = np.arange(2_000) // 40
+        buffer.extend({"task_id": [f"t{n % 40}" for n in range(2_000)], **columns})
+
+        def by_hand(task):
+            run(buffer_url, f"DELETE FROM v_experiences WHERE task_id = 't{task}' AND step < 5")
+
+        def by_library(task):
+            of_task = QueryBuilder().eq("exp_meta.task_id", f"t{task}")
+            buffer.delete(of_task.and_().lt("exp_meta.step", 9).build())
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(f, t) for t in range(8) for f in (by_hand, by_library)]:
+                done.result()
+        assert len(buffer) == buffer.size() == len(list(buffer)) == 2_000 - 8 * 9
+        counted = "SELECT live_rows, (SELECT sum(n_rows) FROM tasks) FROM buffers"
+        assert run(buffer_url, counted) == [(len(buffer), len(buffer))]

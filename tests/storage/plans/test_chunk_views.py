@@ -27,19 +27,15 @@ FILTERS = {
 def fill_large(url):
     """Fill a buffer with 1,000 episodes in chunks, and another one with as many tasks."""
     fields = {"obs": ("float32", (4,))}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SQLBUFFER_CHUNKS", "1")
-        with ReplayBuffer(url, name="other", fields=fields, max_capacity=N_STEPS) as buffer:
-            tasks = [f"t{n // PER_TASK}" for n in range(N_STEPS)]
-            buffer.extend(
-                {"obs": np.ones((N_STEPS, 4), np.float32), "task_id": tasks}, agent_id="a"
-            )
-            wait_for_cleaner(buffer)
-        with ReplayBuffer(url, name="steps", fields=fields, max_capacity=N_STEPS) as buffer:
-            columns = {"obs": np.ones((PER_TASK, 4), np.float32), "reward": np.ones(PER_TASK)}
-            for n in range(N_STEPS // PER_TASK):
-                buffer.store_episode(columns, task_id=f"t{n}", agent_id="a", episode_id=f"e{n}")
-            wait_for_cleaner(buffer)
+    with ReplayBuffer(url, name="other", fields=fields, max_capacity=N_STEPS) as buffer:
+        tasks = [f"t{n // PER_TASK}" for n in range(N_STEPS)]
+        buffer.extend({"obs": np.ones((N_STEPS, 4), np.float32), "task_id": tasks}, agent_id="a")
+        wait_for_cleaner(buffer)
+    with ReplayBuffer(url, name="steps", fields=fields, max_capacity=N_STEPS) as buffer:
+        columns = {"obs": np.ones((PER_TASK, 4), np.float32), "reward": np.ones(PER_TASK)}
+        for n in range(N_STEPS // PER_TASK):
+            buffer.store_episode(columns, task_id=f"t{n}", agent_id="a", episode_id=f"e{n}")
+        wait_for_cleaner(buffer)
 
 
 def wait_for_cleaner(buffer):

@@ -1,5 +1,7 @@
 """Buffers whose arrays are compressed: everything comes back, in fewer bytes."""
 
+import itertools
+import json
 import pickle
 import sys
 
@@ -10,7 +12,7 @@ from sqlbuffer import LatestSampler, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, FieldError, MissingExtraError
 from tests.support.array_rows import make_array_row
 from tests.support.processes import run_at_once
-from tests.support.sql import run, scalar
+from tests.support.sql import is_sqlite, run, scalar
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 N = 6
@@ -47,11 +49,37 @@ def all_of(buffer, n=N):
     return buffer.sample_arrays(n, sampler=LatestSampler())
 
 
-def blobs(url):
-    return [
-        bytes(blob)
-        for (blob,) in run(url, "SELECT arrays FROM experiences ORDER BY buffer_id, seq")
-    ]
+def blocks(url, name="default"):
+    """Return the block of each step, and its place in it."""
+    found = run(
+        url,
+        "SELECT block, block_place FROM chunk_steps s JOIN v_buffers b USING (buffer_id) "
+        f"WHERE buffer = '{name}' ORDER BY seq",
+    )
+    return [(bytes(block), place) for block, place in found]
+
+
+def chunk_of(url, seq, columns):
+    """Return the first number of the chunk with a step, and columns of its values."""
+    chunk = f"WHERE first_seq <= {seq} ORDER BY first_seq DESC LIMIT 1"
+    ((first, *values),) = run(url, f"SELECT first_seq, {columns} FROM chunk_data {chunk}")
+    return first, *values
+
+
+def change_block(url, seq, change):
+    """Change the bytes of the block with a step; leave the others of its chunk."""
+    first, records, offsets, size = chunk_of(url, seq, "records, offsets, block_steps")
+    offsets = json.loads(offsets) if isinstance(offsets, str) else offsets
+    parts = [bytes(records)[a:b] for a, b in itertools.pairwise(offsets)]
+    n = (seq - first) // size
+    parts[n] = change(parts[n])
+    ends = list(itertools.accumulate(map(len, parts), initial=0))
+    run(
+        url,
+        f"UPDATE chunk_data SET records = :records, offsets = :offsets WHERE first_seq = {first}",
+        records=b"".join(parts),
+        offsets=json.dumps(ends) if is_sqlite(url) else ends,
+    )
 
 
 @pytest.fixture
@@ -63,13 +91,12 @@ def buffer(buffer_url):
 def test_every_kind_of_field_comes_back_and_takes_fewer_bytes(buffer_url, buffer):
     buffer.extend(make_columns())
     check_batch(all_of(buffer))
-    stored = blobs(buffer_url)
-    assert all(blob.startswith(MAGIC) for blob in stored)
-    assert sum(map(len, stored)) < N * 32 * 32 / 4
+    assert all(block.startswith(MAGIC) for block, _ in blocks(buffer_url))
+    assert scalar(buffer_url, "SELECT sum(length(records)) FROM chunk_data") < N * 32 * 32 / 4
     with ReplayBuffer(buffer_url, name="plain", fields=FIELDS) as plain:
         assert plain.compression is None
         plain.extend(make_columns())
-        assert min(map(len, blobs(buffer_url)[N:])) > 32 * 32
+        assert all(len(block) > 32 * 32 for block, _ in blocks(buffer_url, "plain"))
 
 
 def test_payloads_are_read_behind_the_fields_and_without_any(buffer_url, buffer):
@@ -85,8 +112,11 @@ def test_payloads_are_read_behind_the_fields_and_without_any(buffer_url, buffer)
                 np.testing.assert_equal(row.exp_data.state, state)
         rows.store(make_array_row(step=3))
         np.testing.assert_array_equal(list(rows)[-1].exp_data.state, np.full(4, 3, np.float32))
-    sizes = "SELECT length(arrays) FROM experiences WHERE length(arrays) > 3000"
-    assert run(buffer_url, sizes) == []
+    for size in (
+        "max(length(arrays)) FROM experiences",
+        "max(length(payload_arrays) / n_steps) FROM chunk_data",
+    ):
+        assert scalar(buffer_url, f"SELECT {size}") < 3000
 
 
 def test_transitions_and_final_observations_are_read(buffer_url):
@@ -109,7 +139,7 @@ def test_steps_that_are_written_one_at_a_time_are_compressed(buffer_url):
             for i in range(3):
                 episode.append(obs=np.full(64, i, np.float32), state={"grid": np.full((9, 9), i)})
             episode.end(obs=np.full(64, 3, np.float32))
-        assert all(blob.startswith(MAGIC) for blob in blobs(buffer_url))
+        assert all(block.startswith(MAGIC) for block, _ in blocks(buffer_url, "steps"))
         batch = buffer.sample_transitions(20)
         np.testing.assert_array_equal(batch.next_obs, batch.obs + 1)
         assert [row.exp_data.state["grid"][0, 0] for row in buffer] == [0, 1, 2]
@@ -117,10 +147,11 @@ def test_steps_that_are_written_one_at_a_time_are_compressed(buffer_url):
 
 def test_a_blob_that_plain_sql_returns_is_decoded(buffer_url, buffer):
     buffer.extend(make_columns())
-    found = buffer.decode(blobs(buffer_url)[3])
-    np.testing.assert_array_equal(found["frame"], np.full((32, 32), 3))
-    np.testing.assert_array_equal(found["tokens"], [0, 1, 2])
-    for damaged in (blobs(buffer_url)[3][:-1], MAGIC):
+    block, place = blocks(buffer_url)[4]
+    found = buffer.decode(block, place)
+    np.testing.assert_array_equal(found["frame"], np.full((32, 32), 4))
+    np.testing.assert_array_equal(found["tokens"], [0, 1, 2, 3])
+    for damaged in (block[:-1], MAGIC):
         with pytest.raises(FieldError, match="row 0 of these has damaged arrays"):
             buffer.decode(damaged)
     with pytest.raises(FieldError, match="damaged"):
@@ -134,12 +165,13 @@ def test_rows_that_would_not_shrink_are_kept_as_they_are(buffer_url):
     ) as buffer:
         noise = rng.integers(0, 256, (3, 40)).astype(np.uint8)
         noise[1, :4] = list(MAGIC)  # by chance
-        buffer.extend({"x": noise})
+        buffer.extend({"x": noise[:1]})
+        buffer.extend({"x": noise[1:]})
         np.testing.assert_array_equal(all_of(buffer, 3).x[::-1], noise)
-        stored = blobs(buffer_url)
-        assert stored[0] == noise[0].tobytes()
-        assert len(stored[1]) > 40
-        assert stored[2] == noise[2].tobytes()
+        stored = blocks(buffer_url, "noise")
+        assert stored[0] == (noise[0].tobytes(), 0)
+        assert len(stored[1][0]) > 80
+        assert stored[2] == (stored[1][0], 1)
 
 
 def test_a_buffer_opened_again_knows_how_it_is_compressed(buffer_url, buffer):
@@ -173,23 +205,37 @@ def test_rows_that_are_sent_again_are_duplicates_however_they_were_compressed(bu
     # As another version of the package may have: the same content in other bytes.
     import zstandard
 
-    raw = zstandard.ZstdDecompressor().decompress(blobs(buffer_url)[0])
+    before = blocks(buffer_url)[0]
+    raw = zstandard.ZstdDecompressor().decompress(before[0])
     other = zstandard.ZstdCompressor(level=19).compress(raw)
-    assert other != blobs(buffer_url)[0]
-    run(buffer_url, "UPDATE experiences SET arrays = :other WHERE id = 'r0'", other=other)
+    change_block(buffer_url, 1, lambda _: other)
+    assert blocks(buffer_url)[0] == (other, 0) != before
     assert buffer.extend({**columns, **states}).duplicates == N
     assert buffer.extend({**columns, "frame": columns["frame"] + 1, **states}).conflicts == N
     assert buffer.extend({**columns, "state": [np.ones(100)] * N}).conflicts == N
 
 
+@pytest.mark.parametrize("damage", [lambda block: block[:-3], lambda block: block[:9] + block[12:]])
+def test_a_damaged_step_is_named(buffer_url, buffer, damage):
+    buffer.extend(make_columns())
+    change_block(buffer_url, 4, damage)
+    with pytest.raises(FieldError, match=r"the row with seq [4-6] has damaged arrays"):
+        all_of(buffer)
+
+
 @pytest.mark.parametrize("damage", [lambda blob: blob[:-3], lambda blob: blob[:9] + blob[12:]])
-def test_a_damaged_row_is_named(buffer_url, buffer, damage):
+def test_a_step_with_damaged_arrays_in_its_payload_is_named(buffer_url, buffer, damage):
     buffer.extend({**make_columns(), "state": [np.zeros(100)] * N})
-    damaged = damage(blobs(buffer_url)[2])
-    run(buffer_url, "UPDATE experiences SET arrays = :damaged WHERE seq = 3", damaged=damaged)
-    for read in (lambda: all_of(buffer), lambda: list(buffer)):
-        with pytest.raises(FieldError, match="the row with seq 3 has damaged arrays"):
-            read()
+    first, stored, n_steps = chunk_of(buffer_url, 3, "payload_arrays, n_steps")
+    size = len(stored) // n_steps
+    parts = [bytes(stored)[n * size : (n + 1) * size] for n in range(n_steps)]
+    assert all(part.startswith(MAGIC) for part in parts)
+    parts[3 - first] = damage(parts[3 - first])
+    change = f"UPDATE chunk_data SET payload_arrays = :arrays WHERE first_seq = {first}"
+    run(buffer_url, change, arrays=b"".join(parts))
+    check_batch(all_of(buffer))
+    with pytest.raises(FieldError, match="the row with seq 3 has damaged arrays"):
+        list(buffer)
 
 
 def test_without_the_package_a_compressed_buffer_is_not_opened(buffer_url, buffer, monkeypatch):

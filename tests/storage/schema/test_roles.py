@@ -2,6 +2,7 @@
 
 from contextlib import closing
 
+import numpy as np
 import psycopg
 import pytest
 from psycopg import sql
@@ -130,16 +131,19 @@ def test_a_writer_that_samples_what_is_counted_is_told_who_may(with_roles, login
             buffer.set_clock(1)
 
 
+@pytest.mark.parametrize("fields", [None, {"obs": "float32"}], ids=["rows", "chunks"])
 @pytest.mark.parametrize("evict_by", ["row", "task"])
-def test_learners_delete_clear_and_resize(with_roles, login, evict_by):
+def test_learners_delete_clear_and_resize(with_roles, login, evict_by, fields):
     url = login("sqlbuffer_learner")
-    with ReplayBuffer(url, name="newer", max_capacity=8, evict_by=evict_by) as buffer:
-        buffer.store_batch([make_array_row(task=step % 4, step=step) for step in range(8)])
+    settings = {"max_capacity": 8, "evict_by": evict_by, "fields": fields}
+    with ReplayBuffer(url, name="newer", **settings) as buffer:
+        values = {name: np.zeros(8, np.float32) for name in fields or ()}
+        values["reward"] = np.ones(8)
+        buffer.extend({**values, "task_id": [f"task_{n % 4}" for n in range(8)]})
         assert buffer.delete(TASK_0) == 2
         with psycopg.connect(url) as connection:
             connection.execute(
-                "DELETE FROM experiences WHERE task_id = 'task_1' AND buffer_id ="
-                " (SELECT id FROM buffers WHERE name = 'newer')"
+                "DELETE FROM v_experiences WHERE buffer = 'newer' AND task_id = 'task_1'"
             )
         assert len(buffer) == 4
         buffer.resize(2)
@@ -307,6 +311,7 @@ def test_an_analyst_whose_transactions_only_read_counts_and_streams(with_roles, 
         "UPDATE experiences SET reward_t = 1",
         "UPDATE buffers SET max_capacity = 1",
         "DELETE FROM experiences",
+        "DELETE FROM v_experiences",
         "TRUNCATE experiences",
         "DROP VIEW v_tasks",
         "SELECT sqlbuffer_reserve_v1(1, 1)",
@@ -326,6 +331,7 @@ def test_analysts_change_nothing(with_roles, login, statement):
         "UPDATE experiences SET reward_t = 1",
         "UPDATE buffers SET max_capacity = 1",
         "DELETE FROM experiences",
+        "DELETE FROM v_experiences",
         "SELECT sqlbuffer_remove_v1(1, ARRAY[1])",
         "SELECT sqlbuffer_evict_tasks_v1(1)",
         "SELECT sqlbuffer_update_priorities_v1(1, '{1}', '{1}')",

@@ -396,8 +396,8 @@ class BufferMachine(RuleBasedStateMachine):
     def delete_by_hand(self, task, step):
         run(
             self.url,
-            "DELETE FROM experiences WHERE task_id = :task AND step >= :step AND buffer_id = "
-            "(SELECT buffer_id FROM v_buffers WHERE buffer = :buffer)",
+            "DELETE FROM v_experiences "
+            "WHERE buffer = :buffer AND task_id = :task AND step >= :step",
             task=task,
             step=step,
             buffer=self.buffers[0].name,

@@ -17,8 +17,7 @@ NEVER_S = 1_000.0
 
 
 @pytest.fixture
-def make(buffer_url, monkeypatch):
-    monkeypatch.setenv("SQLBUFFER_CHUNKS", "1")
+def make(buffer_url):
     opened = []
 
     def open_(**settings):

@@ -3,6 +3,15 @@
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
+    PERFORM set_config('sqlbuffer.internal', 'on', true);
+    DELETE FROM chunks c USING (
+        SELECT k.buffer_id, k.first_seq, count(*) AS n FROM deleted_steps d CROSS JOIN LATERAL (
+            SELECT x.buffer_id, x.first_seq FROM chunks x WHERE x.buffer_id = d.buffer_id AND x.first_seq <= d.seq
+            ORDER BY x.first_seq DESC LIMIT 1
+        ) AS k GROUP BY 1, 2
+    ) AS g
+    WHERE c.buffer_id = g.buffer_id AND c.first_seq = g.first_seq AND c.n_steps = g.n;
+    PERFORM set_config('sqlbuffer.internal', '', true);
     DELETE FROM tasks t
     WHERE NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = t.buffer_id AND e.task_id = t.task_id);
     UPDATE tasks t SET n_rows = e.n
