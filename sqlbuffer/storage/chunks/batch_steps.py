@@ -10,6 +10,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.chunks.step_relations import pg_replaced, sqlite_replaced
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
 _COLUMNS: dict[str, Any] = {
@@ -62,7 +63,8 @@ def _pg_batch_steps(element: batch_steps, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs = processed(element, compiler, kw)
     size, block = "(octet_length(d.records) / d.n_steps)", "(d.place / d.block_steps + 1)"
     # Each chunk is looked up alone, by the primary key: without statistics PostgreSQL takes a
-    # buffer for a few rows and would rather read all of them.
+    # buffer for a few rows and would rather read all of them. Both bounds: with one, the index
+    # hands out all keys of a page that are below.
     return f"""(SELECT d.first_seq + d.place AS seq, d.task_id, d.agent_id,
         CASE WHEN d.steps IS NULL THEN d.step + d.place ELSE d.steps[d.place + 1] END AS step,
         CASE WHEN y.seq IS NULL THEN substr(d.rewards, d.place * 8 + 1, 8)
@@ -79,6 +81,7 @@ def _pg_batch_steps(element: batch_steps, compiler: Any, **kw: Any) -> str:
     FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
         SELECT (w.seq - c.first_seq)::integer AS place, c.* FROM chunk_data c
         WHERE c.buffer_id = {buffer_id} AND c.first_seq <= w.seq
+          AND c.first_seq > w.seq - {MOST_STEPS}
         ORDER BY c.first_seq DESC LIMIT 1
     ) d
     {pg_replaced(buffer_id, "w.seq")}

@@ -40,7 +40,8 @@ def _pg_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
             SELECT i.seq FROM step_ids i WHERE i.buffer_id = {buffer_id} AND i.id = g.id LIMIT 1
         ) AS i CROSS JOIN LATERAL (
             SELECT k.first_seq FROM chunks k WHERE k.buffer_id = {buffer_id}
-            AND k.first_seq <= i.seq ORDER BY k.first_seq DESC LIMIT 1) AS f
+            AND k.first_seq <= i.seq AND k.first_seq > i.seq - {MOST_STEPS}
+            ORDER BY k.first_seq DESC LIMIT 1) AS f
         UNION ALL
         SELECT k.first_seq FROM g CROSS JOIN LATERAL (
             SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id} AND x.id = CASE

@@ -106,6 +106,7 @@ def _pg_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> s
         "(SELECT coalesce(c.initial_priority[k.seq - c.first_seq + 1], 1.0) FROM (SELECT "
         "x.first_seq, x.n_steps, x.initial_priority FROM chunks x "
         f"WHERE x.buffer_id = {buffer_id} AND x.first_seq <= k.seq "
+        f"AND x.first_seq > k.seq - {MOST_STEPS} "
         "ORDER BY x.first_seq DESC LIMIT 1) AS c WHERE k.seq < c.first_seq + c.n_steps "
         "AND NOT EXISTS (SELECT 1 FROM deleted_steps d "
         f"WHERE d.buffer_id = {buffer_id} AND d.seq = k.seq OFFSET 0))"

@@ -6,7 +6,7 @@ BEGIN
     IF EXISTS (SELECT 1 FROM buffers WHERE id = p_buffer_id AND has_chunks) THEN
         RETURN ARRAY(
             SELECT s FROM unnest(p_seqs) AS s CROSS JOIN LATERAL (
-                SELECT x.first_seq, x.n_steps FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= s
+                SELECT x.first_seq, x.n_steps FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= s AND x.first_seq > s - 256
                 ORDER BY x.first_seq DESC LIMIT 1 FOR KEY SHARE) AS c
             WHERE s < c.first_seq + c.n_steps
               AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = s OFFSET 0));

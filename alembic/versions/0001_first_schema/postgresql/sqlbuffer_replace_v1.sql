@@ -13,7 +13,7 @@ BEGIN
         -- Locked, or one that is deleted at the same time would leave its new values behind.
         PERFORM 1 FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (ARRAY(
             SELECT DISTINCT f.first_seq FROM unnest(p_seqs) AS g(seq) CROSS JOIN LATERAL (
-                SELECT x.first_seq FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= g.seq
+                SELECT x.first_seq FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
                 ORDER BY x.first_seq DESC LIMIT 1) AS f))
         ORDER BY c.first_seq FOR UPDATE;
         WITH changed AS (
@@ -22,7 +22,7 @@ BEGIN
             FROM unnest(p_seqs, p_arrays, p_fields, p_rewards, p_terminated, p_truncated)
                 AS n(seq, arrays, fields, reward_t, terminated, truncated)
             CROSS JOIN LATERAL (
-                SELECT x.first_seq, x.n_steps FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= n.seq
+                SELECT x.first_seq, x.n_steps FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= n.seq AND x.first_seq > n.seq - 256
                 ORDER BY x.first_seq DESC LIMIT 1) AS c
             WHERE n.seq < c.first_seq + c.n_steps
               AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = n.seq OFFSET 0)

@@ -31,7 +31,7 @@ BEGIN
             UNION ALL
             SELECT coalesce(c.initial_priority[g.seq - c.first_seq + 1], 1.0) FROM (
                 SELECT x.first_seq, x.n_steps, x.initial_priority FROM chunks x
-                WHERE b.has_chunks AND p.place IS NULL AND x.buffer_id = p_buffer_id AND x.first_seq <= g.seq
+                WHERE b.has_chunks AND p.place IS NULL AND x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
                 ORDER BY x.first_seq DESC LIMIT 1
             ) AS c
             WHERE g.seq < c.first_seq + c.n_steps
