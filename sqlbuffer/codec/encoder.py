@@ -39,8 +39,8 @@ class Encoder:
 
     __slots__ = ("blob",)
 
-    def __init__(self, blob: bytes | bytearray = b"") -> None:
-        self.blob = bytearray(blob)
+    def __init__(self) -> None:
+        self.blob = bytearray()
 
     def json(self, value: Any, path: str) -> str | None:
         """Return the JSON text of a value, or None for None.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.given_columns import FLAGS, check_columns
-from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.encoding.records import Record, decode_reals, encode_extra
 from sqlbuffer.errors import FieldError
@@ -20,32 +20,25 @@ Payload = tuple[str | None, str | None, str | None, str | None]
 
 
 def encode_columns(
-    layout: Layout,
-    columns: Mapping[str, Any],
-    *,
-    casting: str = "same_kind",
-    episode: str | None = None,
+    columns: Mapping[str, Any], *, casting: str = "same_kind", episode: str | None = None
 ) -> list[Record]:
-    """Return the records of n steps.
+    """Return the records of n steps without typed fields.
 
     Args:
-        layout: The declared fields.
-        columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
-            likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
-            `task_id`, `agent_id`, `step`, `model_version`, `session_id` and `priority` n values or
-            one.
-        casting: See `FieldSpec.cast_rows`.
+        columns: `reward`, `terminated`, `truncated` and `id`, n values each; `state`, `actions`,
+            `messages`, `extra` n values as `add` takes them; `task_id`, `agent_id`, `step`,
+            `model_version`, `session_id` and `priority` n values or one.
+        casting: See `FieldSpec.cast_rows`; of the rewards.
         episode: The episode that the n steps are, from its first to its last.
 
     Raises:
-        FieldError: An unknown or missing field, another shape or number of rows, a value that the
-            field cannot hold; names the field.
+        FieldError: An unknown field, another number of rows, a value that cannot be stored; names
+            the field.
     """
-    given = check_columns(layout, columns, casting)
+    given = check_columns(EMPTY_LAYOUT, columns, casting)
     n_rows = given.n_steps
-    packed = layout.pack(given.fields, n_rows)
     tags = [given.reward_tags.get(i) for i in range(n_rows)]
-    payloads, blobs = _payloads(given.payloads, tags, packed)
+    payloads, blobs = _payloads(given.payloads, tags)
     rewards = _each(given.reward, n_rows)
     for i, reward in enumerate(rewards):
         rewards[i] = None if reward != reward else reward
@@ -57,7 +50,6 @@ def encode_columns(
         given.steps.tolist(),
         [None] * n_rows if episode is None else range(n_rows),
         payloads,
-        _comparable(layout, given.fields, n_rows),
         rewards,
         _each(given.terminated, n_rows),
         _each(given.truncated, n_rows),
@@ -70,10 +62,10 @@ def encode_columns(
     return [
         Record(
             id_, task, None, agent, None, step, t, now, episode, session, state, actions, messages,
-            extra, field_values, reward, None, None, terminated, truncated, version, blob or None,
+            extra, None, reward, None, None, terminated, truncated, version, blob or None,
             None, priority,
         )
-        for id_, task, agent, step, t, (state, actions, messages, extra), field_values, reward,
+        for id_, task, agent, step, t, (state, actions, messages, extra), reward,
             terminated, truncated, version, session, blob, priority in rows
     ]  # fmt: skip
 
@@ -85,30 +77,18 @@ def _each(values: Any, n_rows: int) -> list[Any]:
     return values if isinstance(values, list) else [values] * n_rows
 
 
-def _comparable(layout: Layout, values: Mapping[str, Any], n_rows: int) -> Sequence[str | None]:
-    """Return the JSON of those fields that conditions can use."""
-    names = [name for name, spec in layout.specs.items() if spec.column]
-    if not names:
-        return [None] * n_rows
-    encoder = Encoder()  # numbers and texts: none of them is kept as bytes
-    rows = zip(*(values[name].tolist() for name in names), strict=True)
-    return [encoder.json(dict(zip(names, row, strict=True)), "fields") for row in rows]
-
-
 def _payloads(
-    given: Sequence[Sequence[Any] | None],
-    tags: Sequence[dict[str, Any] | None],
-    packed: list[bytes],
+    given: Sequence[Sequence[Any] | None], tags: Sequence[dict[str, Any] | None]
 ) -> tuple[list[Payload], Sequence[bytes | bytearray]]:
-    """Return the JSON of each row, and its bytes with those of arrays inside the JSON behind."""
-    n_rows = len(packed)
+    """Return the JSON of each row, and the bytes of arrays inside the JSON."""
+    n_rows = len(tags)
     if all(column is None for column in given) and not any(tags):
-        return [(None, None, None, None)] * n_rows, packed
+        return [(None, None, None, None)] * n_rows, [b""] * n_rows
     values = [[None] * n_rows if column is None else list(column) for column in given]
     texts: list[Payload] = []
     blobs: list[bytes | bytearray] = []
-    for i, (blob, tag, *row) in enumerate(zip(packed, tags, *values, strict=True)):
-        encoder = Encoder(blob)
+    for i, (tag, *row) in enumerate(zip(tags, *values, strict=True)):
+        encoder = Encoder()
         state, actions, messages, extra = row
         try:
             texts.append(

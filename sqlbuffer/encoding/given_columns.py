@@ -70,7 +70,10 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: str) -> G
 
     Args:
         layout: The declared fields.
-        columns: See `encode_columns`.
+        columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
+            likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
+            `task_id`, `agent_id`, `step`, `model_version`, `session_id` and `priority` n values or
+            one.
         casting: See `FieldSpec.cast_rows`.
 
     Raises:

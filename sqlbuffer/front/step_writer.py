@@ -88,7 +88,7 @@ class StepWriter:
         if self._store.info.has_chunks:
             packed = self._packed(columns, casting)
             return self._insert_chunks(ChunkBatch(packed.chunks, packed.order))
-        records = encode_columns(self._store.layout, columns, casting=casting)
+        records = encode_columns(columns, casting=casting)
         return self._insert(WriteBatch(records, MADE_TIME))
 
     def store_episode(
@@ -124,7 +124,7 @@ class StepWriter:
                 f"{key}/{n_steps - 1}", final_arrays, reward,
             )  # fmt: skip
             return self._insert_chunks(ChunkBatch(packed.chunks, None, [ending], metas, whole))
-        records = encode_columns(store.layout, columns, casting=casting, episode=key)
+        records = encode_columns(columns, casting=casting, episode=key)
         if not records:
             raise FieldError("an episode has at least one step")
         if episode_id is not None:
@@ -163,7 +163,7 @@ class StepWriter:
         has_priorities, limit = config.priorities.enabled, row_limit(config)
         if self._store.info.has_chunks:
             return StepPacker(layout, beginning, casting, has_priorities, limit).encode
-        encoder = StepEncoder(layout, beginning, casting, has_priorities)
+        encoder = StepEncoder(beginning, has_priorities)
 
         def encode(t: int, step: Mapping[str, Any]) -> Record:
             record = encoder.encode(t, step)

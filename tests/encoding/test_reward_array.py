@@ -3,13 +3,10 @@
 import numpy as np
 
 from sqlbuffer.encoding.columns import encode_columns, reward_array
-from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.fields.buffer_fields import parse_specs
 
 
 def test_a_tagged_reward_is_read_without_the_arrays_of_its_row():
-    layout = Layout(parse_specs({"x": "int64"}))
-    columns = {"x": [1, 2], "reward": [-0.0, np.nan], "extra": [{"a": np.ones(3)}, None]}
-    records = encode_columns(layout, columns)
+    columns = {"reward": [-0.0, np.nan], "extra": [{"a": np.ones(3)}, None]}
+    records = encode_columns(columns)
     rewards = reward_array([r.reward_t for r in records], [r.extra for r in records])
     assert rewards.tobytes() == np.array([-0.0, np.nan]).tobytes()

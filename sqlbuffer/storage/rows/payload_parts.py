@@ -115,13 +115,8 @@ def row_limit(config: BufferConfig) -> int:
 
 
 def prepared(records: Sequence[Record], layout: Layout) -> list[Record]:
-    """Return records as they are stored: large ones marked, others compressed where the buffer is.
-
-    Rows of typed fields stay whole, since batches of arrays are made of the column.
-    """
-    large = set()
-    if not layout.specs:
-        large = {i for i, r in enumerate(records) if r.arrays and len(r.arrays) > PART_BYTES}
+    """Return records as they are stored: large ones marked, others compressed."""
+    large = {i for i, r in enumerate(records) if r.arrays and len(r.arrays) > PART_BYTES}
     if not large and layout.compression is None:
         return list(records)
     stored = layout.compress([None if i in large else r.arrays for i, r in enumerate(records)])

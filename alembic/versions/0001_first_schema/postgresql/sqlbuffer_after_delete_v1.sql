@@ -6,7 +6,7 @@ BEGIN
     PERFORM set_config('sqlbuffer.internal', 'on', true);
     DELETE FROM chunks c USING (
         SELECT k.buffer_id, k.first_seq, count(*) AS n FROM deleted_steps d CROSS JOIN LATERAL (
-            SELECT x.buffer_id, x.first_seq FROM chunks x WHERE x.buffer_id = d.buffer_id AND x.first_seq <= d.seq
+            SELECT x.buffer_id, x.first_seq FROM chunks x WHERE x.buffer_id = d.buffer_id AND x.first_seq <= d.seq AND x.first_seq > d.seq - 256
             ORDER BY x.first_seq DESC LIMIT 1
         ) AS k GROUP BY 1, 2
     ) AS g

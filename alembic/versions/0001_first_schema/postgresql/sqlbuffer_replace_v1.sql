@@ -9,44 +9,28 @@ DECLARE
     seqs bigint[];
 BEGIN
     UPDATE buffers SET has_changes = true WHERE id = p_buffer_id AND NOT has_changes;
-    IF (SELECT has_chunks FROM buffers WHERE id = p_buffer_id) THEN
-        -- Locked, or one that is deleted at the same time would leave its new values behind.
-        PERFORM 1 FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (ARRAY(
-            SELECT DISTINCT f.first_seq FROM unnest(p_seqs) AS g(seq) CROSS JOIN LATERAL (
-                SELECT x.first_seq FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
-                ORDER BY x.first_seq DESC LIMIT 1) AS f))
-        ORDER BY c.first_seq FOR UPDATE;
-        WITH changed AS (
-            INSERT INTO replaced_steps AS r (buffer_id, seq, record, fields, reward_t, terminated, truncated)
-            SELECT p_buffer_id, n.seq, n.arrays, n.fields::jsonb, n.reward_t, n.terminated, n.truncated
-            FROM unnest(p_seqs, p_arrays, p_fields, p_rewards, p_terminated, p_truncated)
-                AS n(seq, arrays, fields, reward_t, terminated, truncated)
-            CROSS JOIN LATERAL (
-                SELECT x.first_seq, x.n_steps FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= n.seq AND x.first_seq > n.seq - 256
-                ORDER BY x.first_seq DESC LIMIT 1) AS c
-            WHERE n.seq < c.first_seq + c.n_steps
-              AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = n.seq OFFSET 0)
-            ON CONFLICT (buffer_id, seq) DO UPDATE
-            SET record = excluded.record, fields = excluded.fields, reward_t = excluded.reward_t,
-                terminated = excluded.terminated, truncated = excluded.truncated
-            RETURNING r.seq
-        )
-        SELECT coalesce(array_agg(seq), '{}') INTO seqs FROM changed;
-    ELSE
-        -- By their places, each found by the primary key: without statistics the planner would read the whole buffer.
-        WITH new AS (
-            SELECT e.ctid AS place, n.* FROM unnest(p_seqs, p_arrays, p_fields, p_rewards, p_terminated, p_truncated)
-                AS n(seq, arrays, fields, reward_t, terminated, truncated)
-            CROSS JOIN LATERAL (
-                SELECT x.ctid FROM experiences x WHERE x.buffer_id = p_buffer_id AND x.seq = n.seq FOR UPDATE
-            ) AS e
-        ), changed AS (
-            UPDATE experiences e SET arrays = new.arrays, fields = new.fields::jsonb, reward_t = new.reward_t,
-                terminated = new.terminated, truncated = new.truncated
-            FROM new WHERE e.ctid = new.place RETURNING e.seq
-        )
-        SELECT coalesce(array_agg(seq), '{}') INTO seqs FROM changed;
-    END IF;
+    -- Locked, or one that is deleted at the same time would leave its new values behind.
+    PERFORM 1 FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (ARRAY(
+        SELECT DISTINCT f.first_seq FROM unnest(p_seqs) AS g(seq) CROSS JOIN LATERAL (
+            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
+            ORDER BY x.first_seq DESC LIMIT 1) AS f))
+    ORDER BY c.first_seq FOR UPDATE;
+    WITH changed AS (
+        INSERT INTO replaced_steps AS r (buffer_id, seq, record, fields, reward_t, terminated, truncated)
+        SELECT p_buffer_id, n.seq, n.arrays, n.fields::jsonb, n.reward_t, n.terminated, n.truncated
+        FROM unnest(p_seqs, p_arrays, p_fields, p_rewards, p_terminated, p_truncated)
+            AS n(seq, arrays, fields, reward_t, terminated, truncated)
+        CROSS JOIN LATERAL (
+            SELECT x.first_seq, x.n_steps FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= n.seq AND x.first_seq > n.seq - 256
+            ORDER BY x.first_seq DESC LIMIT 1) AS c
+        WHERE n.seq < c.first_seq + c.n_steps
+          AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = n.seq OFFSET 0)
+        ON CONFLICT (buffer_id, seq) DO UPDATE
+        SET record = excluded.record, fields = excluded.fields, reward_t = excluded.reward_t,
+            terminated = excluded.terminated, truncated = excluded.truncated
+        RETURNING r.seq
+    )
+    SELECT coalesce(array_agg(seq), '{}') INTO seqs FROM changed;
     INSERT INTO payload_changes AS c (buffer_id, seq, fields, n_changes)
     SELECT p_buffer_id, u.seq, p_names, 1 FROM unnest(seqs) AS u(seq)
     ON CONFLICT (buffer_id, seq) DO UPDATE

@@ -42,6 +42,8 @@ def core_fields(tracks: Mapping[str, DeclaredField], observations: Any = None) -
         MemmapError: No such field.
     """
     names = core_names(tracks)
+    if not tracks:
+        raise MemmapError("a buffer has at least one field, got fields={}")
     if not isinstance(observations, (tuple, list, type(None))):
         raise MemmapTypeError(
             f"observation_fields are names of fields such as ('state',), got {observations!r}"

@@ -173,7 +173,7 @@ class Cells:
     def _stored(self, connection: Any, runs: list[Run]) -> StoredCells:
         """Return the cells of runs that have a step, in their order."""
         store, size = self._store.info, self._rows.size
-        found = slot_steps(connection, store.id, runs, size, store.has_chunks)
+        found = slot_steps(connection, store.id, runs, size)
         if not found:
             return StoredCells(np.empty(0, np.int64), self._rows.blanks(0), np.empty(0, np.int64))
         of_run, ts, first_seqs, counts, records, may_have_changed = zip(*found, strict=True)

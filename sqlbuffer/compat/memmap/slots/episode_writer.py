@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.compat.memmap.config.buffer_config import Config
@@ -17,7 +16,6 @@ from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, PackedRow, RowCoder
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.encoding.packed_steps import PackedStep
-from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
@@ -33,10 +31,8 @@ from sqlbuffer.storage.extensions.slots.slot_claims import (
     SlotLostError,
     SlotsFullError,
 )
-from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
-from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 T = TypeVar("T")
@@ -229,16 +225,7 @@ class EpisodeWriter:
             None,
         )  # fmt: skip
         metas = {} if json is None else {(key, key): json}
-        batch: Any
-        if self._store.info.has_chunks:
-            batch = ChunkBatch(self._rows.chunks(rows, key), None, [ending], metas)
-        else:
-            start, now = EpisodeStart(key, key, "default"), time.time()
-            steps = [
-                PackedStep(start, t, now, *row, None, None, 0)
-                for t, row in enumerate(self._rows.steps(rows))
-            ]
-            batch = self._row_batch(steps, [ending], metas)
+        batch = ChunkBatch(self._rows.chunks(rows, key), None, [ending], metas)
 
         def work(connection: Any, insert: Any) -> None:
             insert(batch)
@@ -312,51 +299,20 @@ class EpisodeWriter:
         steps: Sequence[PackedStep],
         endings: Sequence[EpisodeEnd],
         metas: Mapping[EpisodeKey, str],
-    ) -> SlotBatch | WriteBatch:
-        if self._store.info.has_chunks:
-            return slot_batch(self._store.layout, steps, endings, metas)
-        return self._row_batch(steps, endings, metas)
-
-    def _row_batch(
-        self,
-        steps: Sequence[PackedStep],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> WriteBatch:
-        raw = b"".join(step.row for step in steps)
-        columns = self._rows.columns(np.frombuffer(raw, self._store.layout.record))
-        records = [
-            Record(
-                step.id, step.task_id, None, "default", None, step.t, step.t, step.time,
-                step.episode_key, None, None, None, None, None, text, reward, None, None,
-                terminated, truncated, None, bytes(arrays) or None, None, None,
-            )
-            for step, (arrays, text, reward, terminated, truncated) in zip(
-                steps, zip(*columns, strict=True), strict=True
-            )
-        ]  # fmt: skip
-        stored = prepared(records, self._store.layout)
-        return WriteBatch(stored, endings=endings, metas=metas)
+    ) -> SlotBatch:
+        return slot_batch(self._store.layout, steps, endings, metas)
 
     def _store_within(self, batch: Any, work: Callable[[Any, Any], T]) -> T:
-        store = self._store
-        if store.info.has_chunks:
-            return store.chunk_writer.store_within(batch.n_steps, batch.n_bytes, work)
-        return store.writer.store_within(batch, work)
+        return self._store.chunk_writer.store_within(batch.n_steps, batch.n_bytes, work)
 
-    def _write(self, batch: Any) -> StoreResult:
-        is_chunks = isinstance(batch, SlotBatch)
-        keys = batch.keys if is_chunks else [record.episode_key for record in batch.records]
+    def _write(self, batch: SlotBatch) -> StoreResult:
         with self._mutex:
-            begun = [self._openings[key] for key in dict.fromkeys(keys) if key in self._openings]
+            keys = dict.fromkeys(batch.keys)
+            begun = [self._openings[key] for key in keys if key in self._openings]
         ended = [ending for ending in batch.endings if isinstance(ending, SlotEnding)]
 
         def work(connection: Any, insert: Any) -> StoreResult:
-            result: StoreResult
-            if is_chunks:
-                result = batch.insert(connection, self._store.info.id, insert)
-            else:
-                result = insert(batch)
+            result = batch.insert(connection, self._store.info.id, insert)
             if begun or ended:
                 self.claims.change(connection, begun, ended)
             return result

@@ -34,5 +34,5 @@ def replace_payload(
     """
     if seqs:
         info = store.info
-        _replace(connection, info.id, seqs, columns, ", ".join(names), info.has_chunks)
+        _replace(connection, info.id, seqs, columns, ", ".join(names))
         log_change(connection, info.id, "replaced", seqs, store.origin)

@@ -11,15 +11,6 @@ from sqlbuffer.storage.extensions.slots.stored_span import Run, StoredSpan
 from sqlbuffer.storage.rows.pieces import Columns
 
 # Each run is looked up alone, by the index of episodes, whatever the server knows of the tables.
-_ROWS = (
-    "SELECT r.n::integer - 1, e.t, e.seq, 1, e.arrays, false "
-    "FROM unnest(%s::integer[], %s::integer[], %s::integer[]) "
-    "WITH ORDINALITY AS r(slot, first, last, n) "
-    "JOIN slots s ON s.buffer_id = %s AND s.slot = r.slot CROSS JOIN LATERAL ("
-    "SELECT x.t, x.seq, x.arrays FROM experiences x WHERE x.buffer_id = %s "
-    "AND x.episode_id = s.episode_id AND x.t BETWEEN r.first AND r.last OFFSET 0) AS e "
-    "ORDER BY r.n, e.t"
-)
 _SPANS = (
     "SELECT f.run, f.t + f.place, f.first_seq + f.place, f.last - f.place + 1, "
     "(SELECT substr(d.records, f.place * f.size + 1, (f.last - f.place + 1) * f.size) "
@@ -53,7 +44,7 @@ _REMOVE = "SELECT sqlbuffer_remove_episode_v1(%s::integer, %s::bigint)"
 
 
 def slot_steps(
-    connection: Connection, buffer_id: int, runs: Sequence[Run], size: int, has_chunks: bool
+    connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
 ) -> Sequence[StoredSpan]:
     """Return what is stored of runs of steps, in the order of the runs and of t.
 
@@ -62,12 +53,10 @@ def slot_steps(
         buffer_id: The buffer.
         runs: Slot, first and last t of each.
         size: Bytes of a step.
-        has_chunks: The steps are in chunks.
     """
     slots, first, last = (list(column) for column in zip(*runs, strict=True))
-    values: tuple[Any, ...] = (slots, first, last, buffer_id, buffer_id)
-    statement, values = (_SPANS, (size, *values)) if has_chunks else (_ROWS, values)
-    found: Sequence[StoredSpan] = driver_of(connection).execute(statement, values).fetchall()
+    values = (size, slots, first, last, buffer_id, buffer_id)
+    found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS, values).fetchall()
     return found
 
 
@@ -94,7 +83,6 @@ def replace(
     seqs: Sequence[int],
     columns: Columns,
     names: str,
-    has_chunks: bool,
 ) -> None:
     """Change what steps hold, and note that."""
     values = (buffer_id, list(seqs), *(list(column) for column in columns), names)

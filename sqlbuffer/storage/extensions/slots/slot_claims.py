@@ -23,7 +23,6 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.extensions import participants
 from sqlbuffer.storage.extensions.slots.episode_slots import (
@@ -35,10 +34,8 @@ from sqlbuffer.storage.extensions.slots.episode_slots import (
 from sqlbuffer.storage.extensions.slots.slot_lookups import remove_episode
 from sqlbuffer.storage.extensions.slots.slot_writers import living
 from sqlbuffer.storage.extensions.tables import WRITER, slots
-from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
-from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them again takes several times as long as running them.
@@ -331,15 +328,8 @@ class SlotClaims:
             left = sorted(set(left) - set(connection.execute(kept).scalars()))
         if not left:
             return
-        if self.store.info.has_chunks:
-            for number in left:
-                remove_episode(connection, self._id, number)
-        else:
-            self.store.note_deletion(connection)
-            seq = unindexed(experiences.c.seq)
-            for number in left:
-                its = experiences.c.episode_id == number
-                remove_where(connection, self._id, its, seq=seq)
+        for number in left:
+            remove_episode(connection, self._id, number)
         connection.execute(_FORGET, [{"buffer_id": self._id, "id": number} for number in left])
 
     def leave(self) -> None:

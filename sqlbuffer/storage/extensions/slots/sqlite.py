@@ -10,16 +10,8 @@ from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.extensions.slots.stored_span import Run, StoredSpan
 from sqlbuffer.storage.rows.pieces import Columns
-from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # In this order: each run is looked up by its slot, and its steps by the index of episodes.
-_ROWS = (
-    "SELECT r.key, e.t, e.seq, 1, e.arrays, 0 FROM json_each(:runs) r "
-    "CROSS JOIN slots s ON s.buffer_id = :id AND s.slot = json_extract(r.value, '$[0]') "
-    "CROSS JOIN experiences e ON e.buffer_id = :id AND e.episode_id = s.episode_id "
-    "AND e.t BETWEEN json_extract(r.value, '$[1]') AND json_extract(r.value, '$[2]') "
-    "ORDER BY r.key, e.t"
-)
 _SPANS = (
     "SELECT f.run, f.t + f.place, f.first_seq + f.place, f.last - f.place + 1, "
     "substr(d.records, f.place * f.size + 1, (f.last - f.place + 1) * f.size), "
@@ -44,10 +36,6 @@ _CHANGED = (
     "AND x.seq < json_extract(j.value, '$[1]')"
 )
 _REPLACE = (
-    "UPDATE experiences SET arrays = ?, fields = ?, reward_t = ?, terminated = ?, truncated = ? "
-    f"WHERE key = ? << {NUMBER_BITS} | ?"
-)
-_REPLACE_STEP = (
     "INSERT INTO replaced_steps (record, fields, reward_t, terminated, truncated, buffer_id, seq) "
     "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq) DO UPDATE "
     "SET record = excluded.record, fields = excluded.fields, reward_t = excluded.reward_t, "
@@ -62,7 +50,7 @@ _NOTE_CHANGES = (
 
 
 def slot_steps(
-    connection: Connection, buffer_id: int, runs: Sequence[Run], size: int, has_chunks: bool
+    connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
 ) -> Sequence[StoredSpan]:
     """Return what is stored of runs of steps, in the order of the runs and of t.
 
@@ -71,11 +59,9 @@ def slot_steps(
         buffer_id: The buffer.
         runs: Slot, first and last t of each.
         size: Bytes of a step.
-        has_chunks: The steps are in chunks.
     """
-    statement = _SPANS if has_chunks else _ROWS
     given = {"id": buffer_id, "runs": json.dumps(runs), "size": size}
-    found: Sequence[StoredSpan] = driver_of(connection).execute(statement, given).fetchall()
+    found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS, given).fetchall()
     return found
 
 
@@ -101,15 +87,13 @@ def replace(
     seqs: Sequence[int],
     columns: Columns,
     names: str,
-    has_chunks: bool,
 ) -> None:
     """Change what steps hold, and note that."""
     driver = driver_of(connection)
     driver.execute(
         "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
     )
-    statement = _REPLACE_STEP if has_chunks else _REPLACE
-    driver.executemany(statement, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
+    driver.executemany(_REPLACE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
     given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
     driver.execute(_NOTE_CHANGES, given)
 

@@ -45,9 +45,9 @@ def runs_read():
     """Note which runs of steps the database is asked for."""
     original, noted = cells.slot_steps, []
 
-    def slot_steps(connection, buffer_id, runs, size, has_chunks):
+    def slot_steps(connection, buffer_id, runs, size):
         noted.extend(runs)
-        return original(connection, buffer_id, runs, size, has_chunks)
+        return original(connection, buffer_id, runs, size)
 
     cells.slot_steps = slot_steps
     try:
