@@ -1,7 +1,7 @@
 """Steps of episodes near to others, read as slices of chunks: one row for many steps."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -41,13 +41,16 @@ class SlicedSteps:
     blobs: list[Any] | NDArray[Any]
 
 
-def steps_of_slices(layout: Layout, rows: Sequence[Any], low: int) -> SlicedSteps:
+def steps_of_slices(
+    layout: Layout, rows: Sequence[Any], low: int, rewards: Mapping[int, float]
+) -> SlicedSteps:
     """Return the steps of rows of `read_slices` above a number, without those that were deleted.
 
     Args:
         layout: The typed fields.
         rows: The rows, of which the same step may be part of several.
         low: Lower end of the window.
+        rewards: Rewards that hold instead of those in the chunks, by seq.
     """
     counts = np.array([row[4] for row in rows], np.int64)
     # What each step is behind the first of its slice.
@@ -58,6 +61,8 @@ def steps_of_slices(layout: Layout, rows: Sequence[Any], low: int) -> SlicedStep
     seq, t = seq + behind, t + behind
     reward = np.concatenate([np.empty(0), *map(_rewards, rows)])
     ends = np.concatenate([np.empty(0, np.uint8), *map(_ends, rows)])
+    if rewards:
+        reward = _replaced(reward, seq, rewards)
     blobs = _records(layout, rows)
     gone = [seq for row in rows for seq in _deleted(row)]
     kept = seq > low
@@ -86,6 +91,17 @@ def _rewards(row: Any) -> NDArray[np.float64]:
     if row[5] is None:
         return np.full(row[4], np.nan)
     return np.frombuffer(row[5], ">f8").astype(np.float64)
+
+
+def _replaced(
+    reward: NDArray[np.float64], seq: NDArray[np.int64], rewards: Mapping[int, float]
+) -> NDArray[np.float64]:
+    numbers = np.fromiter(rewards.keys(), np.int64, len(rewards))
+    order = np.argsort(numbers)
+    values = np.fromiter(rewards.values(), np.float64, len(rewards))[order]
+    numbers = numbers[order]
+    at = np.searchsorted(numbers, seq).clip(max=len(numbers) - 1)
+    return np.where(numbers[at] == seq, values[at], reward)
 
 
 def _ends(row: Any) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Columns of rows, with labels in place of the values that they replace."""
+"""Values of rows, with labels in place of those that they replace."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +9,14 @@ from sqlalchemy.sql.elements import ColumnElement, Null
 
 from sqlbuffer.query.condition_tree import Group, Node
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.labels import postgresql, sqlite
 from sqlbuffer.storage.labels.label_joins import late_labels
 from sqlbuffer.storage.labels.tables import labels
 
 LATE = ("reward_t", "adv_t", "v_t", "extra")
+
+late_rewards = by_database(sqlite=sqlite.late_rewards, postgresql=postgresql.late_rewards)
 
 _own = experiences.c
 _late = late_labels(_own.buffer_id, _own.seq).table_valued(

@@ -1,4 +1,4 @@
-"""Writes labels of rows on PostgreSQL."""
+"""Write and read labels of rows on PostgreSQL."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +27,26 @@ _LABEL = (
     "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
     "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
 )
+
+
+# Run by run: without statistics the server would rather read all labels of the buffer.
+_REWARDS = """
+SELECT l.seq, l.reward_t FROM unnest(%s::bigint[], %s::bigint[]) AS r(first, n)
+CROSS JOIN LATERAL (
+    SELECT seq, reward_t FROM labels
+    WHERE buffer_id = %s::integer AND seq >= r.first AND seq < r.first + r.n OFFSET 0
+) AS l
+WHERE l.reward_t IS NOT NULL
+"""
+
+
+def late_rewards(
+    connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int]]
+) -> list[tuple[int, float]]:
+    """Return (seq, reward) of rows; see `sqlite.late_rewards`."""
+    first, n = zip(*runs, strict=True)
+    parameters = (number_array(first), number_array(n), buffer_id)
+    return list(driver_of(connection).execute(_REWARDS, parameters).fetchall())
 
 
 def locked_labels(

@@ -18,6 +18,7 @@ from sqlbuffer.storage.chunks.batch_steps import as_rows
 from sqlbuffer.storage.chunks.chunk_slices import read_slices
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
+from sqlbuffer.storage.labels.late_values import late_rewards
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import (
@@ -28,6 +29,7 @@ from sqlbuffer.storage.rows.row_selection import (
     OWN,
     PLACE,
     SEQS,
+    Neighbours,
     RowSelection,
     T,
     batch_statement,
@@ -53,6 +55,7 @@ class Candidates:
         selective: True if the condition names ids or tasks, so that an index finds the few rows.
         steps: Steps that were read together with rows; see `Neighbours`.
         slices: Slices of chunks that were read instead.
+        late_rewards: Rewards that annotations gave to steps of slices, by `seq`.
         limits: What makes a row eligible.
         has_read_keys: True after every key was read.
         clock: The buffer's clock, where limits or the sample log need it.
@@ -98,6 +101,7 @@ class Candidates:
         self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
         self.steps: list[tuple[Any, ...]] = []
         self.slices: list[Any] = []
+        self.late_rewards: dict[int, float] = {}
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
 
@@ -237,10 +241,10 @@ class Candidates:
 
     @property
     def _slices_chunks(self) -> bool:
-        """Whether steps near to a key are read as slices of chunks: nothing else says what they
-        are.
+        """Whether steps near to a key are read as slices of chunks: no other table says what they
+        are, or which of them are eligible. Their late rewards are looked up behind that.
         """
-        return self.reads_bytes and not self.has_labels and not self.limits.of_steps
+        return self.reads_bytes and not self.limits.of_steps
 
     @property
     def _selection(self) -> RowSelection:
@@ -251,14 +255,19 @@ class Candidates:
         if near is not None and self._slices_chunks:
             anchors = {(row[PLACE], row[T]) for row in found if row[-1] == OWN and row[PLACE] >= 0}
             if anchors:
-                self.slices += read_slices(
-                    self.connection, self.buffer_id, list(anchors), near.first, near.last
-                )
+                self._read_slices(list(anchors), near)
         for row in found:
             if row[-1] == OWN:
                 self._payloads[row[0]] = row
             elif row[-1] == NEAR:
                 self.steps.append(row)
+
+    def _read_slices(self, anchors: Sequence[tuple[int, int]], near: Neighbours) -> None:
+        found = read_slices(self.connection, self.buffer_id, anchors, near.first, near.last)
+        self.slices += found
+        if self.has_labels and found:
+            runs = [(row[0], row[4]) for row in found]
+            self.late_rewards.update(late_rewards(self.connection, self.buffer_id, runs))
 
     def random(self, n: int) -> list[int]:
         """Return up to n matching seq in uniform random order; reads all keys."""

@@ -74,7 +74,9 @@ def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
     near = candidates.steps
     if candidates.slices and candidates.chunks is not None:
         own = table_columns(rows)
-        sliced = steps_of_slices(candidates.chunks, candidates.slices, candidates.window_low)
+        sliced = steps_of_slices(
+            candidates.chunks, candidates.slices, candidates.window_low, candidates.late_rewards
+        )
         return EpisodeSteps(
             np.concatenate([own[0], sliced.episode]),
             np.concatenate([own[1], sliced.t]),
