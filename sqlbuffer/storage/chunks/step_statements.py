@@ -17,6 +17,7 @@ from sqlalchemy import (
     Select,
     UnaryExpression,
     and_,
+    select,
     true,
 )
 from sqlalchemy.sql import operators
@@ -25,7 +26,7 @@ from sqlalchemy.sql.visitors import iterate, replacement_traverse
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.step_id_lookup import may_have_id, may_have_ids
 from sqlbuffer.storage.chunks.step_relations import chunk_steps, steps_at
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 
@@ -157,8 +158,13 @@ class _Rewriting:
         table = self._table(number.table)
         if table is None:
             return None
-        of_buffer = table.c.buffer_id == self.of(buffer_id)
-        return and_(of_buffer, _is_one(table, self.of(n)))
+        wanted, of_buffer = self.of(n), self.of(buffer_id)
+        first = _chunk_of(of_buffer, wanted)
+        return and_(
+            table.c.buffer_id == of_buffer,
+            table.c.first_seq == first,
+            table.c.place == wanted - table.c.first_seq,
+        )
 
     def _bounded(self, comparison: Any) -> Any:
         """Return a comparison of `seq` or `id` of all steps, and what it says of `first_seq`."""
@@ -197,7 +203,20 @@ class _Rewriting:
         return and_(table.c.id == given, found)
 
 
+def _chunk_of(buffer_id: Any, number: Any) -> Any:
+    """Return the first number of the last chunk that begins at a number or before it."""
+    before = chunks.alias("before")
+    return (
+        select(before.c.first_seq)
+        .where(before.c.buffer_id == buffer_id, before.c.first_seq <= number)
+        .order_by(before.c.first_seq.desc())
+        .limit(1)
+        .correlate_except(before)
+        .scalar_subquery()
+    )
+
+
 def _is_one(steps: Any, number: Any) -> Any:
     """Return whether a step has a number."""
     first = steps.c.first_seq
-    return and_(steps.c.seq == number, first <= number, first > number - MOST_STEPS)
+    return and_(steps.c.place == number - first, first <= number, first > number - MOST_STEPS)

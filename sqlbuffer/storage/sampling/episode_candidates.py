@@ -9,6 +9,7 @@ from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, lit
 
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.first_step_left import first_step_left
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, PICK, PLACE, RowSelection, T
@@ -79,8 +80,12 @@ class EpisodePopulation(Candidates):
         keys = select(first.label("key")).where(
             episodes.c.buffer_id == literal(self.buffer_id), *self._eligible()
         )
+        if self._partial:
+            # The offset, or SQLite looks for a step again wherever the key is named.
+            left = keys.offset(0).subquery("left")
+            keys = select(left.c.key).where(left.c.key.is_not(None))
         found = keys.subquery("keys")
-        if self.node == EVERYTHING and not self._partial and not self.limits:
+        if self.node == EVERYTHING and not self.limits:
             return found
         return self._matching_keys(found)
 
@@ -94,6 +99,8 @@ class EpisodePopulation(Candidates):
         return [own.status == "complete", has_steps, own.first_seq > self.low]
 
     def _first_left(self) -> Any:
+        if self.chunks is not None:
+            return first_step_left(literal(self.buffer_id), episodes.c.id, self.window_low)
         step = experiences.alias("step")
         return (
             select(step.c.seq)
