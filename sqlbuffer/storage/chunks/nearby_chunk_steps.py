@@ -11,7 +11,6 @@ from sqlbuffer.storage.chunks.step_relations import (
     sqlite_expressions,
     sqlite_replaced,
 )
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
 
@@ -27,6 +26,17 @@ class chunk_steps_near(FunctionElement[Any]):
     )  # fmt: skip
 
 
+def first_chunk(buffer_id: str, episode_id: str, t: str) -> str:
+    """Return the text of the t of the chunk of an episode that has a step, or of the last chunk
+    before that; of the step itself where none is.
+
+    A chunk may have one step only: a search over all t that its chunk may have would look at
+    hundreds.
+    """
+    return f"""coalesce((SELECT b.t FROM chunks b WHERE b.buffer_id = {buffer_id}
+        AND b.episode_id = {episode_id} AND b.t <= {t} ORDER BY b.t DESC LIMIT 1), {t})"""
+
+
 def _columns(expressions: dict[str, str]) -> str:
     expressions = {**expressions, "arrays": expressions["block"]}
     return ", ".join(f"{expressions[name]} AS {name}" for name in chunk_steps_near.COLUMNS)
@@ -35,6 +45,7 @@ def _columns(expressions: dict[str, str]) -> str:
 @compiles(chunk_steps_near, "postgresql")
 def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) -> str:
     buffer_id, anchors, first, last = processed(element, compiler, kw)
+    start = first_chunk(buffer_id, "a.episode_id", f"a.t + {first}")
     return f"""(SELECT a.t AS anchor_t, a.length, f.* FROM {anchors} AS a CROSS JOIN LATERAL (
         SELECT {_columns(pg_expressions("p.place"))}
         FROM chunks c
@@ -48,7 +59,7 @@ def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) ->
         ) d ON true
         {pg_replaced(buffer_id, "(c.first_seq + p.place)")}
         WHERE c.buffer_id = {buffer_id} AND c.episode_id = a.episode_id
-          AND c.t > a.t + {first} - {MOST_STEPS} AND c.t <= a.t::bigint + {last}
+          AND c.t >= {start} AND c.t <= a.t::bigint + {last}
           AND c.t + p.place <> a.t AND NOT EXISTS (
               SELECT 1 FROM deleted_steps x
               WHERE x.buffer_id = {buffer_id} AND x.seq = c.first_seq + p.place OFFSET 0)
@@ -58,6 +69,7 @@ def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) ->
 @compiles(chunk_steps_near, "sqlite")
 def _sqlite_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) -> str:
     buffer_id, anchors, first, last = processed(element, compiler, kw)
+    start = first_chunk(buffer_id, "a.episode_id", f"a.t + {first}")
     # CROSS JOIN, or SQLite may turn the loops around.
     return f"""(SELECT a.t AS anchor_t, a.length, {_columns(sqlite_expressions("p.place"))}
         FROM {anchors} AS a
@@ -66,7 +78,7 @@ def _sqlite_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any
         LEFT JOIN chunk_data d ON d.key = c.key
         {sqlite_replaced(buffer_id, "c.first_seq + p.place")}
         WHERE c.buffer_id = {buffer_id} AND c.episode_id = a.episode_id
-          AND c.t > a.t + {first} - {MOST_STEPS} AND c.t <= a.t + {last}
+          AND c.t >= {start} AND c.t <= a.t + {last}
           AND p.place >= a.t + {first} - c.t AND p.place <= a.t + {last} - c.t
           AND p.place < c.n_steps AND c.t + p.place <> a.t AND NOT EXISTS (
               SELECT 1 FROM deleted_steps x

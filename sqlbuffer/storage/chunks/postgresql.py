@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
     end_bytes,
@@ -14,7 +15,6 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     reward_bytes,
     stored_flags,
 )
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -126,6 +126,7 @@ def _rows(head: bytes, columns: Any, numbered: Sequence[NumberedChunk]) -> Itera
             yield NULL if value is None else encode(value)
 
 
+_FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.t + %(first)s")
 _SLICES = f"""
 SELECT c.first_seq + c.p, c.episode_id, c.t + c.p, c.p, c.n,
     substr(d.rewards, c.p * 8 + 1, c.n * 8), substr(d.ends, c.p + 1, c.n), d.block_steps, d.offsets,
@@ -133,9 +134,11 @@ SELECT c.first_seq + c.p, c.episode_id, c.t + c.p, c.p, c.n,
         d.records, c.p * (octet_length(d.records) / d.n_steps) + 1,
         c.n * (octet_length(d.records) / d.n_steps)
     ) ELSE d.records END,
-    (SELECT array_agg(x.seq) FROM deleted_steps x
-     WHERE x.buffer_id = %(id)s::integer AND x.seq >= c.first_seq
-       AND x.seq < c.first_seq + d.n_steps)
+    CASE WHEN (SELECT has_deleted FROM buffers WHERE id = %(id)s::integer) THEN (
+        SELECT array_agg(x.seq) FROM deleted_steps x
+        WHERE x.buffer_id = %(id)s::integer AND x.seq >= c.first_seq
+          AND x.seq < c.first_seq + d.n_steps)
+    END
 FROM unnest(%(episodes)s::bigint[], %(ts)s::bigint[]) AS w(episode_id, t)
 CROSS JOIN LATERAL (
     SELECT k.first_seq, k.episode_id, k.t, greatest(0, w.t + %(first)s - k.t)::integer AS p,
@@ -143,7 +146,7 @@ CROSS JOIN LATERAL (
             - greatest(0, w.t + %(first)s - k.t) + 1)::integer AS n
     FROM chunks k
     WHERE k.buffer_id = %(id)s::integer AND k.episode_id = w.episode_id
-      AND k.t > w.t + %(first)s - {MOST_STEPS} AND k.t <= w.t + %(last)s OFFSET 0
+      AND k.t >= {_FIRST} AND k.t <= w.t + %(last)s OFFSET 0
 ) c
 CROSS JOIN LATERAL (
     SELECT * FROM chunk_data q

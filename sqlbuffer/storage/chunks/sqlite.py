@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
     end_bytes,
@@ -15,7 +16,6 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_bytes,
 )
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -142,21 +142,27 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
     return sum(n_steps for _, _, n_steps, _ in found)
 
 
+_FIRST = first_chunk(":id", "w.episode_id", "w.t + :first")
+# The limit, or SQLite would work p and n out again wherever they are named.
 _SLICES = f"""
 SELECT c.first_seq + a.p, c.episode_id, c.t + a.p, a.p, a.n,
     substr(d.rewards, a.p * 8 + 1, a.n * 8), substr(d.ends, a.p + 1, a.n), d.block_steps, d.offsets,
     CASE WHEN d.offsets IS NULL THEN substr(
         d.records, a.p * (length(d.records) / d.n_steps) + 1, a.n * (length(d.records) / d.n_steps)
     ) ELSE d.records END,
-    (SELECT json_group_array(x.seq) FROM deleted_steps x
-     WHERE x.buffer_id = c.buffer_id AND x.seq >= c.first_seq AND x.seq < c.first_seq + c.n_steps)
+    CASE WHEN (SELECT has_deleted FROM buffers WHERE id = :id) THEN (
+        SELECT json_group_array(x.seq) FROM deleted_steps x
+        WHERE x.buffer_id = c.buffer_id AND x.seq >= c.first_seq
+          AND x.seq < c.first_seq + c.n_steps)
+    END
 FROM (
     SELECT k.key, max(0, w.t + :first - k.t) AS p,
         min(k.n_steps - 1, w.t + :last - k.t) - max(0, w.t + :first - k.t) + 1 AS n
     FROM (SELECT json_extract(value, '$[0]') AS episode_id, json_extract(value, '$[1]') AS t
           FROM json_each(:anchors)) w
     CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id
-        AND k.t > w.t + :first - {MOST_STEPS} AND k.t <= w.t + :last
+        AND k.t >= {_FIRST} AND k.t <= w.t + :last
+    LIMIT -1 OFFSET 0
 ) a
 CROSS JOIN chunks c ON c.key = a.key
 CROSS JOIN chunk_data d ON d.key = a.key
