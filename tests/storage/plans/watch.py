@@ -8,8 +8,11 @@ from sqlalchemy import event
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.vacuum import cleaner_for
 
-TABLES = ("experiences", "priorities", "labels", "label_history")
-STATEMENTS = "experiences|v_windows|priorit|label"
+TABLES = (
+    "experiences", "priorities", "labels", "label_history", "episodes",
+    "chunks", "chunk_data", "chunk_places", "step_ids", "deleted_steps", "replaced_steps",
+)  # fmt: skip
+STATEMENTS = "experiences|chunk|steps|v_windows|priorit|label"
 
 
 def rows_read(connection, tables=TABLES):
@@ -37,7 +40,7 @@ class Watch:
         self.rows_scanned = self.rows_fetched = self.steps = 0
         self._listeners = [("before_cursor_execute", self._note)]
         if engine.dialect.name == "sqlite":
-            self._listeners.append(("checkout", self._count_steps))
+            self._listeners.append(("checkout", self._look_at))
         else:
             self._listeners += [
                 ("begin", self._start_counting),
@@ -80,8 +83,14 @@ class Watch:
         self.rows_scanned += scanned - self._before[0]
         self.rows_fetched += fetched - self._before[1]
 
-    def _count_steps(self, connection, _record, _proxy):
+    def _look_at(self, connection, _record, _proxy):
+        """Note statements with their values in them, those that pass SQLAlchemy by as well."""
         connection.set_progress_handler(self._step, 100)
+        connection.set_trace_callback(self._note_text)
+
+    def _note_text(self, statement):
+        if re.search(self._noted, statement):
+            self.statements.append((statement, ()))
 
     def _step(self):
         self.steps += 100
