@@ -10,11 +10,13 @@ from pathlib import Path
 from tests.benchmarks import (
     arrays,
     ding,
+    disk,
     fragments,
     frames,
     labels,
     leases,
     limits,
+    lookups,
     machine,
     memmap,
     minestudio,
@@ -26,7 +28,7 @@ from tests.benchmarks import (
     writers,
     writing,
 )
-from tests.benchmarks.bench import FULL_ROWS, Bench, Scale
+from tests.benchmarks.bench import FULL_ROWS, USUAL_ROWS, Bench, Scale
 from tests.benchmarks.caches import server_and_restart
 from tests.benchmarks.report import Figure, table, write_between_markers
 from tests.support.markdown import ROOT
@@ -41,6 +43,8 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "turnover": turnover.measure,
     "writers": writers.measure,
     "arrays": arrays.measure,
+    "lookups": lookups.measure,
+    "disk": disk.measure,
     "frames": frames.measure,
     "fragments": fragments.measure,
     "limits": limits.measure,
@@ -92,8 +96,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rows",
         type=int,
-        default=FULL_ROWS,
-        help="rows of the large buffer; everything else shrinks with it (default: %(default)s)",
+        default=USUAL_ROWS,
+        help="rows of the large buffer; everything else shrinks with it (default: %(default)s; "
+        f"the targets are set for {FULL_ROWS})",
     )
     parser.add_argument("--section", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--database", nargs="+", choices=KINDS, default=list(KINDS))

@@ -18,6 +18,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.storage_hooks import close_pool, engine_of
 
 FULL_ROWS = 1_000_000
+USUAL_ROWS = 200_000  # in about ten minutes
 LOAD_BATCH = 10_000
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}  # as SQLite numbers them
 

@@ -27,16 +27,18 @@ _RACE = (
     "WHERE e.buffer_id = {} "
     "ORDER BY -ln(1 - {}) / power(coalesce(p.priority, e.initial_priority, 1.0), {}) LIMIT {}"
 )
+NULL = struct.pack(">i", -1)  # in the place of a field of a binary COPY
 _RANDOM_ROWS = "SELECT * FROM experiences WHERE buffer_id = {} ORDER BY random() LIMIT {}"
 
 
-def _sized(raw: bytes) -> bytes:
+def sized(raw: bytes) -> bytes:
+    """Return a field of a binary COPY."""
     return struct.pack(">i", len(raw)) + raw
 
 
 # Column -> its form in binary COPY; JSONB is a version and the text.
 _COPY_FORMS: dict[str, Callable[[Any], bytes]] = {
-    **dict.fromkeys(_PLAIN, lambda value: _sized(value.encode())),
+    **dict.fromkeys(_PLAIN, lambda value: sized(value.encode())),
     **dict.fromkeys(("step", "model_version"), lambda value: struct.pack(">iq", 8, value)),
     "t": lambda value: struct.pack(">ii", 4, value),
     **dict.fromkeys(
@@ -44,24 +46,23 @@ _COPY_FORMS: dict[str, Callable[[Any], bytes]] = {
         lambda value: struct.pack(">id", 8, value),
     ),
     **dict.fromkeys(
-        ("state", "actions", "messages", "extra"), lambda value: _sized(b"\x01" + value.encode())
+        ("state", "actions", "messages", "extra"), lambda value: sized(b"\x01" + value.encode())
     ),
     **dict.fromkeys(("terminated", "truncated"), lambda value: struct.pack(">i?", 1, value)),
-    "arrays": _sized,
+    "arrays": sized,
 }
-_COPY_NULL = struct.pack(">i", -1)
 
 
 def _copy_form(record: Record) -> bytes:
     values = ((form, getattr(record, name)) for name, form in _COPY_FORMS.items())
-    return b"".join(_COPY_NULL if value is None else form(value) for form, value in values)
+    return b"".join(NULL if value is None else form(value) for form, value in values)
 
 
 class BareSQLite:
     """Python's sqlite3 module."""
 
     def __init__(self, url: str, buffer_id: int = 1) -> None:
-        self._buffer_id = buffer_id
+        self.buffer_id = buffer_id
         self.connection = sqlite3.connect(make_url(url).database or "", isolation_level=None)
         for pragma in CONNECTION_PRAGMAS:
             self.connection.execute(pragma)
@@ -75,7 +76,7 @@ class BareSQLite:
         return [record.id for record in records], rows
 
     def write(self, ids: list[str], rows: list[tuple[Any, ...]]) -> None:
-        execute, number = self.connection.execute, self._buffer_id
+        execute, number = self.connection.execute, self.buffer_id
         execute("BEGIN IMMEDIATE")
         execute("SELECT low_seq FROM v_windows WHERE buffer_id = ?", (number,)).fetchone()
         held = execute(
@@ -96,12 +97,12 @@ class BareSQLite:
         execute("COMMIT")
 
     def random_rows(self, n: int) -> list[Any]:
-        return self.connection.execute(_RANDOM_ROWS.format(self._buffer_id, n)).fetchall()
+        return self.connection.execute(_RANDOM_ROWS.format(self.buffer_id, n)).fetchall()
 
     def race(self, n: int, alpha: float) -> list[Any]:
         """Return the keys of n rows drawn by priority ^ alpha, which reads all of them."""
         fraction = "(random() / 18446744073709551616.0 + 0.5)"
-        statement = _RACE.format(self._buffer_id, fraction, alpha, n)
+        statement = _RACE.format(self.buffer_id, fraction, alpha, n)
         return self.connection.execute(statement).fetchall()
 
     def arrays_of(self, seqs: Sequence[int]) -> list[bytes]:
@@ -109,7 +110,7 @@ class BareSQLite:
         found = self.connection.execute(
             "SELECT arrays FROM experiences "
             "WHERE buffer_id = ? AND seq IN (SELECT value FROM json_each(?))",
-            (self._buffer_id, json.dumps(seqs)),
+            (self.buffer_id, json.dumps(seqs)),
         )
         return [blob for (blob,) in found]
 
@@ -118,7 +119,7 @@ class BareSQLite:
         pairs = zip(priorities.tolist(), seqs.tolist(), strict=True)
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.executemany(
-            f"UPDATE priorities SET priority = ? WHERE buffer_id = {self._buffer_id} AND seq = ?",
+            f"UPDATE priorities SET priority = ? WHERE buffer_id = {self.buffer_id} AND seq = ?",
             pairs,
         )
         self.connection.execute("COMMIT")
@@ -136,7 +137,7 @@ class BarePostgreSQL:
     """psycopg and binary COPY."""
 
     def __init__(self, url: str, buffer_id: int = 1) -> None:
-        self._buffer_id = buffer_id
+        self.buffer_id = buffer_id
         plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
         self.connection = psycopg.connect(plain, autocommit=True)
         columns = ["buffer_id", "seq", *_COPY_FORMS]
@@ -152,7 +153,7 @@ class BarePostgreSQL:
         with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
             cursor.execute(
                 "SELECT held, first_seq FROM sqlbuffer_reserve_seqs_v1(%s::integer, %s::text[])",
-                (self._buffer_id, ids),
+                (self.buffer_id, ids),
             )
             ((held, first_seq),) = cursor.fetchall()
             assert not held
@@ -164,11 +165,11 @@ class BarePostgreSQL:
                 copy.write(b"".join(parts))
 
     def random_rows(self, n: int) -> list[Any]:
-        return self.connection.execute(_RANDOM_ROWS.format(self._buffer_id, n)).fetchall()
+        return self.connection.execute(_RANDOM_ROWS.format(self.buffer_id, n)).fetchall()
 
     def race(self, n: int, alpha: float) -> list[Any]:
         """Return the keys of n rows drawn by priority ^ alpha, which reads all of them."""
-        statement = _RACE.format(self._buffer_id, "random()", alpha, n)
+        statement = _RACE.format(self.buffer_id, "random()", alpha, n)
         return self.connection.execute(statement).fetchall()
 
     def arrays_of(self, seqs: Sequence[int]) -> list[bytes]:
@@ -176,7 +177,7 @@ class BarePostgreSQL:
         with self.connection.cursor(binary=True) as cursor:
             cursor.execute(
                 "SELECT arrays FROM experiences WHERE buffer_id = %s AND seq = ANY (%s)",
-                (self._buffer_id, seqs),
+                (self.buffer_id, seqs),
             )
             return [blob for (blob,) in cursor]
 
@@ -186,7 +187,7 @@ class BarePostgreSQL:
             "UPDATE priorities p SET priority = g.priority "
             "FROM unnest(%s::bigint[], %s::double precision[]) AS g(seq, priority) "
             "WHERE p.buffer_id = %s AND p.seq = g.seq",
-            (seqs.tolist(), priorities.tolist(), self._buffer_id),
+            (seqs.tolist(), priorities.tolist(), self.buffer_id),
         )
 
     def open_snapshot(self) -> None:

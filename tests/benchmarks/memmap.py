@@ -22,6 +22,8 @@ EPISODE = 1_000
 STORED = EPISODE
 N_STEP = 5
 NAMES = "vs memmap-replay-buffer"
+STORE_EPISODE = {"sqlite": 0.4, "postgresql": 0.25}
+READ_FIRST = {"sqlite": 0.4, "postgresql": 0.2}
 FIRST_PASS = "trajectories, batches of 4, first pass"
 LATER_PASSES = "trajectories, batches of 4, later passes"
 
@@ -42,13 +44,13 @@ def measure(bench: Bench) -> Iterator[Figure]:
             for _ in range(n_episodes):
                 buffer.store_episode(**episode)
             buffer.flush()
-        for what, calls, rounds, target in _calls(buffers, episode):
+        for what, calls, rounds, target in _calls(bench.kind, buffers, episode):
             timings = in_turns(calls, times(rounds), warmup=times(2))
             yield _figure(bench, what, timings, target)
 
 
 def _calls(
-    buffers: dict[str, Any], episode: dict[str, Any]
+    kind: str, buffers: dict[str, Any], episode: dict[str, Any]
 ) -> Iterator[tuple[str, dict[str, Timed], int, float]]:
     rows = [{name: values[i] for name, values in episode.items()} for i in range(STORED)]
 
@@ -73,7 +75,7 @@ def _calls(
             for name, buffer in buffers.items()
         },
         20,
-        0.5,
+        STORE_EPISODE[kind],
     )
     for what, n, options in (
         (FIRST_PASS, 4, {}),
@@ -100,7 +102,7 @@ def _calls(
             f"`dataloader`: {what}, {NAMES}",
             {name: Timed(_drawn(buffer, n, options), repeat=5) for name, buffer in read.items()},
             16,
-            0.5,
+            READ_FIRST[kind] if what == FIRST_PASS else 0.5,
         )
         if read["ours"] is not buffers["ours"]:
             read["ours"].close()

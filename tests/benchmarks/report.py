@@ -90,6 +90,10 @@ def shown_rate(rows_per_s: float) -> str:
     return f"{round(rows_per_s, -2):,.0f} rows/s"
 
 
+def shown_size(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:.0f} MiB"
+
+
 def table(figures: Sequence[Figure], *, judged: bool = True) -> str:
     """Return the figures as a Markdown table, aligned for reading as it is."""
     return aligned([HEADER, *(figure.cells(judged=judged) for figure in figures)])

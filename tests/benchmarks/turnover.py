@@ -6,7 +6,7 @@ from sqlbuffer import ReplayBuffer
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.measure import ratio_of
 from tests.benchmarks.processes import write_at_once
-from tests.benchmarks.report import Figure, shown_rate
+from tests.benchmarks.report import Figure, shown_rate, shown_size
 from tests.support.sql import run
 
 TURNOVERS = 10
@@ -26,8 +26,8 @@ def measure(bench: Bench) -> Iterator[Figure]:
             f"table and indexes after {TURNOVERS} turnovers by {n_writers} "
             f"writer{'s' * (n_writers > 1)} vs the live size",
             bench.label,
-            f"table {_megabytes(turned_over[0])}, indexes {_megabytes(turned_over[1])}; "
-            f"freshly written {_megabytes(live[0])}, {_megabytes(live[1])}; {shown_rate(rate)}",
+            f"table {shown_size(turned_over[0])}, indexes {shown_size(turned_over[1])}; "
+            f"freshly written {shown_size(live[0])}, {shown_size(live[1])}; {shown_rate(rate)}",
             ratio_of([sum(turned_over) / sum(live)]),
             1.6,
             at_most=True,
@@ -48,7 +48,3 @@ def _written(
         sizes = "SELECT pg_table_size('experiences'), pg_indexes_size('experiences')"
         ((table, indexes),) = run(url, sizes)
     return (int(table), int(indexes)), sum(writer.rows_per_s for writer in written)
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import RandomSampler, ReplayBuffer
 from sqlbuffer.encoding.records import encode_rows
 from tests.benchmarks import __main__ as command
+from tests.benchmarks.arrays import FIELDS, steps
+from tests.benchmarks.chunk_driver import again, bare_chunks
 from tests.benchmarks.driver import bare
 from tests.benchmarks.measure import Ratio, ratio_of
 from tests.benchmarks.report import BEGIN, END, HEADER, Figure, table, write_between_markers
@@ -29,12 +32,25 @@ LINES = {
     "table and indexes after 10 turnovers by 1 writer": {"PostgreSQL"},
     "table and indexes after 10 turnovers by 4 writers": {"PostgreSQL"},
     "8 writers of 64-row batches": BOTH,
+    "8 writers of 64-step batches": BOTH,
+    "`extend` of 1,000 steps by 8 writers vs 8 bare drivers": BOTH,
+    "`append` of one step after the other by 8 writers": BOTH,
     "`extend` of 1,000 steps vs the bare driver": BOTH,
-    "`append` of one step after the other": BOTH,
-    "`sample_arrays(256)` at {} vs a lookup of 256 keys": BOTH,
-    "`sample_transitions(256, n_step=5)` vs one step": BOTH,
+    "`extend` of 1,000 steps: steps a second over": BOTH,
+    "`extend` of 1,000 steps of 64 environments in turn vs the bare driver": BOTH,
+    "`extend` of 1,000 steps of 64 environments in turn: steps a second over": BOTH,
+    "`extend` of 1,000 steps that all have different tasks": BOTH,
+    "`append` of one step after the other, until": BOTH,
+    "`record` of 64 environments at once": BOTH,
+    "`sample_transitions(256, n_step=5)` vs `sample_arrays(256)`": BOTH,
+    "`sample_arrays(256)` of small steps vs the bare driver's lookup of rows, {}": BOTH,
+    "`sample_arrays(256)` of small steps, zstd, vs the bare driver's lookup of rows, {}": BOTH,
+    "`sample_arrays(256)` of frames of 28 KB vs the bare driver's lookup": BOTH,
+    "`sample_arrays(256)` of frames of 28 KB, zstd, vs the bare driver's lookup": BOTH,
+    "room on disk of small steps vs their raw bytes, {}": BOTH,
+    "tables of small steps after 10 turnovers": {"PostgreSQL"},
+    "tables of frames of 28 KB after 10 turnovers": {"PostgreSQL"},
     "transitions of 4 stacked (84, 84) frames": BOTH,
-    "table of (84, 84) frames, TOAST and indexes too": {"PostgreSQL"},
     "trajectories, a batch of 16 x 500 steps": BOTH,
     "fragments of 8 MB written vs a plain file": BOTH,
     "fragments of 8 MB read vs a plain file": BOTH,
@@ -135,6 +151,25 @@ def test_the_bare_driver_writes_what_the_library_writes(buffer_url):
         assert buffer.store_batch(rows[20:]).duplicates == 100
         assert buffer.store_batch(RowMaker(120).batch(1)).inserted == 1
         assert len(buffer) == 100
+
+
+def test_the_bare_driver_writes_the_chunks_that_the_library_has_written(buffer_url):
+    columns = {**steps(np.random.default_rng(0), 100), "reward": np.arange(100.0)}
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=150) as buffer:
+        buffer.extend(columns, task_id=[f"task-{i % 2}" for i in range(100)])
+        driver = bare_chunks(bare(buffer_url))
+        stored = driver.newest(100)
+        for _ in range(2):
+            driver.write(*again(stored))
+        driver.close()
+        found = list(buffer.get_all())
+        assert [row.seq for row in found] == list(range(151, 301))
+        tasks = [row.exp_meta.task_id for row in found]
+        assert tasks == ["task-1"] * 50 + ["task-0"] * 50 + ["task-1"] * 50
+        drawn = buffer.sample_arrays(150, sampler=RandomSampler(replace=False))
+        assert np.array_equal(drawn.obs, columns["obs"][drawn.reward.astype(int)])
+        assert buffer.extend(columns).inserted == 100
+        assert len(buffer) == 150
 
 
 def test_rows_that_were_stored_can_be_made_new(buffer_url):

@@ -5,7 +5,7 @@ makes a schema without a buffer, closes the pool of a URL, stops what comes by c
 blocks of priorities into a given state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer import BufferConfig, ReplayBuffer
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.database import engine
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
@@ -22,6 +23,7 @@ from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from sqlbuffer.storage.schema.roles import roles_script
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.write_batch import WriteBatch
 
 __all__ = [
     "CONNECTION_PRAGMAS",
@@ -36,6 +38,7 @@ __all__ = [
     "migrate",
     "open_store",
     "sharing_compiled_statements",
+    "store_records",
     "summarize_blocks",
 ]
 
@@ -136,3 +139,8 @@ def keep_blocks(buffer: ReplayBuffer) -> None:
 def open_store(url: str, **settings: Any) -> BufferStore:
     """Open a buffer without a `ReplayBuffer`, for tests of its parts alone."""
     return BufferStore.open(url, "default", BufferConfig.of(**settings), create=True)
+
+
+def store_records(store: BufferStore, records: Sequence[Record]) -> None:
+    """Store rows that are encoded already."""
+    store.writer.store(WriteBatch(records))
