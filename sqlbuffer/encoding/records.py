@@ -15,6 +15,7 @@ from sqlbuffer.codec.plain_json import INT64_MAX, INT64_MIN, dumps
 from sqlbuffer.codec.scalar_tags import is_storable_text, tag_float
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
+from sqlbuffer.encoding.record_blocks import fields_of_steps
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.steps.ids import uuid7
@@ -223,7 +224,8 @@ class Decoder:
     Args:
         state: Rebuilds a state from its plain value.
         action: Rebuilds each action.
-        layout: How `arrays` is stored.
+        layout: How `arrays` is stored, and the typed fields.
+        fields: Which of these are read; all by default.
     """
 
     def __init__(
@@ -231,17 +233,32 @@ class Decoder:
         state: Rebuild | None = None,
         action: Rebuild | None = None,
         layout: Layout = EMPTY_LAYOUT,
+        fields: Sequence[str] | None = None,
     ) -> None:
         self._state, self._action, self._layout = state, action, layout
+        self._fields = tuple(layout.specs if fields is None else fields)
         self._expands = layout.compression is not None
         self._rebuilds = state is not None or action is not None
 
     def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
-        """Return the rows of tuples (seq, *Record)."""
-        return [self.row(values) for values in found]
+        """Return the rows of tuples (seq, *Record), which end with the block of bytes and the place
+        in it where typed fields are read.
+        """
+        if not self._fields:
+            return [self._row(values) for values in found]
+        *columns, blocks, places = [list(column) for column in zip(*found, strict=True)] or [[], []]
+        rows = [self._row(values) for values in zip(*columns, strict=True)]
+        seqs = [row.seq for row in rows]
+        typed = fields_of_steps(self._layout, blocks, places, self._fields, seqs)
+        for row, fields in zip(rows, typed, strict=True):
+            row.fields = fields
+        return rows
 
     def row(self, values: Sequence[Any]) -> DataRow:
-        """Return the row of a tuple (seq, *Record)."""
+        """Return the row of one such tuple."""
+        return self.rows([values])[0]
+
+    def _row(self, values: Sequence[Any]) -> DataRow:
         (
             seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
             session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
@@ -290,7 +307,7 @@ class Decoder:
             "model_version": model_version,
             "session_id": session_key,
         }
-        row.__dict__ = {"exp_meta": meta, "exp_data": data, "id": id_, "seq": seq}
+        row.__dict__ = {"exp_meta": meta, "exp_data": data, "fields": {}, "id": id_, "seq": seq}
         return row
 
     def _rebuilt_state(self, state: Any, id_: str) -> Any:
@@ -348,17 +365,13 @@ def same_content(
         new: The record.
         held: What is stored.
         ignore: Fields that may differ.
-        layout: The typed fields at the beginning of `arrays`.
+        layout: How `arrays` is stored.
     """
     plain = Decoder(layout=layout)
-    left, right = plain.row((0, *new)), plain.row((0, *held))
+    left, right = plain._row((0, *new)), plain._row((0, *held))
     for part in ("exp_meta", "exp_data"):
         ours, theirs = vars(getattr(left, part)), vars(getattr(right, part))
         for name, value in ours.items():
             if name not in ignore and not equal(value, theirs[name], strict=True):
                 return False
-    if not layout.specs:
-        return True
-    stored = [new.arrays or b"", held[Record._fields.index("arrays")] or b""]
-    mine, other = (row or b"" for row in layout.expand(stored))
-    return mine[: layout.length_bytes(mine)] == other[: layout.length_bytes(other)]
+    return True

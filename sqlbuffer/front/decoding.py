@@ -33,11 +33,12 @@ class RowDecoding:
         """Return what reads rows with these fields, and what rebuilds them; None: all fields."""
         if fields is None:
             return self._source.whole_rows, self.whole
-        wanted = SelectedFields.parse(fields)
+        layout = self._source.buffer.layout
+        wanted = SelectedFields.parse(fields, layout.specs)
         # A type takes a whole value.
         state = self._rebuild_state if wanted.is_whole("state") else None
         action = self._rebuild_action if wanted.is_whole("actions") else None
-        decoder = Decoder(state, action, self._source.buffer.layout)
+        decoder = Decoder(state, action, layout, wanted.typed)
         return self._source.payloads(wanted), decoder
 
 

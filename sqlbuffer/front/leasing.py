@@ -103,7 +103,7 @@ class LeasedBatch(Sequence[DataRow]):
         Raises:
             FieldError: An unknown field.
         """
-        return decode_columns(self._store.layout, self._held.array_rows, fields)
+        return decode_columns(self._store.layout, self._held.array_rows(self._store.layout), fields)
 
     def __len__(self) -> int:
         return len(self.rows)

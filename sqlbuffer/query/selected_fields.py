@@ -1,6 +1,6 @@
 """Which fields of a row are read, and the part of a payload that they are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class SelectedFields:
 
     Attributes:
         fields: What is wanted of each; the others are not wanted.
+        typed: The declared fields that are wanted.
 
     Example:
         >>> wanted = SelectedFields.parse(["state.image", "reward_t"])
@@ -38,10 +39,15 @@ class SelectedFields:
     """
 
     fields: dict[str, Tree]
+    typed: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, names: Sequence[str]) -> "SelectedFields":
+    def parse(cls, names: Sequence[str], declared: Collection[str] = ()) -> "SelectedFields":
         """Return the fields of dotted names such as `state.obs.image`.
+
+        Args:
+            names: The names.
+            declared: The typed fields of the buffer.
 
         Raises:
             FieldError: No list of names, an unknown field, or a malformed path.
@@ -53,24 +59,26 @@ class SelectedFields:
             )
         fields: dict[str, Tree] = {}
         for name in names:
-            root, path = _parse(name)
-            _add(fields, (root, *path))
-        return cls(fields)
+            if name not in declared:
+                root, path = _parse(name, declared)
+                _add(fields, (root, *path))
+        return cls(fields, tuple(name for name in declared if name in names))
 
     def is_whole(self, name: str) -> bool:
         """Return True if the whole field is wanted."""
         return name in self.fields and self.fields[name] is None
 
 
-def _parse(name: Any) -> tuple[str, tuple[Segment, ...]]:
+def _parse(name: Any, declared: Collection[str]) -> tuple[str, tuple[Segment, ...]]:
     if not isinstance(name, str):
         raise FieldError(f"a field is named by text such as 'state.image', got {name!r}")
     inner = name.removeprefix("exp_data.")
     root = next((r for r in (*PAYLOADS, *PLAIN, "reward") if _is_under(inner, r)), None)
     if root is None:
         raise FieldError(
-            f"unknown field {name[:100]!r}; there are {', '.join((*PAYLOADS, *PLAIN))}, and what "
-            f"is inside the first four, such as 'state.image'; keys come along always"
+            f"unknown field {name[:100]!r}; there are "
+            f"{', '.join((*PAYLOADS, *PLAIN, *declared))}, and what is inside the first four, such "
+            f"as 'state.image'; keys come along always"
         )
     try:
         path = parse_path(inner, len(root))

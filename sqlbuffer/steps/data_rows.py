@@ -1,6 +1,7 @@
 """The row classes: one experience is one step of an agent in a task."""
 
-from dataclasses import InitVar, field, fields
+import dataclasses
+from dataclasses import InitVar, field
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -29,7 +30,8 @@ def _equal_by_content(self: Any, other: Any) -> Any:
     """Compare field by field; arrays by content, NaN equal to NaN."""
     if type(other) is not type(self):
         return NotImplemented
-    return all(equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+    names = [f.name for f in dataclasses.fields(self) if f.compare]
+    return all(equal(getattr(self, name), getattr(other, name)) for name in names)
 
 
 @dataclass(config=_CONFIG, eq=False)
@@ -126,13 +128,14 @@ class Experience:
         }
 
 
-@dataclass(config=_CONFIG)
+@dataclass(config=_CONFIG, eq=False)
 class DataRow:
     """One experience with its keys.
 
     Attributes:
         exp_meta: Who, where and when.
         exp_data: What happened.
+        fields: The typed fields that the buffer declares, by name: arrays, and scalars of numpy.
         id: Unique within the buffer; a UUIDv7 where not given.
         seq: Insert order within the buffer; None until read from one, and no part of equality.
 
@@ -146,18 +149,23 @@ class DataRow:
     exp_data: Experience
     id: Key = field(default_factory=uuid7)
     seq: int | None = field(default=None, compare=False, kw_only=True)
+    fields: dict[str, Any] = field(default_factory=dict, kw_only=True)
+
+    __eq__ = _equal_by_content
+    __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `exp_meta`, `exp_data` and `id` as nested dicts."""
-        return {
+        """Return `exp_meta`, `exp_data` and `id` as nested dicts, and `fields` where it has any."""
+        found = {
             "exp_meta": self.exp_meta.to_dict(),
             "exp_data": self.exp_data.to_dict(),
             "id": self.id,
         }
+        return {**found, "fields": dict(self.fields)} if self.fields else found
 
 
 def _as_dict(row: Any, optional: tuple[str, ...]) -> dict[str, Any]:
-    values = {f.name: getattr(row, f.name) for f in fields(row)}
+    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
     return {
         name: value for name, value in values.items() if value is not None or name not in optional
     }

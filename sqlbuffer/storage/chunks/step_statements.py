@@ -24,6 +24,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.step_bytes import chunk_column
 from sqlbuffer.storage.chunks.step_id_lookup import may_have_id, may_have_ids
 from sqlbuffer.storage.chunks.step_relations import chunk_steps, steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
@@ -113,6 +114,8 @@ class _Rewriting:
         if isinstance(element, Column):
             table = self._table(element.table)
             return None if table is None else table.c[element.name]
+        if isinstance(element, chunk_column):
+            return self._of_chunks(element)
         if isinstance(element, has_number) and self._steps is not chunk_steps:
             return true()
         if isinstance(element, is_numbered):
@@ -124,6 +127,11 @@ class _Rewriting:
         if isinstance(element, Select):
             return self._ordered(element)
         return None
+
+    def _of_chunks(self, element: chunk_column) -> Any:
+        (column,) = element.clauses
+        table = self._table(column.table)
+        return None if table is None else table.c[element.name]
 
     def _table(self, source: Any) -> Any:
         if source is experiences:

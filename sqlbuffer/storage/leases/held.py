@@ -23,6 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
@@ -44,7 +46,7 @@ from sqlbuffer.storage.leases.retirement import drop
 from sqlbuffer.storage.leases.row_choice import choose_rows
 from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.rows.row_selection import ARRAYS
 from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -68,9 +70,6 @@ _PLACES = {column.key: i for i, column in enumerate(ROW_COLUMNS)}
 _ARRAY_PLACES = [_PLACES[column.key] for column in COLUMNS]
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
 
-# One for all: each keeps its statement.
-_WHOLE_ROWS = RowSelection(ROW_COLUMNS)
-_TYPED_STEPS = RowSelection(COLUMNS, has_blocks=True)
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
 OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
 RUNS = ~is_past(leases.c.leased_until)
@@ -122,27 +121,27 @@ class HeldRows:
         groups: The rows of each group, in their order; each row by itself without groups.
         deadline: When the lease runs out at the earliest, by this process's monotonic clock.
         number: The number that the batch is noted under.
-        typed: Steps of chunks by number, with their typed fields; None: rows have theirs.
     """
 
     lease_id: str
     groups: list[list[Row]]
     deadline: float
     number: int | None = None
-    typed: dict[int, Row] | None = None
 
     @property
     def seqs(self) -> list[int]:
         """The numbers of its rows."""
         return [row[0] for group in self.groups for row in group]
 
-    @property
-    def array_rows(self) -> list[Row]:
-        """What arrays are made of: `COLUMNS` of each row."""
-        if self.typed is not None:
-            return [self.typed[seq] for seq in self.seqs]
-        rows = (row for group in self.groups for row in group)
-        return [tuple(row[place] for place in _ARRAY_PLACES) for row in rows]
+    def array_rows(self, layout: Layout) -> list[Row]:
+        """Return what arrays are made of: `COLUMNS` of each row."""
+        rows = [row for group in self.groups for row in group]
+        found = [tuple(row[place] for place in _ARRAY_PLACES) for row in rows]
+        if not layout.specs:
+            return found
+        blocks, places = [row[-2] for row in rows], [row[-1] for row in rows]
+        typed = rows_of_blocks(layout, blocks, places, self.seqs)
+        return [(*row[:ARRAYS], own) for row, own in zip(found, typed, strict=True)]
 
 
 class Claim:
@@ -240,18 +239,14 @@ class Claim:
 
     def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> HeldRows:
         seqs = [seq for group in self._chosen for seq in group]
-        found = self._read(connection, now, seqs, _WHOLE_ROWS)
-        has_chunks = self._leases.buffer.info.has_chunks
-        typed = self._read(connection, now, seqs, _TYPED_STEPS) if has_chunks else None
+        found = self._read(connection, now, seqs)
         groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
-        return HeldRows(self._lease_id, groups, deadline, typed=typed)
+        return HeldRows(self._lease_id, groups, deadline)
 
-    def _read(
-        self, connection: Connection, now: SampledWindow, seqs: list[int], columns: RowSelection
-    ) -> dict[int, Row]:
-        buffer = self._leases.buffer
+    def _read(self, connection: Connection, now: SampledWindow, seqs: list[int]) -> dict[int, Row]:
+        buffer, columns = self._leases.buffer, self._leases.reading
         candidates = Candidates(connection, buffer.info.id, 0, now.high, EVERYTHING, columns)
         candidates.has_labels = bool(now.has_labels)
         if buffer.info.has_chunks:

@@ -13,6 +13,7 @@ from sqlbuffer.storage.buffers.buffer_window import select_sampled_window
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.dialects.connections import claiming
 from sqlbuffer.storage.leases.tables import queue_items
+from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.server_clock import is_past
 from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
@@ -41,6 +42,7 @@ class LeaseKeeping:
 
     Attributes:
         ledger: What this process remembers of leases between calls.
+        reading: Reads rows, without what they have in parts.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class LeaseKeeping:
     ) -> None:
         self.buffer, self.restrictions = source.buffer, source.restrictions
         self.source, self.sessions = source, sessions
+        self.reading = RowSelection(source.whole_rows.columns)
         self.remove_expired = remove_expired
         self.ledger = Ledger()
 

@@ -30,6 +30,7 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
+from sqlbuffer.storage.chunks import step_bytes
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.pieces import Piece
@@ -157,6 +158,10 @@ class Payloads:
         wanted: Which fields; None is all.
         only: Which columns are read beside `seq`, for who decodes them; the others are null.
         has_chunks: The rows are steps of chunks, whose bytes are read whole.
+
+    Attributes:
+        columns: What is selected of rows: `statements.ROW_COLUMNS`, and of steps with typed fields
+            the block of bytes and their place in it.
     """
 
     def __init__(
@@ -171,7 +176,9 @@ class Payloads:
         self._buffer_id, self._layout = buffer_id, layout
         self._has_chunks = has_chunks
         self._wanted, self._only = wanted, only
-        self.columns = tuple(map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS))
+        own = map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS)
+        has_fields = bool(layout.specs) and only is None and (wanted is None or bool(wanted.typed))
+        self.columns = (*own, *step_bytes.COLUMNS) if has_fields else tuple(own)
         self.reading = RowSelection(self.columns, complete=self.complete)
 
     def _column(self, name: str, column: Any) -> Any:
