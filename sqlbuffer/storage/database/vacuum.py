@@ -31,15 +31,16 @@ Count = Callable[[Connection, int], None]
 
 logger = logging.getLogger("sqlbuffer")
 
-# Looking costs a millisecond: after so many rows, so many bytes of parts, or so long after the last
-# look.
+# Looking costs a millisecond: after so many rows, so many bytes of parts or chunks, or so long
+# after the last look.
 ROWS_BETWEEN_LOOKS = 5_000
-BYTES_BETWEEN_LOOKS = 64 * 2**20
+BYTES_BETWEEN_LOOKS = 16 * 2**20
 SECONDS_BETWEEN_LOOKS = 5.0
-# Clean when a fifth of the rows is dead, and there are so many or they take so much room.
+# Clean when a fifth of the rows is dead, and there are so many or they take so much room. A few
+# hundred chunks, each a row of up to 256 KiB, may be all that a buffer has.
 MAX_DEAD_PER_LIVE = 0.2
 MIN_DEAD_ROWS = 10_000
-MIN_DEAD_BYTES = 16 * 2**20
+MIN_DEAD_BYTES = 2 * 2**20
 # Analyze when a tenth of the rows has come since the last time, and that many: plans that functions
 # keep are made again then, for a table of this size. A full buffer that turns over does not grow.
 MAX_NEW_PER_KNOWN = 0.1

@@ -6,6 +6,7 @@ DECLARE
     b buffers%ROWTYPE;
     bound bigint;
     n_begun bigint;
+    n_gone bigint;
 BEGIN
     FOR written IN
         SELECT buffer_id, sum(n_steps) AS n, count(*) AS n_chunks, max(first_seq + n_steps - 1) AS high FROM new_chunks
@@ -48,9 +49,9 @@ BEGIN
             PERFORM sqlbuffer_evict_episodes_v1(written.buffer_id);
         ELSIF b.max_capacity IS NOT NULL THEN
             bound := written.high - b.max_capacity;
-            PERFORM sqlbuffer_evict_chunks_v1(
+            n_gone := sqlbuffer_evict_chunks_v1(
                 written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n_chunks + 16);
-            IF written.n >= 64 THEN
+            IF n_gone > 0 OR written.n >= 64 THEN
                 -- Whoever cleans up goes by the count of dead rows, which would come a second late.
                 PERFORM pg_stat_force_next_flush();
             END IF;
