@@ -15,7 +15,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     reward_bytes,
     stored_flags,
 )
-from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
@@ -114,7 +114,7 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
         UniqueViolation: Another writer has committed one of the ids. The transaction goes on.
     """
     values = (buffer_id, number_array(ids), id_array(list(ids.values())))
-    with connection.begin_nested():
+    with savepoint(connection):
         driver_of(connection).execute(_INSERT_IDS, values)
 
 

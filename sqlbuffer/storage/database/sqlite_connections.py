@@ -63,8 +63,14 @@ class FileConnection(sqlite3.Connection):
             _open.add(self)
 
     def close(self) -> None:
-        """Close the connection; a fork waits for it."""
+        """Close the connection; a fork waits for it.
+
+        A transaction is rolled back first. SQLite would keep it, and its lock, until Python frees
+        the cursor of a statement that was interrupted.
+        """
         with forks_held_off():
+            if not self.is_closed and self.in_transaction:
+                self.rollback()
             super().close()
             self.is_closed = True
             _open.discard(self)

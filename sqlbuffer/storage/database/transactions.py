@@ -141,6 +141,8 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, KeyboardInterrupt):
+        if connection.invalidated:  # by SQLAlchemy, which ran the statement
+            raise
         driver = driver_of(connection)
         is_asked = driver.info.transaction_status == TransactionStatus.ACTIVE
         if is_asked:
@@ -149,6 +151,13 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
         if is_asked or driver.closed:
             connection.invalidate()
         raise
+
+
+@contextmanager
+def savepoint(connection: Connection) -> Iterator[None]:
+    """Undo the block alone if it fails: the transaction goes on."""
+    with connection.begin_nested(), invalidated_when_lost(connection):
+        yield
 
 
 def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool = False) -> Any:

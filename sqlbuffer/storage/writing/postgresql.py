@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.applied_writes import WriteId
-from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, real_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
@@ -115,7 +115,7 @@ def insert_records(
     """
     rows = copied_rows(buffer_id, seqs, records, episode_ids, session_ids, priority)
     with (
-        connection.begin_nested() if guarded else nullcontext(),
+        savepoint(connection) if guarded else nullcontext(),
         driver_of(connection).cursor() as cursor,
         cursor.copy(_COPY) as copy,
     ):

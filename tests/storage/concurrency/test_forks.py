@@ -45,7 +45,7 @@ def n_acknowledged(path: Path) -> int:
 
 def assert_whole(url, n_rows):
     assert scalar(url, "PRAGMA integrity_check") == "ok"
-    assert scalar(url, "SELECT count(*) FROM experiences") == n_rows
+    assert scalar(url, "SELECT count(*) FROM v_experiences") == n_rows
 
 
 def test_a_parent_that_closes_leaves_its_childrens_log_alone(url, tmp_path):
