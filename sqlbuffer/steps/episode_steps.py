@@ -57,12 +57,11 @@ class EpisodeSteps:
         self._low = int(t.min()) if t.size else 0
         self._width = int(t.max()) - self._low + 1 if t.size else 1
         codes = np.searchsorted(self._numbers, episode) * self._width + (t - self._low)
-        order = np.lexsort((~has_arrays, codes))
-        ordered = codes[order]
-        is_first = np.ones(len(ordered), bool)
-        is_first[1:] = ordered[1:] != ordered[:-1]
-        kept = order[is_first]
-        self._codes = ordered[is_first]
+        kept: Any = slice(None)
+        if not (codes[1:] > codes[:-1]).all():
+            order = np.lexsort((~has_arrays, codes))
+            kept = order[_are_new(codes[order])]
+        self._codes = codes[kept]
         self.episode: Integers = episode[kept]
         self.t: Integers = t[kept]
         self.reward: NDArray[np.float64] = np.asarray(reward, np.float64)[kept]
@@ -72,7 +71,9 @@ class EpisodeSteps:
         self._ineligible = None if ineligible is None else np.asarray(ineligible, bool)[kept]
         self.has_arrays: Flags = has_arrays[kept]
         self.blobs: list[bytes | None] | NDArray[Any] = (
-            blobs[kept] if isinstance(blobs, np.ndarray) else [blobs[i] for i in kept.tolist()]
+            blobs[kept]
+            if isinstance(blobs, np.ndarray)
+            else [blobs[i] for i in np.arange(len(blobs))[kept].tolist()]
         )
 
     def __len__(self) -> int:
@@ -138,6 +139,13 @@ class EpisodeSteps:
     def _take(self, column: NDArray[Any], index: Integers) -> NDArray[Any]:
         """Return a column at the indexes; anything at -1."""
         return column[index] if len(self) else np.zeros(index.shape, column.dtype)
+
+
+def _are_new(codes: Integers) -> Flags:
+    """Return which of the codes, in ascending order, are not the one before."""
+    found = np.ones(len(codes), bool)
+    found[1:] = codes[1:] != codes[:-1]
+    return found
 
 
 def frame_times(t: Any, k: int) -> Integers:

@@ -1,10 +1,11 @@
 """Steps of episodes near to others, read as slices of chunks: one row for many steps."""
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,11 @@ from numpy.typing import NDArray
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.storage.chunks import postgresql, sqlite
+from sqlbuffer.storage.chunks.sliced_steps import Slice
 from sqlbuffer.storage.dialects.by_database import by_database
+
+_REWARD, _NO_END = struct.Struct(">d"), b"\0"
+_NO_REWARD = _REWARD.pack(float("nan"))
 
 read_slices = by_database(sqlite=sqlite.read_slices, postgresql=postgresql.read_slices)
 
@@ -42,29 +47,28 @@ class SlicedSteps:
 
 
 def steps_of_slices(
-    layout: Layout, rows: Sequence[Any], low: int, rewards: Mapping[int, float]
+    layout: Layout, slices: Sequence[Slice], low: int, rewards: Mapping[int, float]
 ) -> SlicedSteps:
-    """Return the steps of rows of `read_slices` above a number, without those that were deleted.
+    """Return the steps of slices above a number, without those that were deleted.
 
     Args:
         layout: The typed fields.
-        rows: The rows, of which the same step may be part of several.
+        slices: The slices; the same step may be part of several.
         low: Lower end of the window.
         rewards: Rewards that hold instead of those in the chunks, by seq.
     """
-    counts = np.array([row[4] for row in rows], np.int64)
+    counts = np.array([each.n for each in slices], np.int64)
     # What each step is behind the first of its slice.
     behind = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    seq, episode, t = (
-        np.repeat(np.array([row[i] for row in rows], np.int64), counts) for i in (0, 1, 2)
-    )
+    firsts = np.array([(each.seq, each.episode_id, each.t) for each in slices], np.int64)
+    seq, episode, t = (np.repeat(column, counts) for column in firsts.reshape(-1, 3).T)
     seq, t = seq + behind, t + behind
-    reward = np.concatenate([np.empty(0), *map(_rewards, rows)])
-    ends = np.concatenate([np.empty(0, np.uint8), *map(_ends, rows)])
+    reward = np.frombuffer(b"".join(map(_rewards, slices)), ">f8").astype(np.float64)
+    ends = np.frombuffer(b"".join(map(_ends, slices)), np.uint8)
     if rewards:
         reward = _replaced(reward, seq, rewards)
-    blobs = _records(layout, rows)
-    gone = [seq for row in rows for seq in _deleted(row)]
+    blobs = _records(layout, slices)
+    gone = [seq for each in slices for seq in _listed(each.deleted)]
     kept = seq > low
     if gone:
         kept &= ~np.isin(seq, np.array(gone, np.int64))
@@ -72,6 +76,32 @@ def steps_of_slices(
         seq, episode, t, reward, (ends & 1).astype(bool), (ends & 2).astype(bool), blobs
     )
     return steps if kept.all() else _only(steps, kept)
+
+
+class OwnStep(NamedTuple):
+    """What a slice has of one of its steps.
+
+    Attributes:
+        reward: NaN where there is none.
+        ends: 1 terminated, 2 truncated; None where it does not say.
+        block: The block with its typed fields.
+        block_place: Its place there.
+    """
+
+    reward: float
+    ends: int | None
+    block: Any
+    block_place: int
+
+
+def step_of_slice(found: Slice, i: int) -> OwnStep:
+    """Return the i-th step of a slice."""
+    (reward,) = _REWARD.unpack_from(_rewards(found), 8 * i)
+    ends = _ends(found)[i] if found.ends is not None else None
+    if found.offsets is None:
+        return OwnStep(reward, ends, found.records, i)
+    (block,), place = _blocks(found, [found.place + i]), found.place + i
+    return OwnStep(reward, ends, block, place % found.block_steps)
 
 
 def _only(steps: SlicedSteps, kept: NDArray[np.bool_]) -> SlicedSteps:
@@ -87,12 +117,6 @@ def _only(steps: SlicedSteps, kept: NDArray[np.bool_]) -> SlicedSteps:
     )
 
 
-def _rewards(row: Any) -> NDArray[np.float64]:
-    if row[5] is None:
-        return np.full(row[4], np.nan)
-    return np.frombuffer(row[5], ">f8").astype(np.float64)
-
-
 def _replaced(
     reward: NDArray[np.float64], seq: NDArray[np.int64], rewards: Mapping[int, float]
 ) -> NDArray[np.float64]:
@@ -104,38 +128,48 @@ def _replaced(
     return np.where(numbers[at] == seq, values[at], reward)
 
 
-def _ends(row: Any) -> NDArray[np.uint8]:
-    return np.zeros(row[4], np.uint8) if row[6] is None else np.frombuffer(row[6], np.uint8)
+def _rewards(found: Slice) -> bytes:
+    if found.rewards is None:
+        return _NO_REWARD * found.n
+    # Of a step that plain SQL has written SQLite has the number.
+    is_number = isinstance(found.rewards, float)
+    return _REWARD.pack(found.rewards) if is_number else found.rewards
 
 
-def _records(layout: Layout, rows: Sequence[Any]) -> list[Any] | NDArray[Any]:
+def _ends(found: Slice) -> bytes:
+    return found.ends or _NO_END * found.n
+
+
+def _records(layout: Layout, slices: Sequence[Slice]) -> list[Any] | NDArray[Any]:
     """Return the record of each step, in an array if they are of one size and none is missing."""
     size = layout.size_bytes
-    if size and all(row[8] is None and len(row[9]) == row[4] * size for row in rows):
-        return np.frombuffer(b"".join([row[9] for row in rows]), layout.record)
-    return [blob for row in rows for blob in _blobs(layout, row)]
+    if size and all(s.offsets is None and len(s.records) == s.n * size for s in slices):
+        return np.frombuffer(b"".join([each.records for each in slices]), layout.record)
+    return [blob for each in slices for blob in _blobs(layout, each)]
 
 
-def _blobs(layout: Layout, row: Any) -> list[Any]:
+def _blobs(layout: Layout, found: Slice) -> list[Any]:
     """Return the bytes of each step of a slice."""
-    seq, _, _, place, n, _, _, block_steps, offsets, records, _ = row
-    if offsets is None:
-        view = memoryview(records)
+    n = found.n
+    if found.offsets is None:
+        view = memoryview(found.records)
         size = len(view) // n
         return [view[start : start + size] for start in range(0, n * size, size)] or [view] * n
-    ends = json.loads(offsets) if isinstance(offsets, str) else offsets
-    places = range(place, place + n)
-    blocks = {
-        i: records[ends[i] : ends[i + 1]]
-        for i in range(places[0] // block_steps, places[-1] // block_steps + 1)
-    }
-    own = [blocks[i // block_steps] for i in places]
-    return rows_of_blocks(layout, own, [i % block_steps for i in places], range(seq, seq + n))
+    places = range(found.place, found.place + n)
+    in_block = [place % found.block_steps for place in places]
+    return rows_of_blocks(layout, _blocks(found, places), in_block, range(found.seq, found.seq + n))
 
 
-def _deleted(row: Any) -> Sequence[int]:
-    found: Any = row[10]
-    if not found or found == "[]":
-        return ()
-    listed: Sequence[int] = json.loads(found) if isinstance(found, str) else found
+def _blocks(found: Slice, places: Sequence[int]) -> list[Any]:
+    """Return the block of each place; the same object for places in the same one."""
+    ends, size = _listed(found.offsets), found.block_steps
+    before = ends[found.place // size]
+    numbers = range(places[0] // size, places[-1] // size + 1)
+    blocks = {i: found.records[ends[i] - before : ends[i + 1] - before] for i in numbers}
+    return [blocks[place // size] for place in places]
+
+
+def _listed(found: Any) -> Sequence[int]:
+    """Return a list of the database: JSON on SQLite; empty for None."""
+    listed: Sequence[int] = json.loads(found) if isinstance(found, str) else found or ()
     return listed

@@ -7,7 +7,7 @@ from sqlalchemy import case, select
 from sqlbuffer.storage.chunks.tables import chunks, deleted_steps
 
 
-def first_step_left(buffer_id: Any, episode_id: Any, low: int) -> Any:
+def first_step_left(buffer_id: Any, episode_id: Any, low: Any) -> Any:
     """Return the expression for the number of the first step left; null where none is.
 
     Chunks are not taken apart: an index finds the first one of the episode, and deleted steps are

@@ -58,9 +58,13 @@ def reward_bytes(chunk: PackedChunk) -> bytes | None:
 
 
 def end_bytes(chunk: PackedChunk) -> bytes | None:
-    """Return a byte for each step: 1 where it terminated, 2 where it was truncated."""
-    if not (_has_true(chunk.terminated) or _has_true(chunk.truncated)):
-        return None
+    """Return a byte for each step: 1 where it terminated, 2 where it was truncated.
+
+    Empty where none did; None where no step says whether it did.
+    """
+    flags = (chunk.terminated, chunk.truncated)
+    if not any(map(_has_true, flags)):
+        return b"" if any(map(_says, flags)) else None
     terminated, truncated = (
         np.zeros(chunk.n_steps, bool) if values is None else np.array(values, bool)
         for values in (chunk.terminated, chunk.truncated)
@@ -79,6 +83,10 @@ def _has_true(flags: Values | None) -> bool:
         return False
     # Of one step `any` takes ten times as long.
     return True in flags if isinstance(flags, list) else b"\1" in flags.tobytes()
+
+
+def _says(flags: Values | None) -> bool:
+    return isinstance(flags, np.ndarray) or any(flag is not None for flag in flags or ())
 
 
 def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:

@@ -15,6 +15,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     reward_bytes,
     stored_flags,
 )
+from sqlbuffer.storage.chunks.sliced_steps import Slice, pg_slice
 from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -69,6 +70,8 @@ _DATA: list[tuple[str, Callable[[Any], bytes], Get]] = [
     ("agent_id", text_field, lambda own: own.chunk.agent_id),
     ("step", bigint_field, lambda own: own.chunk.step),
     ("steps", bigint_array_field, lambda own: own.chunk.steps),
+    ("episode_id", bigint_field, lambda own: own.episode_id),
+    ("t", integer_field, lambda own: own.chunk.t),
     ("rewards", bytes_field, lambda own: reward_bytes(own.chunk)),
     ("ends", bytes_field, lambda own: end_bytes(own.chunk)),
     ("records", bytes_field, lambda own: own.chunk.records),
@@ -126,50 +129,34 @@ def _rows(head: bytes, columns: Any, numbered: Sequence[NumberedChunk]) -> Itera
             yield NULL if value is None else encode(value)
 
 
-_FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.t + %(first)s")
+_FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.first_t")
 _SLICES = f"""
-SELECT c.first_seq + c.p, c.episode_id, c.t + c.p, c.p, c.n,
-    substr(d.rewards, c.p * 8 + 1, c.n * 8), substr(d.ends, c.p + 1, c.n), d.block_steps, d.offsets,
-    CASE WHEN d.offsets IS NULL THEN substr(
-        d.records, c.p * (octet_length(d.records) / d.n_steps) + 1,
-        c.n * (octet_length(d.records) / d.n_steps)
-    ) ELSE d.records END,
-    CASE WHEN (SELECT has_deleted FROM buffers WHERE id = %(id)s::integer) THEN (
-        SELECT array_agg(x.seq) FROM deleted_steps x
-        WHERE x.buffer_id = %(id)s::integer AND x.seq >= c.first_seq
-          AND x.seq < c.first_seq + d.n_steps)
-    END
-FROM unnest(%(episodes)s::bigint[], %(ts)s::bigint[]) AS w(episode_id, t)
+SELECT d.first_seq + d.place, d.episode_id, d.t + d.place, d.place, d.n,
+    {pg_slice("%(id)s::integer")}
+FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
+    AS w(episode_id, first_t, last_t)
 CROSS JOIN LATERAL (
-    SELECT k.first_seq, k.episode_id, k.t, greatest(0, w.t + %(first)s - k.t)::integer AS p,
-        (least(k.n_steps - 1, w.t + %(last)s - k.t)
-            - greatest(0, w.t + %(first)s - k.t) + 1)::integer AS n
-    FROM chunks k
+    SELECT k.first_seq FROM chunks k
     WHERE k.buffer_id = %(id)s::integer AND k.episode_id = w.episode_id
-      AND k.t >= {_FIRST} AND k.t <= w.t + %(last)s OFFSET 0
+      AND k.t >= {_FIRST} AND k.t <= w.last_t OFFSET 0
 ) c
 CROSS JOIN LATERAL (
-    SELECT * FROM chunk_data q
+    SELECT q.*, greatest(0, w.first_t - q.t) AS place,
+        least(q.n_steps - 1, w.last_t - q.t) - greatest(0, w.first_t - q.t) + 1 AS n
+    FROM chunk_data q
     WHERE q.buffer_id = %(id)s::integer AND q.first_seq = c.first_seq LIMIT 1
 ) d
-WHERE c.n > 0
+WHERE d.n > 0
 """
 
 
 def read_slices(
-    connection: Connection,
-    buffer_id: int,
-    anchors: Sequence[tuple[int, int]],
-    first: int,
-    last: int,
-) -> list[Any]:
+    connection: Connection, buffer_id: int, ranges: Sequence[tuple[int, int, int]]
+) -> list[Slice]:
     """Return slices of chunks; see `sqlite.read_slices`."""
-    episodes, ts = zip(*anchors, strict=True)
-    parameters = {
-        "id": buffer_id, "episodes": number_array(episodes), "ts": number_array(ts),
-        "first": first, "last": last,
-    }  # fmt: skip
-    return list(driver_of(connection).execute(_SLICES, parameters).fetchall())
+    episodes, firsts, lasts = map(number_array, zip(*ranges, strict=True))
+    parameters = {"id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts}
+    return list(map(Slice._make, driver_of(connection).execute(_SLICES, parameters)))
 
 
 def evict_chunks(connection: Connection, buffer_id: int) -> None:

@@ -16,13 +16,14 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_bytes,
 )
+from sqlbuffer.storage.chunks.sliced_steps import Slice, sqlite_slice
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # Columns with what is the same for all steps of a chunk.
 _PLAIN = (
-    "id", "task_name", "pre_agent", "t", "model_version", "first_time", "last_time",
+    "id", "task_name", "pre_agent", "model_version", "first_time", "last_time",
 )  # fmt: skip
 # The steps among numbers that are there, by chunk. The numbers are the buffer's own.
 _FOUND = f"""
@@ -75,11 +76,12 @@ def insert_chunks(
         "agent_id": [chunk.agent_id for chunk in own],
         "step": [chunk.step for chunk in own],
         "steps": json_column([chunk.steps for chunk in own]),
+        "episode_id": [one.episode_id for one in numbered],
+        "t": [chunk.t for chunk in own],
     }
     columns: dict[str, Sequence[Any]] = {
         **of_both,
         **{name: [getattr(chunk, name) for chunk in own] for name in _PLAIN},
-        "episode_id": [one.episode_id for one in numbered],
         "session_id": [one.session_id for one in numbered],
         "reward_t": json_column([chunk.reward for chunk in own]),
         "adv_t": json_column([chunk.adv_t for chunk in own]),
@@ -142,57 +144,35 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
     return sum(n_steps for _, _, n_steps, _ in found)
 
 
-_FIRST = first_chunk(":id", "w.episode_id", "w.t + :first")
-# The limit, or SQLite would work p and n out again wherever they are named.
+_FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
 _SLICES = f"""
-SELECT c.first_seq + a.p, c.episode_id, c.t + a.p, a.p, a.n,
-    substr(d.rewards, a.p * 8 + 1, a.n * 8), substr(d.ends, a.p + 1, a.n), d.block_steps, d.offsets,
-    CASE WHEN d.offsets IS NULL THEN substr(
-        d.records, a.p * (length(d.records) / d.n_steps) + 1, a.n * (length(d.records) / d.n_steps)
-    ) ELSE d.records END,
-    CASE WHEN (SELECT has_deleted FROM buffers WHERE id = :id) THEN (
-        SELECT json_group_array(x.seq) FROM deleted_steps x
-        WHERE x.buffer_id = c.buffer_id AND x.seq >= c.first_seq
-          AND x.seq < c.first_seq + c.n_steps)
-    END
+SELECT d.first_seq + d.place, d.episode_id, d.t + d.place, d.place, d.n, {sqlite_slice(":id")}
 FROM (
-    SELECT k.key, max(0, w.t + :first - k.t) AS p,
-        min(k.n_steps - 1, w.t + :last - k.t) - max(0, w.t + :first - k.t) + 1 AS n
-    FROM (SELECT json_extract(value, '$[0]') AS episode_id, json_extract(value, '$[1]') AS t
-          FROM json_each(:anchors)) w
-    CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id
-        AND k.t >= {_FIRST} AND k.t <= w.t + :last
-    LIMIT -1 OFFSET 0
-) a
-CROSS JOIN chunks c ON c.key = a.key
-CROSS JOIN chunk_data d ON d.key = a.key
-WHERE a.n > 0
+    SELECT e.*, max(0, w.first_t - e.t) AS place,
+        min(e.n_steps - 1, w.last_t - e.t) - max(0, w.first_t - e.t) + 1 AS n
+    FROM (SELECT json_extract(value, '$[0]') AS episode_id, json_extract(value, '$[1]') AS first_t,
+            json_extract(value, '$[2]') AS last_t
+          FROM json_each(:ranges)) w
+    CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id AND k.t <= w.last_t
+        AND k.t >= {_FIRST}
+    CROSS JOIN chunk_data e ON e.key = k.key
+) d
+WHERE d.n > 0
 """
 
 
 def read_slices(
-    connection: Connection,
-    buffer_id: int,
-    anchors: Sequence[tuple[int, int]],
-    first: int,
-    last: int,
-) -> list[Any]:
-    """Return slices of chunks with the steps from t + first to t + last of episodes.
+    connection: Connection, buffer_id: int, ranges: Sequence[tuple[int, int, int]]
+) -> list[Slice]:
+    """Return slices of chunks with the steps of ranges of episodes.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        anchors: The number of the episode and t, of each.
-        first: From how many steps after t; negative are before.
-        last: To how many.
-
-    Returns:
-        Rows (seq, episode, t, place, n, rewards, ends, block_steps, offsets, records, deleted): of
-        n steps from a place in a chunk on. `records` is theirs where there are no offsets, and
-        else those of the whole chunk.
+        ranges: The number of the episode, and the first and the last t, of each.
     """
-    parameters = {"id": buffer_id, "anchors": json.dumps(anchors), "first": first, "last": last}
-    return list(driver_of(connection).execute(_SLICES, parameters).fetchall())
+    parameters = {"id": buffer_id, "ranges": json.dumps(ranges)}
+    return list(map(Slice._make, driver_of(connection).execute(_SLICES, parameters)))
 
 
 def evict_chunks(connection: Connection, buffer_id: int) -> None:

@@ -137,6 +137,8 @@ chunk_data = Table(
     Column("agent_id", KEY, nullable=False, comment="the agent"),
     Column("step", BigInteger, nullable=False, comment="step of the first within the task"),
     Column("steps", SEQS, comment="step of each, where they are not consecutive"),
+    Column("episode_id", BigInteger, comment="key of the episode in episodes"),
+    Column("t", Integer, comment="step of the first within the episode"),
     Column("block_steps", Integer, nullable=False, comment="steps in a block"),
     Column(
         "offsets",
@@ -150,7 +152,10 @@ chunk_data = Table(
         comment="rewards, big-endian numbers of 64 bits, NaN for none; null: of none",
     ),
     Column(
-        "ends", BYTES, comment="a byte for each step: 1 terminated, 2 truncated; null: none did"
+        "ends",
+        BYTES,
+        comment="a byte for each step: 1 terminated, 2 truncated; empty: none did; null: no "
+        "step says",
     ),
     # Behind the short ones: to what follows it SQLite walks through all its pages.
     Column("records", BYTES, nullable=False, comment="typed fields of all steps, in blocks"),

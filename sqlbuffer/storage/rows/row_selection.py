@@ -26,6 +26,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.batch_steps import batch_steps_at
 from sqlbuffer.storage.chunks.nearby_chunk_steps import chunk_steps_near
+from sqlbuffer.storage.chunks.sliced_steps import SLICE_COLUMNS, sliced_steps_at
 from sqlbuffer.storage.chunks.step_relations import steps_at
 from sqlbuffer.storage.chunks.step_statements import IS_OVER_CHUNKS, over, over_chunks
 from sqlbuffer.storage.eligibility.eligible_rows import (
@@ -165,6 +166,18 @@ class RowSelection:
     def alone(self) -> "RowSelection":
         """The same without the steps near to a key."""
         return replace(self, near=None)
+
+    @cached_property
+    def sliced(self) -> Any:
+        """The select of what is read of the parameters `seqs`, whatever they are, with the slices
+        of their chunks that have the steps near to them. `SLICE_COLUMNS` follow the part.
+        """
+        seqs = bindparam(SEQS, type_=SeqList())
+        near = self.near or Neighbours(0, 0)
+        steps = sliced_steps_at(_buffer_id(), seqs, min(near.first, 0), max(near.last, 0))
+        (own,) = self.alone._parts(EVERYTHING, seqs, NO_KIND, False, False)
+        slice_columns = (steps.c[name] for name in SLICE_COLUMNS)
+        return over(own.with_only_columns(*own.selected_columns, *slice_columns), steps)
 
     def is_plain(self, node: Node, limits: Eligibility, has_labels: bool) -> bool:
         """Tell whether single steps are read, whatever they are: `batch_statement` reads them."""

@@ -1,6 +1,6 @@
 """What a sampler chooses from: the keys of the rows that match, without their payloads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,31 +10,30 @@ from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, liter
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.batch_steps import as_rows
 from sqlbuffer.storage.chunks.chunk_slices import read_slices
+from sqlbuffer.storage.chunks.sliced_steps import Slice
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import late_rewards
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import (
-    ARRAYS,
     BUFFER_ID,
     LOW,
     NEAR,
     OWN,
     PLACE,
     SEQS,
-    Neighbours,
     RowSelection,
     T,
     batch_statement,
 )
 from sqlbuffer.storage.sampling.row_priorities import RowPriorities
+from sqlbuffer.storage.sampling.sliced_rows import sliced_rows, with_own_bytes
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 
@@ -60,7 +59,6 @@ class Candidates:
         has_read_keys: True after every key was read.
         clock: The buffer's clock, where limits or the sample log need it.
         has_labels: True if rows may have annotated values.
-        picks_first: True if `pick` costs less than `probe`.
         chunks: How the bytes of chunks are laid out; None: each step is a row.
         reads_bytes: The bytes of chunks say what steps are; none of them is ever replaced.
 
@@ -75,8 +73,6 @@ class Candidates:
         ...     buffer.sample_arrays(2, sampler=Newest())["obs"].tolist()
         [4.0, 3.0]
     """
-
-    picks_first = False
 
     def __init__(
         self,
@@ -100,11 +96,10 @@ class Candidates:
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
         self.steps: list[tuple[Any, ...]] = []
-        self.slices: list[Any] = []
+        self.slices: list[Slice] = []
         self.late_rewards: dict[int, float] = {}
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
-
         self._priorities: RowPriorities | None = None
 
     @property
@@ -138,6 +133,11 @@ class Candidates:
     def picks_keys(self) -> bool:
         """Whether `keys` finds few, without looking at all rows."""
         return self.selective
+
+    @property
+    def picks_first(self) -> bool:
+        """Whether `pick` costs less than `probe`."""
+        return False
 
     @cached_property
     def matching(self) -> ColumnElement[bool]:
@@ -204,9 +204,13 @@ class Candidates:
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         if self.reading.near is not None:
             parameters[LOW] = self.window_low
+        is_any = not self.has_condition and not self.has_labels
+        if self._slices_chunks and self.reading.has_places and is_any:
+            self._keep_sliced(fetch(self.connection, self.reading.sliced, parameters))
+            return
         if self.reads_bytes and self.reading.is_plain(self.node, self.limits, self.has_labels):
-            found = self._with_own_bytes(
-                as_rows(fetch(self.connection, batch_statement(), parameters))
+            found = with_own_bytes(
+                self.chunks, as_rows(fetch(self.connection, batch_statement(), parameters))
             )
             self._payloads.update((row[0], row) for row in found)
             return
@@ -222,22 +226,8 @@ class Candidates:
     def _fetched(self, statement: Any, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Return rows of `reading`; those of chunks with the bytes of their own."""
         found = fetch(self.connection, statement, parameters)
-        return (
-            found
-            if self.chunks is None or not self.reading.has_blocks
-            else self._with_own_bytes(found)
-        )
-
-    def _with_own_bytes(self, found: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return rows that end with a place with their own bytes instead of a block with more."""
-        if self.chunks is None or not found:
-            return []
-        seqs, blocks, places = ([row[i] for row in found] for i in (0, ARRAYS, -1))
-        rows = rows_of_blocks(self.chunks, blocks, places, seqs)
-        return [
-            (*row[:ARRAYS], own, *row[ARRAYS + 1 : -1])
-            for row, own in zip(found, rows, strict=True)
-        ]
+        has_blocks = self.chunks is not None and self.reading.has_blocks
+        return with_own_bytes(self.chunks, found) if has_blocks else found
 
     @property
     def _slices_chunks(self) -> bool:
@@ -253,20 +243,33 @@ class Candidates:
     def _sort(self, found: Sequence[tuple[Any, ...]]) -> None:
         near = self.reading.near
         if near is not None and self._slices_chunks:
-            anchors = {(row[PLACE], row[T]) for row in found if row[-1] == OWN and row[PLACE] >= 0}
-            if anchors:
-                self._read_slices(list(anchors), near)
+            first, last = min(near.first, 0), max(near.last, 0)
+            self._read_slices(
+                (row[PLACE], row[T] + first, row[T] + last)
+                for row in found
+                if row[-1] == OWN and row[PLACE] >= 0
+            )
         for row in found:
             if row[-1] == OWN:
                 self._payloads[row[0]] = row
             elif row[-1] == NEAR:
                 self.steps.append(row)
 
-    def _read_slices(self, anchors: Sequence[tuple[int, int]], near: Neighbours) -> None:
-        found = read_slices(self.connection, self.buffer_id, anchors, near.first, near.last)
+    def _keep_sliced(self, found: Sequence[tuple[Any, ...]]) -> None:
+        """Keep rows of `reading.sliced`, and read what is near to them in other chunks."""
+        rows, slices, missing = sliced_rows(self.reading, found)
+        self._payloads.update((row[0], row) for row in with_own_bytes(self.chunks, rows))
+        self.slices += slices
+        self._read_slices(missing)
+
+    def _read_slices(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+        wanted = sorted(set(ranges))
+        if not wanted:
+            return
+        found = read_slices(self.connection, self.buffer_id, wanted)
         self.slices += found
         if self.has_labels and found:
-            runs = [(row[0], row[4]) for row in found]
+            runs = [(each.seq, each.n) for each in found]
             self.late_rewards.update(late_rewards(self.connection, self.buffer_id, runs))
 
     def random(self, n: int) -> list[int]:

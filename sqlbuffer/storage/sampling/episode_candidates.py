@@ -1,18 +1,22 @@
 """What a sampler sees of the episodes of a buffer: the keys are the seq of their first steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.first_step_left import first_step_left
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, PICK, PLACE, RowSelection, T
+from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import numbers_in
@@ -22,9 +26,12 @@ from sqlbuffer.storage.schema.planner import unindexed
 # Where a window has no more numbers than this, ranking the keys of its episodes costs less than a
 # second probe.
 FEW_KEYS_SPAN = 32_768
+# Of longer episodes than this fewer numbers are keys than a sampler probes for.
+LONG_EPISODE = 32
+FEW_EPISODES = 16
 MOST_PICKED = 65_536
 MOST_SEQ = 2**63 - 1
-NUMBERS = "numbers"
+NUMBERS, ELIGIBLE_LOW = "numbers", "eligible_low"
 Picked = dict[int, tuple[int, int]]
 FRACTION_BITS = 40  # times the number of episodes, it stays below 2**63
 
@@ -55,10 +62,18 @@ class EpisodePopulation(Candidates):
             0 if include_partial else rows.low,
         )
         self._partial = include_partial
-        self.picks_first = self.span <= FEW_KEYS_SPAN
         self._priorities = rows._priorities
         self.has_labels, self.chunks = rows.has_labels, rows.chunks
         self.reads_bytes = rows.reads_bytes
+
+    @cached_property
+    def picks_first(self) -> bool:
+        """Whether `pick` costs less than `probe`: few of the numbers are keys."""
+        if self.span <= FEW_KEYS_SPAN:
+            return True
+        given = {BUFFER_ID: self.buffer_id, LOW: self.window_low}
+        ((first, last, n),) = fetch(self.connection, _newest_ends(), given)
+        return bool(n > 1 and last - first > LONG_EPISODE * (n - 1))
 
     @property
     def is_filtered(self) -> bool:
@@ -76,57 +91,9 @@ class EpisodePopulation(Candidates):
 
     @property
     def _keys(self) -> Any:
-        first = self._first_left() if self._partial else episodes.c.first_seq
-        keys = select(first.label("key")).where(
-            episodes.c.buffer_id == literal(self.buffer_id), *self._eligible()
-        )
-        if self._partial:
-            # The offset, or SQLite looks for a step again wherever the key is named.
-            left = keys.offset(0).subquery("left")
-            keys = select(left.c.key).where(left.c.key.is_not(None))
-        found = keys.subquery("keys")
-        if self.node == EVERYTHING and not self.limits:
-            return found
-        return self._matching_keys(found)
-
-    def _eligible(self) -> list[Any]:
-        own = episodes.c
-        # Bounded on both sides, or PostgreSQL without statistics expects a third of the table. The
-        # last step may have been deleted, so it is no bound.
-        has_steps = (own.last_seq > self.window_low) & (own.last_seq < MOST_SEQ)
-        if self._partial:
-            return [own.status != "aborted", has_steps | own.last_seq.is_(None)]
-        return [own.status == "complete", has_steps, own.first_seq > self.low]
-
-    def _first_left(self) -> Any:
-        if self.chunks is not None:
-            return first_step_left(literal(self.buffer_id), episodes.c.id, self.window_low)
-        step = experiences.alias("step")
-        return (
-            select(step.c.seq)
-            .where(
-                step.c.buffer_id == literal(self.buffer_id),
-                step.c.episode_id == episodes.c.id,
-                unindexed(step.c.seq) > self.window_low,
-            )
-            .order_by(step.c.t)
-            .limit(1)
-            .scalar_subquery()
-        )
-
-    def _matching_keys(self, keys: Any) -> Any:
-        """Return those of the keys whose row matches; each is looked up by itself.
-
-        An episode whose first row is in the limits may have a later one that is not: reading tells.
-        """
-        first = experiences.alias("first_step")
-        matches = select(1).where(
-            is_numbered(first.c.seq, literal(self.buffer_id), keys.c.key),
-            compile_condition(self.node, first),
-        )
-        if self.limits:
-            matches = matches.where(self.limits.hold(first))
-        return select(keys.c.key).where(matches.offset(0).exists()).subquery("matching")
+        own = (literal(n, BigInteger()) for n in (self.buffer_id, self.window_low, self.low))
+        has_chunks = self.chunks is not None
+        return _EpisodeKeys(self._partial, self.node, self.limits, has_chunks, *own).table
 
     def keys(self) -> NDArray[np.int64]:
         """Return the key of each episode in ascending order; reads all keys."""
@@ -146,7 +113,7 @@ class EpisodePopulation(Candidates):
         numbers = (rng.random(n if replace else _overdrawn(n)) * 2.0**FRACTION_BITS).astype(
             np.int64
         )
-        found = self._pick(self._ranked(n), {NUMBERS: numbers.tolist()})
+        found = self._pick(_ranked, n, {NUMBERS: numbers.tolist()})
         if not found:
             return []
         (_, total), *_ = found.values()
@@ -157,28 +124,6 @@ class EpisodePopulation(Candidates):
             return keys
         distinct = list(dict.fromkeys(keys))
         return distinct if len(distinct) == n else None
-
-    def _ranked(self, n: int) -> Select[Any]:
-        """Select (key, rank, n) of the keys whose ranks are first met in the numbers given."""
-        keys = self._keys
-        given = numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
-            column("value", BigInteger()), column("place", BigInteger())
-        )
-        total = select(func.count().label("n")).select_from(keys).subquery("total")
-        rank = (given.c.value * total.c.n).op(">>")(literal(FRACTION_BITS, Integer()))
-        first_met = (
-            select(rank.label("rank"), total.c.n)
-            .join_from(given, total, true())
-            .group_by(rank, total.c.n)
-            .order_by(func.min(given.c.place))
-            .limit(n)
-            .subquery("first_met")
-        )
-        number = func.row_number().over(order_by=keys.c.key) - 1
-        ranked = select(keys.c.key, number.label("rank")).subquery("ranked")
-        return select(ranked.c.key, ranked.c.rank, first_met.c.n).join(
-            first_met, first_met.c.rank == ranked.c.rank
-        )
 
     def random(self, n: int) -> list[int]:
         """Return up to n keys in uniform random order; reads all keys."""
@@ -192,31 +137,197 @@ class EpisodePopulation(Candidates):
 
     def newest(self, n: int) -> list[int]:
         """Return up to n keys, newest first."""
-        return sorted(self._pick(self._at_one_end(n, newest=True)), reverse=True)
+        return sorted(self._pick(_newest, n), reverse=True)
 
     def oldest(self, n: int) -> list[int]:
         """Return up to n keys, oldest first."""
-        return sorted(self._pick(self._at_one_end(n)))
+        return sorted(self._pick(_oldest, n))
 
-    def _at_one_end(self, n: int, *, newest: bool = False) -> Select[Any]:
-        key = self._keys.c.key
-        none = literal(0, BigInteger())
-        picks = select(key, none.label("rank"), none.label("n"))
-        return picks.order_by(key.desc() if newest else key).limit(n)
+    def _pick(
+        self,
+        picks: Callable[[Any, int], Select[Any]],
+        n: int,
+        numbers: Mapping[str, Any] | None = None,
+    ) -> Picked:
+        """Return {key: (rank, n)} of what is picked, and read it.
 
-    def _pick(self, picks: Select[Any], numbers: Mapping[str, Any] | None = None) -> Picked:
-        """Return {key: (rank, n)} of what is picked, and read it."""
-        parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
-        parameters |= self.limits.parameters
-        statement = self._selection.picked(
-            self.node, picks, self.limits, has_labels=self.has_labels,
-            has_chunks=self.chunks is not None,
+        Args:
+            picks: Returns the select of (key, rank, n), of a table of keys and `n`.
+            n: How many are picked.
+            numbers: Parameters of that select.
+        """
+        # The values of limits are in the statement.
+        make = _picking if self.limits else _kept_picking
+        statement = make(
+            self._selection, self.node, self.limits, self._partial, picks, n, self.has_labels,
+            self.chunks is not None,
         )  # fmt: skip
+        parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
+        parameters |= {ELIGIBLE_LOW: self.low, **self.limits.parameters}
         found = self._fetched(statement, parameters)
         self._sort(found)
         picked = {row[0]: (row[PLACE], row[T]) for row in found if row[-1] == PICK}
         self._probed.update(picked)
         return picked
+
+
+class _EpisodeKeys:
+    """The keys of the episodes that may be read.
+
+    Args:
+        include_partial: See `EpisodePopulation`.
+        node: What holds for their first steps.
+        limits: Likewise.
+        has_chunks: Their steps are in chunks.
+        buffer_id: The buffer, an expression.
+        low: The lower end of the window.
+        eligible_low: No step up to here is eligible.
+    """
+
+    def __init__(
+        self,
+        include_partial: bool,
+        node: Node,
+        limits: Eligibility,
+        has_chunks: bool,
+        buffer_id: Any,
+        low: Any,
+        eligible_low: Any,
+    ) -> None:
+        self._partial, self._node, self._limits = include_partial, node, limits
+        self._has_chunks = has_chunks
+        self._buffer_id, self._low, self._eligible_low = buffer_id, low, eligible_low
+
+    @property
+    def table(self) -> Any:
+        """A table of them, with the column `key`."""
+        first = self._first_left() if self._partial else episodes.c.first_seq
+        keys = select(first.label("key")).where(
+            episodes.c.buffer_id == self._buffer_id, *self._eligible()
+        )
+        if self._partial:
+            # The offset, or SQLite looks for a step again wherever the key is named.
+            left = keys.offset(0).subquery("left")
+            keys = select(left.c.key).where(left.c.key.is_not(None))
+        found = keys.subquery("keys")
+        if self._node == EVERYTHING and not self._limits:
+            return found
+        return self._matching_keys(found)
+
+    def _eligible(self) -> list[Any]:
+        own = episodes.c
+        # Bounded on both sides, or PostgreSQL without statistics expects a third of the table. The
+        # last step may have been deleted, so it is no bound.
+        has_steps = (own.last_seq > self._low) & (own.last_seq < MOST_SEQ)
+        if self._partial:
+            return [own.status != "aborted", has_steps | own.last_seq.is_(None)]
+        return [own.status == "complete", has_steps, own.first_seq > self._eligible_low]
+
+    def _first_left(self) -> Any:
+        if self._has_chunks:
+            return first_step_left(self._buffer_id, episodes.c.id, self._low)
+        step = experiences.alias("step")
+        return (
+            select(step.c.seq)
+            .where(
+                step.c.buffer_id == self._buffer_id,
+                step.c.episode_id == episodes.c.id,
+                unindexed(step.c.seq) > self._low,
+            )
+            .order_by(step.c.t)
+            .limit(1)
+            .scalar_subquery()
+        )
+
+    def _matching_keys(self, keys: Any) -> Any:
+        """Return those of the keys whose row matches; each is looked up by itself.
+
+        An episode whose first row is in the limits may have a later one that is not: reading tells.
+        """
+        first = experiences.alias("first_step")
+        matches = select(1).where(
+            is_numbered(first.c.seq, self._buffer_id, keys.c.key),
+            compile_condition(self._node, first),
+        )
+        if self._limits:
+            matches = matches.where(self._limits.hold(first))
+        return select(keys.c.key).where(matches.offset(0).exists()).subquery("matching")
+
+
+def _picking(
+    selection: RowSelection,
+    node: Node,
+    limits: Eligibility,
+    include_partial: bool,
+    picks: Callable[[Any, int], Select[Any]],
+    n: int,
+    has_labels: bool,
+    has_chunks: bool,
+) -> Any:
+    """Return the select of what is read of the episodes that are picked."""
+    own = (_OF_BUFFER, bindparam(LOW, type_=BigInteger()), _FROM)
+    keys = _EpisodeKeys(include_partial, node, limits, has_chunks, *own).table
+    return selection.picked(
+        node, picks(keys, n), limits, has_labels=has_labels, has_chunks=has_chunks
+    )
+
+
+_kept_picking = remembered(_picking)
+_OF_BUFFER = bindparam(BUFFER_ID, type_=Integer())
+_FROM = bindparam(ELIGIBLE_LOW, type_=BigInteger())
+
+
+def _ranked(keys: Any, n: int) -> Select[Any]:
+    """Select (key, rank, n) of the keys whose ranks are first met in the numbers given."""
+    given = numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
+        column("value", BigInteger()), column("place", BigInteger())
+    )
+    total = select(func.count().label("n")).select_from(keys).subquery("total")
+    rank = (given.c.value * total.c.n).op(">>")(literal(FRACTION_BITS, Integer()))
+    first_met = (
+        select(rank.label("rank"), total.c.n)
+        .join_from(given, total, true())
+        .group_by(rank, total.c.n)
+        .order_by(func.min(given.c.place))
+        .limit(n)
+        .subquery("first_met")
+    )
+    number = func.row_number().over(order_by=keys.c.key) - 1
+    ranked = select(keys.c.key, number.label("rank")).subquery("ranked")
+    return select(ranked.c.key, ranked.c.rank, first_met.c.n).join(
+        first_met, first_met.c.rank == ranked.c.rank
+    )
+
+
+def _newest(keys: Any, n: int) -> Select[Any]:
+    return _unranked(keys).order_by(keys.c.key.desc()).limit(n)
+
+
+def _oldest(keys: Any, n: int) -> Select[Any]:
+    return _unranked(keys).order_by(keys.c.key).limit(n)
+
+
+def _unranked(keys: Any) -> Select[Any]:
+    none = literal(0, BigInteger())
+    return select(keys.c.key, none.label("rank"), none.label("n"))
+
+
+@remembered
+def _newest_ends() -> Any:
+    """Select the first and the last end of a few episodes, and how many they are."""
+    own = episodes.c
+    newest = (
+        select(own.last_seq)
+        .where(
+            own.buffer_id == bindparam(BUFFER_ID, type_=Integer()),
+            own.last_seq > bindparam(LOW, type_=BigInteger()),
+        )
+        .order_by(own.last_seq.desc())
+        .limit(FEW_EPISODES)
+        .subquery("newest")
+        .c.last_seq
+    )
+    return select(func.min(newest), func.max(newest), func.count(newest))
 
 
 def _overdrawn(n: int) -> int:

@@ -172,8 +172,9 @@ def fill_episodes(url):
         if scalar(url, f"SELECT has_chunks FROM buffers WHERE id = {number}"):
             names, own = of_chunks
             for statement in (
-                f"INSERT INTO chunk_data ({names}, n_steps, task_id, agent_id, step, records, "
-                f"block_steps) {numbers} SELECT {own}, 10, 't', 'a', 10 * s, {records}, 10 FROM g",
+                f"INSERT INTO chunk_data ({names}, n_steps, task_id, agent_id, step, episode_id, "
+                f"t, records, block_steps) {numbers} SELECT {own}, 10, 't', 'a', 10 * s, "
+                f"1100000 + s, 0, {records}, 10 FROM g",
                 f"INSERT INTO chunks ({names}, n_steps, id, task_id, agent_id, step, episode_id, "
                 f"t, reward_t) {numbers} SELECT {own}, 10, {id_}, 't', 'a', 10 * s, 1100000 + s, "
                 f"0, {rewards} FROM g",

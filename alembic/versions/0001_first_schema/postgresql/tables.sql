@@ -211,6 +211,8 @@ CREATE TABLE chunk_data (
     agent_id TEXT COLLATE "C" NOT NULL,
     step BIGINT NOT NULL,
     steps BIGINT[],
+    episode_id BIGINT,
+    t INTEGER,
     block_steps INTEGER NOT NULL,
     offsets BIGINT[],
     rewards BYTEA,
@@ -227,10 +229,12 @@ COMMENT ON COLUMN chunk_data.task_id IS 'the task';
 COMMENT ON COLUMN chunk_data.agent_id IS 'the agent';
 COMMENT ON COLUMN chunk_data.step IS 'step of the first within the task';
 COMMENT ON COLUMN chunk_data.steps IS 'step of each, where they are not consecutive';
+COMMENT ON COLUMN chunk_data.episode_id IS 'key of the episode in episodes';
+COMMENT ON COLUMN chunk_data.t IS 'step of the first within the episode';
 COMMENT ON COLUMN chunk_data.block_steps IS 'steps in a block';
 COMMENT ON COLUMN chunk_data.offsets IS 'where each block begins, and the end; null: records of one size lie one after the other';
 COMMENT ON COLUMN chunk_data.rewards IS 'rewards, big-endian numbers of 64 bits, NaN for none; null: of none';
-COMMENT ON COLUMN chunk_data.ends IS 'a byte for each step: 1 terminated, 2 truncated; null: none did';
+COMMENT ON COLUMN chunk_data.ends IS 'a byte for each step: 1 terminated, 2 truncated; empty: none did; null: no step says';
 COMMENT ON COLUMN chunk_data.records IS 'typed fields of all steps, in blocks';
 COMMENT ON COLUMN chunk_data.payloads IS 'JSON of each step; null: of none';
 COMMENT ON COLUMN chunk_data.payload_arrays IS 'bytes of arrays that the JSON refers to';

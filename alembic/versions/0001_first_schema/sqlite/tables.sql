@@ -129,6 +129,8 @@ CREATE TABLE chunk_data (
     agent_id TEXT NOT NULL,
     step BIGINT NOT NULL,
     steps TEXT,
+    episode_id BIGINT,
+    t INTEGER,
     block_steps INTEGER NOT NULL,
     offsets TEXT,
     rewards BLOB,

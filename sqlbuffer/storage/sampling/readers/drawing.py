@@ -51,7 +51,6 @@ def draw_plan(
     adds_up = bool(getattr(sampler, "replace", False))
     most = MOST_AT_ONCE if adds_up else max(n, MOST_AT_ONCE)
     kept: list[Row] = []
-    found = plan([])
     size, n_asked, n_accepted = min(n, most), 0, 0
     for n_round in range(MAX_ROUNDS if n > 0 else 0):
         n_probed = candidates.n_probed

@@ -73,10 +73,22 @@ def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
     """Return the steps of rows and those that were read along with them."""
     near = candidates.steps
     if candidates.slices and candidates.chunks is not None:
-        own = table_columns(rows)
         sliced = steps_of_slices(
             candidates.chunks, candidates.slices, candidates.window_low, candidates.late_rewards
         )
+        # Slices have the steps of episodes that they are near to, but not all that labels say.
+        alone = [row for row in rows if candidates.has_labels or row[PLACE] < 0]
+        if not alone:
+            return EpisodeSteps(
+                sliced.episode,
+                sliced.t,
+                sliced.reward,
+                sliced.terminated,
+                sliced.truncated,
+                sliced.blobs,
+                sliced.seq,
+            )
+        own = table_columns(alone)
         return EpisodeSteps(
             np.concatenate([own[0], sliced.episode]),
             np.concatenate([own[1], sliced.t]),
@@ -140,13 +152,14 @@ def gather(
     Returns:
         Arrays of shape (*index.shape, *shape); with the lengths of those that vary.
     """
+    if isinstance(table.blobs, np.ndarray):
+        wanted_names = layout.wanted(names)
+        fields = [name for name in layout.specs if name in wanted_names]
+        return {name: _taken(table.blobs[name], index) for name in fields}
     wanted, inverse = np.unique(index, return_inverse=True)
     there = wanted[wanted >= 0]
-    if isinstance(table.blobs, np.ndarray):
-        found = layout.columns_of(table.blobs[there], layout.wanted(names))
-    else:
-        blobs = [table.blobs[i] for i in there.tolist()]
-        found = layout.unpack(blobs, names, seqs=table.seq[there].tolist() if blobs else ())
+    blobs = [table.blobs[i] for i in there.tolist()]
+    found = layout.unpack(blobs, names, seqs=table.seq[there].tolist() if blobs else ())
     n_missing = len(wanted) - len(there)
     places = inverse.reshape(index.shape)
     if not n_missing:
@@ -156,6 +169,17 @@ def gather(
         for name, array in found.items()
     }
     return {name: array[places] for name, array in padded.items()}
+
+
+def _taken(values: NDArray[Any], index: NDArray[np.int64]) -> NDArray[Any]:
+    """Return values at the indexes, zeros at -1."""
+    if not len(values):
+        return np.zeros((*index.shape, *values.shape[1:]), values.dtype)
+    found = np.take(values, np.maximum(index, 0), axis=0)
+    is_missing = index < 0
+    if is_missing.any():
+        found[is_missing] = np.zeros((), values.dtype)
+    return found
 
 
 def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -1,0 +1,173 @@
+"""Steps with what lies near to them in their chunk, read from the bytes of chunks alone."""
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Boolean, Double, Integer, LargeBinary, Text, column
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.schema.compiled_clauses import processed
+
+
+class Slice(NamedTuple):
+    """Consecutive steps of a chunk.
+
+    Attributes:
+        seq: Number of the first of them.
+        episode_id: Number of their episode.
+        t: Step of the first within it.
+        place: Its place in the chunk.
+        n: How many they are.
+        rewards: Their bytes of `chunk_data.rewards`. On SQLite, of a step that plain SQL has
+            written, the number.
+        ends: Their bytes of `chunk_data.ends`.
+        block_steps: Steps in a block.
+        offsets: Of all blocks of the chunk; a list, its JSON, or None.
+        records: The blocks that have them.
+        deleted: The numbers of those that were deleted, likewise.
+    """
+
+    seq: int
+    episode_id: int
+    t: int
+    place: int
+    n: int
+    rewards: Any
+    ends: Any
+    block_steps: int
+    offsets: Any
+    records: Any
+    deleted: Any
+
+
+# What the selections of batches name, and the slice.
+_COLUMNS: dict[str, Any] = {
+    "seq": BigInteger(),
+    "task_id": Text(),
+    "agent_id": Text(),
+    "step": BigInteger(),
+    "reward_t": Double(),
+    "terminated": Boolean(),
+    "truncated": Boolean(),
+    "extra": Text(),
+    "arrays": LargeBinary(),
+    "episode_id": BigInteger(),
+    "t": Integer(),
+}
+SLICE_COLUMNS = (
+    "n_steps", "own_place", "place", "n", "rewards", "ends", "block_steps", "offsets", "records",
+    "deleted",
+)  # fmt: skip
+_PG_NULLS = (
+    "NULL::double precision AS reward_t, NULL::boolean AS terminated, NULL::boolean AS truncated, "
+    "NULL::text AS extra, NULL::bytea AS arrays"
+)
+_NULLS = "NULL AS reward_t, NULL AS terminated, NULL AS truncated, NULL AS extra, NULL AS arrays"
+
+
+class sliced_steps(FunctionElement[Any]):
+    """`sliced_steps(buffer_id, seqs, first, last)`: see `sliced_steps_at`."""
+
+    inherit_cache = True
+
+
+def sliced_steps_at(buffer_id: Any, seqs: Any, first: int, last: int) -> Any:
+    """Return the table of the steps of a buffer that have one of the numbers of a `SeqList`, each
+    with the slice of its chunk from `first` to `last` steps after it; of no episode, itself.
+
+    Columns: those of `experiences` that batches need, without values that the slice has, and
+    `SLICE_COLUMNS`.
+    """
+    columns = [column(name, type_) for name, type_ in _COLUMNS.items()]
+    columns += [column(name) for name in SLICE_COLUMNS]
+    found = sliced_steps(buffer_id, seqs, first, last)
+    return found.table_valued(*columns, name="sliced_steps")
+
+
+def sqlite_slice(buffer_id: str) -> str:
+    """Return the columns of a slice from `rewards` on, of `chunk_data` with a place and `n`."""
+    size = "(length(d.records) / d.n_steps)"
+    start, end = (
+        f"json_extract(d.offsets, '$[' || ({place} / d.block_steps + {more}) || ']')"
+        for place, more in (("d.place", 0), ("(d.place + d.n - 1)", 1))
+    )
+    return f"""CASE WHEN length(d.records) = 0 THEN (
+            SELECT CAST(json_extract(c.reward_t, '$[0]') AS REAL) FROM chunks c WHERE c.key = d.key
+        ) ELSE substr(d.rewards, d.place * 8 + 1, d.n * 8) END AS rewards,
+        substr(d.ends, d.place + 1, d.n) AS ends, d.block_steps, d.offsets,
+        CASE WHEN d.offsets IS NULL THEN substr(d.records, d.place * {size} + 1, d.n * {size})
+        ELSE substr(d.records, {start} + 1, {end} - {start}) END AS records,
+        CASE WHEN (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) THEN (
+            SELECT json_group_array(x.seq) FROM deleted_steps x
+            WHERE x.buffer_id = {buffer_id} AND x.seq >= d.first_seq + d.place
+              AND x.seq < d.first_seq + d.place + d.n) END AS deleted"""
+
+
+def pg_slice(buffer_id: str) -> str:
+    """Return the same for PostgreSQL."""
+    size = "(octet_length(d.records) / d.n_steps)"
+    start, end = (
+        f"d.offsets[{place} / d.block_steps + {more}]"
+        for place, more in (("d.place", 1), ("(d.place + d.n - 1)", 2))
+    )
+    return f"""substr(d.rewards, d.place * 8 + 1, d.n * 8) AS rewards,
+        substr(d.ends, d.place + 1, d.n) AS ends, d.block_steps, d.offsets,
+        CASE WHEN d.offsets IS NULL THEN substr(d.records, d.place * {size} + 1, d.n * {size})
+        ELSE substr(d.records, {start}::integer + 1, ({end} - {start})::integer) END AS records,
+        CASE WHEN (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) THEN (
+            SELECT array_agg(x.seq) FROM deleted_steps x
+            WHERE x.buffer_id = {buffer_id} AND x.seq >= d.first_seq + d.place
+              AND x.seq < d.first_seq + d.place + d.n) END AS deleted"""
+
+
+def _range(own: str, first: str, last: str, least: str, greatest: str) -> str:
+    """Return the place of a slice and its `n`, around an own place."""
+    from_ = f"{greatest}(0, {own} + {first})"
+    to = f"{least}(c.n_steps - 1, {own} + {last})"
+    return (
+        f"CASE WHEN c.episode_id IS NULL THEN {own} ELSE {from_} END AS place, "
+        f"CASE WHEN c.episode_id IS NULL THEN 1 ELSE {to} - {from_} + 1 END AS n"
+    )
+
+
+@compiles(sliced_steps, "postgresql")
+def _pg_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs, first, last = processed(element, compiler, kw)
+    # See `_pg_batch_steps`.
+    return f"""(SELECT d.first_seq + d.own_place AS seq, d.task_id, d.agent_id,
+        CASE WHEN d.steps IS NULL THEN d.step + d.own_place ELSE d.steps[d.own_place + 1] END
+        AS step, {_PG_NULLS}, d.episode_id, d.t + d.own_place AS t, d.n_steps, d.own_place,
+        d.place, d.n, {pg_slice(buffer_id)}
+    FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
+        SELECT c.*, (w.seq - c.first_seq)::integer AS own_place,
+            {_range("(w.seq - c.first_seq)::integer", first, last, "least", "greatest")}
+        FROM chunk_data c
+        WHERE c.buffer_id = {buffer_id} AND c.first_seq <= w.seq
+          AND c.first_seq > w.seq - {MOST_STEPS}
+        ORDER BY c.first_seq DESC LIMIT 1
+    ) d
+    WHERE d.own_place < d.n_steps AND NOT EXISTS (
+        SELECT 1 FROM deleted_steps x
+        WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq OFFSET 0))"""
+
+
+@compiles(sliced_steps, "sqlite")
+def _sqlite_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs, first, last = processed(element, compiler, kw)
+    own = "(w.seq - c.first_seq)"
+    return f"""(SELECT d.first_seq + d.own_place AS seq, d.task_id, d.agent_id,
+        CASE WHEN d.steps IS NULL THEN d.step + d.own_place
+        ELSE json_extract(d.steps, '$[' || d.own_place || ']') END AS step, {_NULLS},
+        d.episode_id, d.t + d.own_place AS t, d.n_steps, d.own_place, d.place, d.n,
+        {sqlite_slice(buffer_id)}
+    FROM (
+        SELECT c.*, {own} AS own_place, {_range(own, first, last, "min", "max")}
+        FROM (SELECT value AS seq FROM json_each({seqs})) w
+        CROSS JOIN chunk_data c ON c.key = (
+            SELECT k.key FROM chunk_data k
+            WHERE k.key > {buffer_id} << 40 AND k.key <= ({buffer_id} << 40 | w.seq)
+            ORDER BY k.key DESC LIMIT 1)
+        WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
+            SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq)
+    ) d)"""
