@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.given_columns import GivenColumns, check_columns
 from sqlbuffer.encoding.packed_chunk import (
+    DTYPES,
     END_BYTES,
     MAX_STEPS,
     PackedChunk,
     Values,
     comparable_values,
     new,
+    stored_times,
     stored_values,
 )
 from sqlbuffer.encoding.packing import Layout
@@ -33,7 +35,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
 from sqlbuffer.steps.ids import uuid7s
 
-Keys = tuple[Any, ...]  # task_id, agent_id, model_version, session_id
+Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,22 @@ def pack_columns(
             field cannot hold, a step that is too large; names the field or the row.
     """
     given = check_columns(layout, columns, casting)
+    return pack_given(layout, given, episode=episode, max_row_bytes=max_row_bytes)
+
+
+def pack_given(
+    layout: Layout,
+    given: GivenColumns,
+    *,
+    episode: str | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> PackedColumns:
+    """Return n steps that were checked as chunks; see `pack_columns`."""
     if not given.n_steps:
         return PackedColumns([], np.empty(0, np.int64))
     records, tails = layout.records(given.fields, given.n_steps), layout.tails(given.fields)
     sizes = None if tails is None else [layout.size_bytes + len(tail) for tail in tails]
-    payloads = None
+    payloads = given.encoded
     if given.reward_tags or any(column is not None for column in given.payloads):
         payloads = _payloads(given)
     if sizes or payloads or layout.size_bytes > max_row_bytes:
@@ -139,7 +152,7 @@ def _groups(
     order, and where each group begins in it, with the end.
     """
     n = given.n_steps
-    keys = (given.task_id, given.agent_id, given.model_version, given.session_id)
+    keys = tuple(given.keys.values())
     if not any(isinstance(key, list) for key in keys):
         return [keys], None, [0, n]
     rows = list(
@@ -227,7 +240,11 @@ class _Slices:
             if spec.column
         ]
         self._steps: NDArray[np.int64] = _taken(given.steps, order)
-        self._may_lack_rewards = bool(given.reward_tags)
+        self._may_lack_rewards = bool(given.reward_tags) or given.encoded is not None
+        self._keys = tuple(given.keys)
+        more = {name: _taken(values, order) for name, values in given.more_values.items()}
+        self._times = more.pop("times", None)
+        self._more = list(more.items())
         follows = (self._steps[1:] - 1 == self._steps[:-1]) & (self._steps[1:] > self._steps[:-1])
         self._n_breaks = [0, *np.cumsum(~follows).tolist()]
 
@@ -241,7 +258,7 @@ class _Slices:
         own = vars(chunk)
         own.update(self._common)
         own["id"], own["n_steps"] = id_, stop - start
-        own["task_id"], own["agent_id"], own["model_version"], own["session_key"] = keys
+        own.update(zip(self._keys, keys, strict=True))
         own["records"], own["block_steps"], own["offsets"] = blocks
         own["step"] = int(self._steps[start])
         if self._episode is not None:
@@ -252,6 +269,11 @@ class _Slices:
             own["reward"] = self._rewards(start, stop)
         for name, values in self._others:
             own[name] = values[start:stop]
+        for name, values in self._more:
+            own[name] = stored_values(values[start:stop], DTYPES[name])
+        if self._times is not None:
+            times = stored_times(self._times[start:stop])
+            own["first_time"], own["last_time"], own["times"] = times
         if self._fields:
             own["fields"] = {name: values[start:stop] for name, values in self._fields}
         if self._payloads is not None:

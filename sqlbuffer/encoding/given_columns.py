@@ -1,7 +1,7 @@
 """Check and cast the columns of steps that callers give."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,9 @@ class GivenColumns:
         steps: Shape (n,).
         priority: Initial priorities, if they were given.
         payloads: n values of state, actions, messages and extra each, or None.
+        more_keys: Other keys that steps of a chunk have in common, likewise one or one for each.
+        more_values: Other values of each step, lists of n in which None is no value.
+        encoded: Their payloads instead, encoded, None for none.
     """
 
     n_steps: int
@@ -63,6 +66,20 @@ class GivenColumns:
     steps: NDArray[np.int64]
     priority: list[float] | None
     payloads: tuple[Sequence[Any] | None, ...]
+    more_keys: Mapping[str, Any] = field(default_factory=dict)
+    more_values: Mapping[str, list[Any]] = field(default_factory=dict)
+    encoded: list[Any] | None = None
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """What steps of a chunk have in common: by attribute of the chunk one value, or a list."""
+        return {
+            "task_id": self.task_id,
+            "agent_id": self.agent_id,
+            "model_version": self.model_version,
+            "session_key": self.session_id,
+            **self.more_keys,
+        }
 
 
 def check_columns(layout: Layout, columns: Mapping[str, Any], casting: str) -> GivenColumns:

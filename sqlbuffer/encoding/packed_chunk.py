@@ -14,6 +14,11 @@ from sqlbuffer.encoding.step_payloads import collected_payload, join_payloads, s
 
 MAX_STEPS = 256
 END_BYTES = 9  # of the reward and the flags of a step
+# Of the values of each step that may be missing.
+DTYPES = {
+    **dict.fromkeys(("adv_t", "v_t", "reward", "initial_priority"), np.float64),
+    **dict.fromkeys(("terminated", "truncated"), np.bool_),
+}
 
 # One value for each step: an array where every step has one, a list with None in it where some
 # have none.
@@ -40,7 +45,8 @@ class PackedChunk:
         step: Step number of the first step.
         steps: Step numbers, int64 of shape (n_steps,); None if they are consecutive.
         first_time: When the first step was executed, in seconds since 1970.
-        last_time: When the last step was; `execute_times` gives those between.
+        last_time: When the last step was; `execute_times` gives those between. Where there are
+            `times`, the least and the greatest of these.
         reward: Rewards; None in place of NaN and 0.0 of -0.0, which `extra` holds.
         adv_t: Advantages.
         v_t: State values.
@@ -56,6 +62,7 @@ class PackedChunk:
         payloads: JSON of each step, None where it has none; see `step_payloads`.
         payload_arrays: The bytes that the JSON refers to, of one step after the other.
         ids: Ids that the user gave to the steps.
+        times: When each step was executed, if that was given.
     """
 
     id: str
@@ -85,6 +92,7 @@ class PackedChunk:
     payloads: list[str | None] | None
     payload_arrays: bytes | None
     ids: list[str] | None
+    times: Values | None = None
 
 
 new: Callable[[Any], Any] = object.__new__
@@ -109,6 +117,14 @@ def stored_values(values: Sequence[Any], dtype: Any) -> Values | None:
     if not n_missing:
         return np.array(values, dtype)
     return None if n_missing == len(values) else list(values)
+
+
+def stored_times(times: list[Any]) -> tuple[float | None, float | None, Values | None]:
+    """Return `first_time`, `last_time` and `times` of steps whose times were given."""
+    given = [time for time in times if time is not None]
+    if not given:
+        return None, None, None
+    return min(given), max(given), stored_values(times, np.float64)
 
 
 def comparable_values(values: NDArray[Any]) -> Values:
@@ -169,21 +185,26 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         parts = [split_payload(layout, chunk.payloads[i], chunk.payload_arrays) for i in places]
         payloads, arrays = join_payloads(layout, [collected_payload(part) for part in parts])
     steps, n_steps = step_numbers(chunk, at), chunk.n_steps
-    times = (chunk.first_time, chunk.last_time, n_steps)
+    span = (chunk.first_time, chunk.last_time, n_steps)
+    times: tuple[float | None, float | None, Values | None] = (None, None, None)
+    if chunk.times is not None:
+        times = stored_times([chunk.times[i] for i in places])
+    elif chunk.first_time is not None:
+        first, last = (float(execute_times(*span, at[i])) for i in (0, -1))
+        times = first, last, None
+    values: dict[str, Any] = {
+        name: _selected(getattr(chunk, name), at, dtype) for name, dtype in DTYPES.items()
+    }
     return replace(
         chunk,
         n_steps=n,
         t=None if chunk.t is None else chunk.t + int(at[0]),
         step=int(steps[0]),
         steps=None if is_run and chunk.steps is None else steps,
-        first_time=None if chunk.first_time is None else float(execute_times(*times, at[0])),
-        last_time=None if chunk.last_time is None else float(execute_times(*times, at[-1])),
-        reward=_selected(chunk.reward, at, np.float64),
-        adv_t=_selected(chunk.adv_t, at, np.float64),
-        v_t=_selected(chunk.v_t, at, np.float64),
-        terminated=_selected(chunk.terminated, at, np.bool_),
-        truncated=_selected(chunk.truncated, at, np.bool_),
-        initial_priority=_selected(chunk.initial_priority, at, np.float64),
+        first_time=times[0],
+        last_time=times[1],
+        times=times[2],
+        **values,
         fields=chunk.fields and {name: _taken(own, at) for name, own in chunk.fields.items()},
         records=blocks.records,
         block_steps=blocks.block_steps,

@@ -6,14 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from sqlbuffer.arguments import checked_session, columns_of, row_of
-from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns
+from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
 from sqlbuffer.encoding.columns import encode_columns
-from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, encode_meta, pack_final
+from sqlbuffer.encoding.episode_records import (
+    EpisodeEnd,
+    EpisodeStart,
+    StepEncoder,
+    encode_meta,
+    pack_final,
+)
+from sqlbuffer.encoding.given_columns import GivenColumns
 from sqlbuffer.encoding.packed_chunk import PackedChunk
 from sqlbuffer.encoding.packed_steps import PackedStep, StepPacker, pack_steps
 from sqlbuffer.encoding.priority_values import check_kept
 from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
-from sqlbuffer.encoding.step_encoder import StepEncoder
+from sqlbuffer.encoding.row_columns import check_declared, columns_of_rows
 from sqlbuffer.episode_writer import Encode, EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import check_casting
@@ -63,14 +70,19 @@ class StepWriter:
             check_kept(info.config.priorities.enabled)
         if not rows:
             return StoreResult(0, 0, 0)
-        if info.config.fields.specs:
-            raise FieldError(
-                f"buffer {info.name!r} has typed fields "
-                f"({', '.join(info.config.fields.specs)}); store rows with extend({{...}})"
-            )
+        session = None if session_id is None else checked_session(session_id)
+        if info.has_chunks:
+            layout, limit = self._store.layout, row_limit(info.config)
+            given = _in_session(columns_of_rows(layout, rows, model_version, priority), session)
+            packed = pack_given(layout, given, max_row_bytes=limit)
+            return self._insert_chunks(ChunkBatch(packed.chunks, packed.order))
         records = encode_rows(rows, model_version, priority)
-        if session_id is not None:
-            records = _in_session(records, checked_session(session_id))
+        check_declared(rows, self._store.layout)
+        if session is not None:
+            records = [
+                record._replace(session_key=session) if record.session_key is None else record
+                for record in records
+            ]
         return self._insert(WriteBatch(records, ignore))
 
     def add(self, given: dict[str, Any]) -> StoreResult:
@@ -267,9 +279,9 @@ def sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
     return sum(rewards) if rewards else None
 
 
-def _in_session(records: list[Record], session: str) -> list[Record]:
-    """Return records; those without a session get this one."""
-    return [
-        record._replace(session_key=session) if record.session_key is None else record
-        for record in records
-    ]
+def _in_session(given: GivenColumns, session: str | None) -> GivenColumns:
+    """Return columns; steps without a session get this one."""
+    own = given.session_id
+    if isinstance(own, list):
+        return replace(given, session_id=[session if one is None else one for one in own])
+    return replace(given, session_id=session if own is None else own)

@@ -55,6 +55,7 @@ _CHUNKS: list[tuple[str, Callable[[Any], bytes], Get]] = [
     ("model_version", bigint_field, lambda own: own.chunk.model_version),
     ("first_time", double_field, lambda own: own.chunk.first_time),
     ("last_time", double_field, lambda own: own.chunk.last_time),
+    ("times", double_array_field, lambda own: own.chunk.times),
     ("reward_t", double_array_field, lambda own: own.chunk.reward),
     ("adv_t", double_array_field, lambda own: own.chunk.adv_t),
     ("v_t", double_array_field, lambda own: own.chunk.v_t),

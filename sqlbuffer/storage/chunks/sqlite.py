@@ -83,6 +83,7 @@ def insert_chunks(
         **of_both,
         **{name: [getattr(chunk, name) for chunk in own] for name in _PLAIN},
         "session_id": [one.session_id for one in numbered],
+        "times": json_column([chunk.times for chunk in own]),
         "reward_t": json_column([chunk.reward for chunk in own]),
         "adv_t": json_column([chunk.adv_t for chunk in own]),
         "v_t": json_column([chunk.v_t for chunk in own]),

@@ -102,7 +102,7 @@ def sqlite_replaced(buffer_id: str, seq: str) -> str:
 # The columns of chunks behind the two of the key.
 _CHUNK_COLUMNS = (
     "n_steps, id, task_id, task_name, agent_id, pre_agent, episode_id, t, step, steps, session_id, "
-    "model_version, first_time, last_time, reward_t, adv_t, v_t, terminated, truncated, "
+    "model_version, first_time, last_time, times, reward_t, adv_t, v_t, terminated, truncated, "
     "initial_priority, fields, inserted_at"
 )
 # The columns of `replaced_steps` behind its key and its bytes.
@@ -117,8 +117,8 @@ _SAME = (
 )  # fmt: skip
 
 
-def _common(place: str, text: str) -> dict[str, str]:
-    """Return the expressions that both databases share, of a place and its number as a text."""
+def _common(place: str, time: str) -> dict[str, str]:
+    """Return the expressions that both databases share, of a place and its one of `times`."""
     return {
         **{name: f"c.{name}" for name in _SAME},
         "place": place,
@@ -126,11 +126,11 @@ def _common(place: str, text: str) -> dict[str, str]:
         "id": (
             "coalesce((SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id "
             f"AND i.seq = c.first_seq + {place}), (SELECT p.key FROM episodes p "
-            f"WHERE p.id = c.episode_id) || '/' || (c.t + {place}), c.id || '/' || {text})"
+            f"WHERE p.id = c.episode_id) || '/' || (c.t + {place}), c.id || '/' || {place})"
         ),
         "execute_time": (
-            f"CASE {place} WHEN 0 THEN c.first_time ELSE c.first_time "
-            f"+ (c.last_time - c.first_time) * {place} / (c.n_steps - 1) END"
+            f"CASE WHEN c.times IS NOT NULL THEN {time} WHEN {place} = 0 THEN c.first_time "
+            f"ELSE c.first_time + (c.last_time - c.first_time) * {place} / (c.n_steps - 1) END"
         ),
         "payload_bytes": "NULL",
     }
@@ -161,7 +161,7 @@ def _pg_packed(place: str) -> dict[str, str]:
     size = "(octet_length(d.records) / c.n_steps)"
     block = f"({place} / d.block_steps + 1)"
     payload = f"d.payloads -> {place}"
-    found = _common(place, place)
+    found = _common(place, f"c.times[{place} + 1]")
     return {
         **found,
         "seq": f"c.first_seq + {place}",
@@ -207,7 +207,7 @@ def _sqlite_packed(place: str) -> dict[str, str]:
         )
 
     return {
-        **_common(place, place),
+        **_common(place, f"json_extract(c.times, {path})"),
         "seq": f"c.first_seq + {place}",
         "step": (
             f"CASE WHEN c.steps IS NULL THEN c.step + {place} "

@@ -76,6 +76,12 @@ chunks = Table(
         Double,
         comment="Unix time of the last step; those between are interpolated",
     ),
+    Column(
+        "times",
+        REALS,
+        comment="Unix time of each, where it was given; first_time and last_time are the least and "
+        "the greatest then",
+    ),
     Column("reward_t", REALS, comment="reward of each step; null: of none"),
     Column("adv_t", REALS, comment="advantage of each"),
     Column("v_t", REALS, comment="value estimate of each"),

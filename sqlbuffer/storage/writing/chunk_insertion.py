@@ -93,6 +93,7 @@ class _Insertion:
                 return self._compared_whole(batch.whole, row.status, row.length)
         else:
             self._settle_episodes()
+        self._next_ts = self._lock_appended()
         self._store(once)
         lifecycle.end(connection, self._buffer_id, self._numbered(batch.endings), {})
         return outcomes.result(batch.order)
@@ -115,12 +116,52 @@ class _Insertion:
                 numbered.append(NumberedChunk(chunk, seq, self._episode_ids[i], session, priority))
                 seq += chunk.n_steps
             if self._insert_ids(numbered):
+                numbered = self._appended(numbered)
                 self._outcomes.number(first_seq)
                 insert_numbered(self._connection, self._buffer_id, numbered)
                 after_chunks(self._connection, self._buffer_id, first_seq, n_steps)
                 return
             # Another writer committed some of the ids in the meantime. The numbers stay ours.
             self._settle_ids()
+
+    def _lock_appended(self) -> dict[int, int]:
+        """Return the next place of each episode that new steps are appended to, wherever it ends.
+
+        Raises:
+            EpisodeExistsError: It has ended.
+        """
+        found = {}
+        own = {
+            episode_id: i
+            for i, episode_id in enumerate(self._episode_ids)
+            if episode_id is not None
+            and self._chunks[i].t is None
+            and len(self._outcomes.places(i))
+        }
+        for episode_id, i in sorted(own.items()):
+            row = self._connection.execute(
+                _EPISODE.with_for_update(key_share=True), {"of_id": episode_id}
+            ).one_or_none()
+            if row is not None and row.status != "open":
+                chunk = self._chunks[i]
+                assert chunk.episode_key is not None
+                raise lifecycle.exists(chunk.episode_key, chunk.task_id, row.status)
+            found[episode_id] = 0 if row is None else row.next_t
+        return found
+
+    def _appended(self, numbered: list[NumberedChunk]) -> list[NumberedChunk]:
+        """Give steps that are appended to episodes their places there, and advance the episodes."""
+        next_ts, found = dict(self._next_ts), []
+        for own in numbered:
+            t = None if own.episode_id is None else next_ts.get(own.episode_id)
+            if own.episode_id is not None and own.chunk.t is None and t is not None:
+                next_ts[own.episode_id] = t + own.chunk.n_steps
+                own = own._replace(chunk=replace(own.chunk, t=t))
+            found.append(own)
+        spans = {id_: (self._next_ts[id_], t) for id_, t in next_ts.items()}
+        if spans:
+            lifecycle.advance(self._connection, spans)
+        return found
 
     def _insert_ids(self, numbered: Sequence[NumberedChunk]) -> bool:
         """Store the ids that users gave to steps; return False if another writer has stored one."""
@@ -171,7 +212,7 @@ class _Insertion:
         """Advance the episodes of the chunks, and compare steps that they have already."""
         of_episodes: dict[int, list[int]] = {}
         for i, episode_id in enumerate(self._episode_ids):
-            if episode_id is not None:
+            if episode_id is not None and self._chunks[i].t is not None:
                 of_episodes.setdefault(episode_id, []).append(i)
         spans = {}
         for episode_id, own in of_episodes.items():

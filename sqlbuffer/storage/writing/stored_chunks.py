@@ -15,7 +15,7 @@ _PLAIN = (
     "first_time", "last_time",
 )  # fmt: skip
 _FLAGS = ("terminated", "truncated")
-_LISTS = ("steps", "adv_t", "v_t", *_FLAGS, "offsets")
+_LISTS = ("steps", "times", "adv_t", "v_t", *_FLAGS, "offsets")
 _JOINED = ("records", "block_steps", "payload_arrays", "episode_key", "session_key")
 _CHUNKS = (
     select(

@@ -161,6 +161,7 @@ CREATE TABLE chunks (
     model_version BIGINT,
     first_time DOUBLE PRECISION,
     last_time DOUBLE PRECISION,
+    times DOUBLE PRECISION[],
     reward_t DOUBLE PRECISION[],
     adv_t DOUBLE PRECISION[],
     v_t DOUBLE PRECISION[],
@@ -193,6 +194,7 @@ COMMENT ON COLUMN chunks.session_id IS 'key of the session in sessions';
 COMMENT ON COLUMN chunks.model_version IS 'version of the model that acted';
 COMMENT ON COLUMN chunks.first_time IS 'Unix time of the first step';
 COMMENT ON COLUMN chunks.last_time IS 'Unix time of the last step; those between are interpolated';
+COMMENT ON COLUMN chunks.times IS 'Unix time of each, where it was given; first_time and last_time are the least and the greatest then';
 COMMENT ON COLUMN chunks.reward_t IS 'reward of each step; null: of none';
 COMMENT ON COLUMN chunks.adv_t IS 'advantage of each';
 COMMENT ON COLUMN chunks.v_t IS 'value estimate of each';
@@ -777,6 +779,7 @@ ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN rewards SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN records SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN payload_arrays SET STORAGE EXTERNAL;
+ALTER TABLE chunks ALTER COLUMN times SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN reward_t SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN adv_t SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN v_t SET STORAGE EXTERNAL;

@@ -71,7 +71,7 @@ CROSS JOIN LATERAL (
         CASE WHEN (r.y).seq IS NULL THEN CASE WHEN c.truncated = '{}' THEN false ELSE c.truncated[n.place + 1] END ELSE (r.y).truncated END
 ) AS o(reward_t, terminated, truncated)
 CROSS JOIN LATERAL (
-    SELECT CASE n.place WHEN 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n.place / (c.n_steps - 1) END
+    SELECT CASE WHEN c.times IS NOT NULL THEN c.times[n.place + 1] WHEN n.place = 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n.place / (c.n_steps - 1) END
 ) AS x(execute_time)
 CROSS JOIN LATERAL (
     SELECT coalesce(

@@ -99,6 +99,7 @@ CREATE TABLE chunks (
     model_version BIGINT,
     first_time DOUBLE,
     last_time DOUBLE,
+    times TEXT,
     reward_t TEXT,
     adv_t TEXT,
     v_t TEXT,

@@ -59,7 +59,7 @@ FROM (
         ) AS TEXT),
         c.task_id, c.task_name, c.agent_id, c.pre_agent, p."key",
         CAST(CASE WHEN c.steps IS NULL THEN c.step + n."key" ELSE json_extract(c.steps, n.fullkey) END AS INTEGER),
-        CAST(CASE n."key" WHEN 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n."key" / (c.n_steps - 1) END AS REAL),
+        CAST(CASE WHEN c.times IS NOT NULL THEN json_extract(c.times, n.fullkey) WHEN n."key" = 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n."key" / (c.n_steps - 1) END AS REAL),
         c.inserted_at, CAST(CASE WHEN y.seq IS NULL THEN n.value ELSE y.reward_t END AS REAL), CAST(NULL AS REAL), CAST(NULL AS REAL),
         CAST(y.terminated AS INTEGER), CAST(y.truncated AS INTEGER), c.model_version, c.session_id, CAST(y.seq IS NOT NULL AS INTEGER)
     FROM w
