@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from sqlbuffer import ReplayBuffer
 from tests.support.postgres import (
     SERVER_VARIABLE,
     PostgresServer,
@@ -253,6 +254,12 @@ def schema_url(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUr
 @pytest.fixture
 def buffer_url(schema_url: str) -> str:
     return schema_url
+
+
+@pytest.fixture
+def make_buffer() -> type[ReplayBuffer]:
+    """Return what opens a buffer; tests with `both_layouts` have one that stores chunks as well."""
+    return ReplayBuffer
 
 
 @pytest.fixture

@@ -9,11 +9,14 @@ import pytest
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import ConditionError, FieldError
 from tests.support.sql import buffer_id, run, scalar, stored_rows
+from tests.support.typed_buffer import both_layouts
 
 
-def filled(url: str, n: int = 6, **settings: Any) -> ReplayBuffer:
+def filled(
+    url: str, n: int = 6, make_buffer: Callable[..., ReplayBuffer] = ReplayBuffer, **settings: Any
+) -> ReplayBuffer:
     """Return a buffer of rows with seq from 1; the reward of each is its seq."""
-    buffer = ReplayBuffer(url, create=True, **settings)
+    buffer = make_buffer(url, create=True, **settings)
     for i in range(1, n + 1):
         buffer.add(state=i, task_id=f"t{i % 2}", step=i, reward=float(i), extra={"own": i})
     return buffer
@@ -27,8 +30,9 @@ def extras(buffer: ReplayBuffer) -> list[Any]:
     return [row.exp_data.extra for row in buffer]
 
 
-def test_rows_are_labelled_by_number_and_by_condition(buffer_url: str) -> None:
-    buffer = filled(buffer_url)
+@both_layouts
+def test_rows_are_labelled_by_number_and_by_condition(buffer_url: str, make_buffer: Any) -> None:
+    buffer = filled(buffer_url, make_buffer=make_buffer)
     assert buffer.annotate([4, 2], reward=[40, 20]) == 2
     of_t1 = QueryBuilder().eq("exp_meta.task_id", "t1").build()
     assert buffer.annotate(of_t1, reward_t=-1, adv_t=0.5, v_t=2, extra={"judge": "a"}) == 3
@@ -37,8 +41,9 @@ def test_rows_are_labelled_by_number_and_by_condition(buffer_url: str) -> None:
     assert (first.adv_t, first.v_t, first.extra) == (0.5, 2.0, {"own": 1, "judge": "a"})
 
 
-def test_rows_that_are_not_held_are_skipped(buffer_url: str) -> None:
-    buffer = filled(buffer_url, max_capacity=4)
+@both_layouts
+def test_rows_that_are_not_held_are_skipped(buffer_url: str, make_buffer: Any) -> None:
+    buffer = filled(buffer_url, max_capacity=4, make_buffer=make_buffer)
     assert buffer.annotate([1, 2, 3, 99, -5], reward=0.0) == 1
     assert buffer.annotate([1, 2], reward=0.0) == 0
     assert buffer.annotate([], reward=0.0) == 0
@@ -47,8 +52,9 @@ def test_rows_that_are_not_held_are_skipped(buffer_url: str) -> None:
     assert rewards(buffer) == {3: 0.0, 4: 4.0, 5: 5.0, 6: 6.0}
 
 
-def test_the_highest_version_holds_whichever_came_last(buffer_url: str) -> None:
-    buffer = filled(buffer_url, 1)
+@both_layouts
+def test_the_highest_version_holds_whichever_came_last(buffer_url: str, make_buffer: Any) -> None:
+    buffer = filled(buffer_url, 1, make_buffer=make_buffer)
     buffer.annotate([1], reward=7.0, extra={"a": 7, "b": 7}, version=7)
     buffer.annotate([1], reward=5.0, adv_t=5.0, extra={"a": 5, "c": 5}, version=5)
     data = next(iter(buffer)).exp_data
@@ -79,8 +85,9 @@ def test_the_same_version_again_adds_to_itself(buffer_url: str) -> None:
     assert (data.reward_t, data.adv_t, data.extra) == (1.5, 2.5, {"own": 1, "a": 1, "b": 2})
 
 
-def test_late_keys_are_merged_into_the_extra_of_a_row(buffer_url: str) -> None:
-    buffer = ReplayBuffer(buffer_url)
+@both_layouts
+def test_late_keys_are_merged_into_the_extra_of_a_row(buffer_url: str, make_buffer: Any) -> None:
+    buffer = make_buffer(buffer_url)
     array = np.arange(3)
     for extra in (None, {"deep": {"a": 1}}, {"array": array}, {1: "one", "x": 0}, {"$s": 1}, {}):
         buffer.add(state=0, extra=extra)
@@ -124,8 +131,9 @@ def test_what_is_stored_again_is_compared_with_the_rows_own_values(buffer_url: s
     assert buffer.add(**{**sent, "reward": 2.0, "extra": {"a": 2}}).conflicts == 1
 
 
-def test_a_row_that_leaves_takes_its_labels_along(buffer_url: str) -> None:
-    buffer = filled(buffer_url, 4, max_capacity=4)
+@both_layouts
+def test_a_row_that_leaves_takes_its_labels_along(buffer_url: str, make_buffer: Any) -> None:
+    buffer = filled(buffer_url, 4, max_capacity=4, make_buffer=make_buffer)
     buffer.annotate([1, 2, 3, 4], reward=0.0)
     buffer.add(state=5)
     buffer.delete(QueryBuilder().eq("seq", 3).build())

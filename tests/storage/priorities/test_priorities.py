@@ -11,14 +11,15 @@ from sqlbuffer.errors import BufferNotFoundError, FieldError
 from sqlbuffer.query.builder import QueryBuilder
 from tests.support.rows import make_row
 from tests.support.sql import buffer_id, is_sqlite, numbered, run, scalar
+from tests.support.typed_buffer import both_layouts, table_of
 
 FIELDS = {"obs": ("float32", (2,))}
 OBS = np.zeros((3, 2), np.float32)
 
 
 @pytest.fixture
-def buffer(buffer_url):
-    with ReplayBuffer(buffer_url, create=True, priorities=True) as buffer:
+def buffer(buffer_url, make_buffer):
+    with make_buffer(buffer_url, create=True, priorities=True) as buffer:
         yield buffer
 
 
@@ -58,6 +59,7 @@ def test_rows_begin_with_one_while_no_priority_was_set(buffer, buffer_url):
     assert largest_ever(buffer_url) is None
 
 
+@both_layouts
 def test_rows_begin_with_the_largest_priority_ever_set(buffer, buffer_url):
     buffer.store_batch(make_rows(3))
     buffer.update_priorities([1, 2], [0.25, 0.5], eps=0)
@@ -69,6 +71,7 @@ def test_rows_begin_with_the_largest_priority_ever_set(buffer, buffer_url):
     assert initial(buffer_url) == [1.0, 1.0, 1.0, 0.5, 0.5, 7.0]
 
 
+@both_layouts
 def test_rows_begin_with_what_they_are_given(buffer, buffer_url):
     buffer.add(state=1, priority=0.5)
     buffer.store(make_row(step=1), priority=np.float32(0.25))
@@ -119,6 +122,7 @@ def test_steps_of_an_episode_take_priorities(typed, buffer_url):
     assert initial(buffer_url) == [0.5, 4.0, 2.0, 4.0]
 
 
+@both_layouts
 def test_rows_of_plain_sql_begin_with_the_largest_priority_ever_set(buffer, buffer_url):
     insert = (
         "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) VALUES (:id, 't', 'a', 1)"
@@ -232,6 +236,7 @@ def test_eps_is_a_number_from_0_on(sqlite_url, wrong):
     assert current(sqlite_url) == {1: 1.0, 2: 1.0}
 
 
+@both_layouts
 def test_an_update_adds_eps(buffer, buffer_url):
     buffer.store_batch(make_rows(4))
     assert buffer.update_priorities([3, 1], [0.5, 0.0]) == PriorityUpdate(updated=2, missing=0)
@@ -265,6 +270,7 @@ def test_nothing_is_updated_by_no_rows(buffer, buffer_url):
     assert largest_ever(buffer_url) is None
 
 
+@both_layouts
 def test_the_last_of_equal_rows_counts(buffer, buffer_url):
     buffer.store_batch(make_rows(3))
     updated = buffer.update_priorities([3, 1, 3, 9, 3, 9], [1.0, 2.0, 3.0, 4.0, 0.5, 5.0], eps=0)
@@ -299,13 +305,14 @@ def test_rows_of_other_buffers_are_left_alone(buffer, buffer_url):
     ]  # fmt: skip
 
 
+@both_layouts
 def test_deleted_rows_have_no_priority(buffer, buffer_url):
     buffer.store_batch(make_rows(4))
     buffer.update_priorities([1, 2, 3, 4], [1, 2, 3, 4], eps=0)
     buffer.delete(QueryBuilder().in_("seq", [1, 3]).build())
     assert run(buffer_url, "SELECT seq FROM priorities ORDER BY seq") == [(2,), (4,)]
     assert buffer.update_priorities([1, 2], 0.0) == PriorityUpdate(1, 1)
-    run(buffer_url, "DELETE FROM experiences WHERE seq = 4")
+    run(buffer_url, f"DELETE FROM {table_of(buffer)} WHERE seq = 4")
     assert run(buffer_url, "SELECT seq FROM priorities ORDER BY seq") == [(2,)]
     buffer.clear()
     assert run(buffer_url, "SELECT seq FROM priorities") == []
@@ -324,6 +331,7 @@ def test_a_dropped_buffer_is_noticed(buffer, buffer_url):
     assert run(buffer_url, "SELECT 1 FROM priority_blocks") == []
 
 
+@both_layouts
 def test_the_view_tells_what_was_updated(buffer, buffer_url):
     buffer.store_batch(make_rows(2), priority=[0.5, 0.25])
     buffer.update_priorities([2], [0.25], eps=0)

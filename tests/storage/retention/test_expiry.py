@@ -16,6 +16,7 @@ from sqlbuffer.storage.use_counts.uses import claim_uses
 from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes, uses_in
 from tests.support.processes import wait_until
 from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar, stored_rows
+from tests.support.typed_buffer import both_layouts
 
 COUNTS = "SELECT n_expired, n_used_up, n_other_session FROM buffers WHERE name = :name"
 NONE = Removed(0, 0, 0)
@@ -31,8 +32,8 @@ def make_due(buffer):
 
 
 @pytest.fixture
-def buffer(buffer_url):
-    with ReplayBuffer(buffer_url, max_staleness=1, max_capacity=5_000) as buffer:
+def buffer(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_staleness=1, max_capacity=5_000) as buffer:
         yield buffer
 
 
@@ -56,8 +57,9 @@ def test_an_empty_buffer_and_one_without_limits_have_none(buffer, buffer_url):
         assert free.expire() == NONE
 
 
-def test_used_up_rows_leave(buffer_url):
-    with ReplayBuffer(buffer_url, max_use=2) as buffer:
+@both_layouts
+def test_used_up_rows_leave(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_use=2) as buffer:
         buffer.store_batch(rows_of([1] * 6))
         buffer.sample(6)
         assert buffer.expire() == NONE
@@ -67,8 +69,9 @@ def test_used_up_rows_leave(buffer_url):
         assert len(uses_in(buffer_url)) == 2
 
 
-def test_rows_of_other_sessions_leave(buffer_url):
-    with ReplayBuffer(buffer_url, current_session_only=True) as buffer:
+@both_layouts
+def test_rows_of_other_sessions_leave(buffer_url, make_buffer):
+    with make_buffer(buffer_url, current_session_only=True) as buffer:
         for session in ("a", "b", None):
             buffer.store_batch(rows_of([1] * 2), session_id=session)
         assert buffer.expire() == NONE  # none was started
@@ -101,6 +104,7 @@ def test_many_rows_leave_in_several_transactions(buffer_url):
         assert len(set(steps_in(buffer.sample(64)))) == 64
 
 
+@both_layouts
 def test_the_window_begins_at_the_first_row_that_is_left(buffer):
     buffer.store_batch(rows_of([0] * 2_000 + [9] * 20 + [0] * 10))
     buffer.set_clock(9)
@@ -160,9 +164,10 @@ def test_an_open_episode_stays(buffer_url):
         assert buffer.expire() == Removed(2, 0, 0)
 
 
-def test_tasks_leave_whole_where_tasks_are_evicted(buffer_url):
+@both_layouts
+def test_tasks_leave_whole_where_tasks_are_evicted(buffer_url, make_buffer):
     limits = {"max_use": 1, "max_staleness": 1, "evict_by": "task", "max_capacity": 50}
-    with ReplayBuffer(buffer_url, **limits) as buffer:
+    with make_buffer(buffer_url, **limits) as buffer:
         buffer.store_batch(rows_of([5, 1, 1, 1, 5, 5, 1, 5], per_task=2))
         buffer.set_clock(5)
         assert buffer.expire() == Removed(2, 0, 0)
@@ -184,6 +189,7 @@ def test_episodes_leave_whole_where_episodes_are_evicted(buffer_url):
         assert run(buffer_url, "SELECT live_rows, live_episodes FROM buffers") == [(4, 2)]
 
 
+@both_layouts
 def test_rows_in_quarantine_stay_until_they_are_released(buffer):
     buffer.store_batch(rows_of([1, 1, 9]))
     buffer.quarantine([1])
@@ -194,8 +200,9 @@ def test_rows_in_quarantine_stay_until_they_are_released(buffer):
     assert buffer.expire() == Removed(1, 0, 0)
 
 
-def test_priorities_and_uses_leave_with_their_rows(buffer_url):
-    with ReplayBuffer(buffer_url, priorities=True, max_use=3, max_staleness=0) as buffer:
+@both_layouts
+def test_priorities_and_uses_leave_with_their_rows(buffer_url, make_buffer):
+    with make_buffer(buffer_url, priorities=True, max_use=3, max_staleness=0) as buffer:
         buffer.store_batch(rows_of([1, 2] * 10))
         buffer.update_priorities(range(1, 21), 2.0)
         buffer.sample(20)

@@ -11,18 +11,20 @@ from sqlbuffer.errors import ConditionError, FieldError
 from tests.storage.sampling.limited_rows import rows_of, steps_in
 from tests.support.sql import run, scalar
 from tests.support.statements import selects
+from tests.support.typed_buffer import both_layouts, table_of
 
 OLD = QueryBuilder().eq("exp_meta.model_version", 1)
 ALL = QueryBuilder().gte("exp_meta.step", 0)
 
 
 @pytest.fixture
-def buffer(buffer_url):
-    with ReplayBuffer(buffer_url, max_capacity=10) as buffer:
+def buffer(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_capacity=10) as buffer:
         buffer.store_batch(rows_of([1, 2] * 3))
         yield buffer
 
 
+@both_layouts
 def test_rows_are_counted_once_and_keep_their_reason(buffer, buffer_url):
     assert buffer.quarantine(OLD, reason="éarly") == 3
     assert buffer.quarantine(ALL, reason="later") == 3
@@ -35,6 +37,7 @@ def test_rows_are_counted_once_and_keep_their_reason(buffer, buffer_url):
     assert len(buffer.sample(9)) == 6
 
 
+@both_layouts
 def test_rows_are_named_by_numbers_too(buffer):
     seqs = [row.exp_meta.step + 1 for row in buffer.sample(3)]
     assert buffer.quarantine(np.array([*seqs, seqs[0], 99, -5, 0, 2**63 - 1])) == 3
@@ -44,6 +47,7 @@ def test_rows_are_named_by_numbers_too(buffer):
     assert buffer.release(seqs) == 2
 
 
+@both_layouts
 def test_rows_that_match_later_are_not_in_quarantine(buffer):
     assert buffer.quarantine(ALL) == 6
     buffer.store_batch(rows_of([7]))
@@ -74,13 +78,14 @@ def test_a_buffer_that_has_released_all_looks_for_none(buffer, buffer_url):
     assert not scalar(buffer_url, flag)
 
 
+@both_layouts
 def test_evicted_and_deleted_rows_leave_quarantine(buffer, buffer_url):
     buffer.quarantine(ALL)
     buffer.delete(QueryBuilder().eq("exp_meta.step", 0))
     buffer.store_batch(rows_of([5] * 8))  # evicts the four oldest
     assert scalar(buffer_url, "SELECT count(*) FROM v_quarantine") == 2
     assert scalar(buffer_url, "SELECT count(*) FROM quarantine") == 2
-    run(buffer_url, "DELETE FROM experiences")
+    run(buffer_url, f"DELETE FROM {table_of(buffer)}")
     assert scalar(buffer_url, "SELECT count(*) FROM quarantine") == 0
     run(
         buffer_url,
@@ -117,8 +122,9 @@ def test_an_empty_buffer_has_nothing_to_put_there(buffer):
     assert (buffer.quarantine(ALL), buffer.release(ALL)) == (0, 0)
 
 
-def test_drawn_by_priority_the_probabilities_are_those_of_what_is_left(buffer_url):
-    with ReplayBuffer(buffer_url, name="weighted", priorities=True, alpha=1.0) as buffer:
+@both_layouts
+def test_drawn_by_priority_the_probabilities_are_those_of_what_is_left(buffer_url, make_buffer):
+    with make_buffer(buffer_url, name="weighted", priorities=True, alpha=1.0) as buffer:
         buffer.store_batch(rows_of([1, 2, 2]), priority=[8.0, 1.0, 3.0])
         buffer.quarantine(OLD)
         rows = buffer.sample(64, sampler=PrioritizedSampler(exact=True))

@@ -34,11 +34,12 @@ from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import buffer_id, connected, run, scalar, stored_rows
 from tests.support.stepped_rows import seqs_of
 from tests.support.torch_workers import drain
+from tests.support.typed_buffer import both_layouts, table_of
 
 
 @pytest.fixture
-def buffer(buffer_url):
-    with ReplayBuffer(buffer_url, max_use=2) as buffer:
+def buffer(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_use=2) as buffer:
         buffer.store_batch(rows_of([None] * 20))
         yield buffer
 
@@ -52,6 +53,7 @@ def test_each_row_is_sampled_as_often_as_it_may_be(buffer, buffer_url, sampler):
     assert buffer.sample(7, sampler=sampler()) == []
 
 
+@both_layouts
 def test_the_order_of_a_sampler_is_kept(buffer):
     assert steps_in(buffer.sample(15, sampler=FifoSampler())) == list(range(15))
     assert steps_in(buffer.sample(8, sampler=FifoSampler())) == list(range(8))
@@ -93,6 +95,7 @@ def test_what_raises_counts_nothing(buffer_url):
         assert sum(uses_in(buffer_url).values()) == 20
 
 
+@both_layouts
 def test_only_sampling_counts_and_is_limited(buffer, buffer_url):
     buffer.sample(20)
     buffer.sample(20)
@@ -110,14 +113,16 @@ def test_nothing_is_counted_without_a_limit(buffer_url):
     assert not uses_in(buffer_url)
 
 
+@both_layouts
 def test_holds_beside_a_condition(buffer, buffer_url):
     low = QueryBuilder().lt("exp_meta.step", 3).build()
     assert [len(buffer.sample(5, condition=low)) for _ in range(3)] == [3, 3, 0]
     assert uses_in(buffer_url) == {1: 2, 2: 2, 3: 2}
 
 
-def test_a_task_uses_each_of_its_rows_and_is_drawn_whole(buffer_url):
-    with ReplayBuffer(buffer_url, max_use=2) as buffer:
+@both_layouts
+def test_a_task_uses_each_of_its_rows_and_is_drawn_whole(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_use=2) as buffer:
         buffer.store_batch(rows_of([None] * 12, per_task=3))
         first = QueryBuilder().eq("exp_meta.step", 4).build()
         buffer.sample(1, condition=first)
@@ -361,8 +366,9 @@ def learn_tasks(url):
     return drawn
 
 
-def test_evicted_and_deleted_rows_are_not_sampled(buffer_url):
-    with ReplayBuffer(buffer_url, max_use=1, max_capacity=10) as buffer:
+@both_layouts
+def test_evicted_and_deleted_rows_are_not_sampled(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_use=1, max_capacity=10) as buffer:
         buffer.store_batch(rows_of([None] * 10))
         buffer.sample(4)
         buffer.store_batch(rows_of([None] * 5))
@@ -400,9 +406,10 @@ def test_whole_eviction_forgets_the_counts(buffer_url, unit):
         assert sorted(batch.info["seq"].tolist()) == [9, 10, 11, 12]
 
 
+@both_layouts
 def test_a_delete_typed_by_hand_forgets_the_counts(buffer, buffer_url):
     buffer.sample(20)
-    run(buffer_url, "DELETE FROM experiences WHERE seq > 5")
+    run(buffer_url, f"DELETE FROM {table_of(buffer)} WHERE seq > 5")
     assert set(uses_in(buffer_url)) == {1, 2, 3, 4, 5}
 
 
