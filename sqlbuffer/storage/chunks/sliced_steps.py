@@ -149,7 +149,8 @@ def _pg_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
     ) d
     WHERE d.own_place < d.n_steps AND NOT EXISTS (
         SELECT 1 FROM deleted_steps x
-        WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq OFFSET 0))"""
+        WHERE (SELECT has_deleted FROM buffers WHERE id = {buffer_id})
+          AND x.buffer_id = {buffer_id} AND x.seq = w.seq OFFSET 0))"""
 
 
 @compiles(sliced_steps, "sqlite")
@@ -168,6 +169,7 @@ def _sqlite_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str
             SELECT k.key FROM chunk_data k
             WHERE k.key > {buffer_id} << 40 AND k.key <= ({buffer_id} << 40 | w.seq)
             ORDER BY k.key DESC LIMIT 1)
-        WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
-            SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq)
+        WHERE w.seq < c.first_seq + c.n_steps AND NOT (
+            (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) AND EXISTS (
+                SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq))
     ) d)"""
