@@ -12,7 +12,9 @@ BRIEF_DEPTH = 3
 
 
 def brief(value: Any, depth: int = 0) -> str:
-    """Return a value in one short line: arrays by dtype, shape and their first numbers."""
+    """Return a value in one short line: short vectors in full, larger arrays by dtype, shape and
+    what their numbers are like.
+    """
     if isinstance(value, str):
         return _cut(value) if depth == 0 else json.dumps(_cut(value), ensure_ascii=False)
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -57,7 +59,22 @@ def _cut(text: str) -> str:
 def _brief_array(array: Any) -> str:
     import numpy as np
 
-    flat = np.ravel(array)
-    items = [brief(item.item() if hasattr(item, "item") else item, 1) for item in _first(flat)]
-    dots = ["..."] if flat.size > BRIEF_ITEMS else []
-    return f"{array.dtype}{tuple(array.shape)} [{' '.join([*items, *dots])}]"
+    array = np.asarray(array)
+    items = [
+        brief(item.item() if hasattr(item, "item") else item, 1) for item in _first(array.flat)
+    ]
+    if array.ndim == 0:
+        return items[0]
+    kind = f"{array.dtype}{tuple(array.shape)}"
+    if array.ndim == 1 and array.size <= BRIEF_ITEMS:
+        return f"{kind} [{' '.join(items)}]"
+    if array.dtype.kind not in "biuf" or not array.size:
+        dots = ["..."] if array.size > BRIEF_ITEMS else []
+        return f"{kind} [{' '.join([*items, *dots])}]"
+    numbers = array.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    if not finite.size:
+        return f"{kind} no finite number"
+    least, mean, most = (brief(float(f(finite))) for f in (np.min, np.mean, np.max))
+    odd = f" {array.size - finite.size:,} not finite" if finite.size < array.size else ""
+    return f"{kind} min {least} mean {mean} max {most}{odd}"

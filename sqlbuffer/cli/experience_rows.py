@@ -1,6 +1,6 @@
 """Experiences as rows of a table: their columns and values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,22 +30,65 @@ _DATA = (
 )
 # The arguments of `ReplayBuffer.add`, behind the number.
 COLUMNS = ("seq", "id", *_META, *_DATA)
-BRIEF_COLUMNS = ("seq", "task_id", "agent_id", "step", "reward", "end", "state", "actions")
+_BRIEF_COLUMNS = ("seq", "task_id", "agent_id", "step", "reward", "end")
+_BRIEF_PAYLOADS = ("state", "actions")
 
 
-def in_full(row: "DataRow") -> list[Any]:
-    """Return the values of `COLUMNS`."""
+def in_full(
+    rows: Iterable["DataRow"], fields: Iterable[str]
+) -> tuple[Sequence[str], Iterator[list[Any]]]:
+    """Return the columns of rows and their values.
+
+    Args:
+        rows: The rows.
+        fields: The typed fields that the buffer declares; each is a column.
+    """
+    names = tuple(fields)
+    return (*COLUMNS, *names), (_full(row, names) for row in rows)
+
+
+def _full(row: "DataRow", names: Sequence[str]) -> list[Any]:
     meta = [getattr(row.exp_meta, name) for name in _META]
-    return [row.seq, row.id, *meta, *(getattr(row.exp_data, name) for name in _DATA)]
+    data = [getattr(row.exp_data, name) for name in _DATA]
+    return [row.seq, row.id, *meta, *data, *map(row.fields.get, names)]
 
 
-def in_brief(row: "DataRow") -> list[Any]:
-    """Return the values of `BRIEF_COLUMNS`, payloads on a short line."""
+def in_brief(
+    rows: Sequence["DataRow"], fields: Iterable[str]
+) -> tuple[Sequence[str], list[list[Any]]]:
+    """Return the columns of rows and their values, arrays and payloads on a short line.
+
+    Args:
+        rows: The rows.
+        fields: The typed fields that the buffer declares. If there are some, payloads that no row
+            has are left out.
+    """
+    names = tuple(fields)
+    payloads = [
+        name
+        for name in _BRIEF_PAYLOADS
+        if not names or any(getattr(row.exp_data, name) is not None for row in rows)
+    ]
+    return (*_BRIEF_COLUMNS, *names, *payloads), [_brief(row, names, payloads) for row in rows]
+
+
+def _brief(row: "DataRow", names: Sequence[str], payloads: Sequence[str]) -> list[Any]:
+    meta, data = row.exp_meta, row.exp_data
+    values = [*map(row.fields.get, names), *(getattr(data, name) for name in payloads)]
+    own = [row.seq, meta.task_id, meta.agent_id, meta.step, data.reward_t, ending(row)]
+    return [*own, *map(_cell, values)]
+
+
+def _cell(value: Any) -> Any:
+    """Return a value on a short line; None and scalars of numpy as Python has them."""
     from sqlbuffer.cli.brief_values import brief
 
-    meta, data = row.exp_meta, row.exp_data
-    payloads = [None if value is None else brief(value) for value in (data.state, data.actions)]
-    return [row.seq, meta.task_id, meta.agent_id, meta.step, data.reward_t, ending(row), *payloads]
+    if value is None:
+        return None
+    if getattr(value, "shape", None) == ():
+        value = value.item()
+        return value if isinstance(value, (bool, int, float)) else brief(value)
+    return brief(value)
 
 
 def ending(row: "DataRow") -> str:

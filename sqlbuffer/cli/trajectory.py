@@ -59,6 +59,8 @@ class _Printer:
         words = [f"{name} {shown(value)}" for name, value in facts.items() if value is not None]
         words += [word for word in (ending(row),) if word]
         self._line(f"\nstep {meta.step}  " + "  ".join(words), style="bold")
+        for name, value in row.fields.items():
+            self._field(f"{_INDENT}{name.ljust(8)}", brief(value))
         for name in ("state", "actions", "extra"):
             value = getattr(data, name)
             if value is not None:

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.data_rows import DataRow
 
 T = TypeVar("T")
@@ -51,7 +52,8 @@ class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
     array where all rows hold numbers or arrays of one shape, and an array of objects otherwise.
 
     Args:
-        columns: Which columns, by their name in `ExpMeta`, `Experience` or `DataRow`.
+        columns: Which columns, by their name in `ExpMeta`, `Experience` or `DataRow`, or by that of
+            a typed field.
 
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -75,17 +77,28 @@ class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
     )
 
     def __init__(self, columns: "list[str] | tuple[str, ...]" = DEFAULT) -> None:
-        unknown = [name for name in columns if name not in _GETTERS]
-        if unknown:
-            raise ValueError(f"unknown columns {unknown}; known are {', '.join(_GETTERS)}")
         self.columns = tuple(columns)
 
     def to_dataset_row(self, task_experience: "list[DataRow]") -> dict[str, NDArray[Any]]:
-        """Return `{column: array}`, each of length `len(task_experience)`."""
-        return {
-            name: _array(name, [_GETTERS[name](row) for row in task_experience])
-            for name in self.columns
-        }
+        """Return `{column: array}`, each of length `len(task_experience)`.
+
+        Raises:
+            FieldError: A row has no field of that name.
+        """
+        return {name: _column(name, task_experience) for name in self.columns}
+
+
+def _column(name: str, rows: "list[DataRow]") -> NDArray[Any]:
+    get = _GETTERS.get(name)
+    if get is not None:
+        return _array(name, [get(row) for row in rows])
+    lacking = next((row for row in rows if name not in row.fields), None)
+    if lacking is not None:
+        known = ", ".join([*lacking.fields, *_GETTERS])
+        raise FieldError(f"the row with seq {lacking.seq} has no column {name!r}; it has {known}")
+    values = [row.fields[name] for row in rows]
+    # Values of varying length have different shapes.
+    return np.stack(values) if len(set(map(np.shape, values))) == 1 else _objects(values)
 
 
 def _getters() -> dict[str, Callable[[DataRow], Any]]:
@@ -121,12 +134,14 @@ def _array(name: str, values: list[Any]) -> NDArray[Any]:
         return np.array([np.nan if value is None else value for value in values], np.float64)
     if name in ("seq", "step"):
         return np.array(values, np.int64)
-    if name in ("state", "actions"):
-        stacked = _stacked(values)
-        if stacked is not None:
-            return stacked
+    stacked = _stacked(values) if name in ("state", "actions") else None
+    return _objects(values) if stacked is None else stacked
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
     objects = np.empty(len(values), object)
-    objects[:] = values
+    for i, value in enumerate(values):
+        objects[i] = value
     return objects
 
 

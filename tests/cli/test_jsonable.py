@@ -125,7 +125,11 @@ def test_rows_are_written_as_they_come():
     ("value", "expected"),
     [
         (np.array([0.123456, 1], np.float32), "float32(2,) [0.1235 1]"),
-        (np.zeros((84, 84), np.uint8), "uint8(84, 84) [0 0 0 0 0 0 0 0 ...]"),
+        (np.zeros((84, 84), np.uint8), "uint8(84, 84) min 0 mean 0 max 0"),
+        (np.array([[1, np.nan], [2, np.inf]]), "float64(2, 2) min 1 mean 1.5 max 2 2 not finite"),
+        (np.full((2, 2), np.nan), "float64(2, 2) no finite number"),
+        (np.array(["a", "b"]).reshape(2, 1), '<U1(2, 1) ["a" "b"]'),
+        (np.float32(0.5), "0.5"),
         (np.zeros(0), "float64(0,) []"),
         ({"x": 1, "y": "a\nb", "z": None}, '{x: 1, y: "a b", z: none}'),
         (list(range(20)), "[0, 1, 2, 3, 4, 5, 6, 7, ... 12 more]"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ColumnsConverter, Converter, DataRow, DefaultConverter, Experience, ExpMeta
+from sqlbuffer.errors import FieldError
 
 
 def make_rows(states, **data):
@@ -109,5 +110,16 @@ def test_no_rows_make_empty_columns():
 
 
 def test_unknown_columns_are_refused_and_the_known_ones_named():
-    with pytest.raises(ValueError, match=r"unknown columns \['rewards'\]; known are .*reward_t"):
-        ColumnsConverter(["seq", "rewards"])
+    row = DataRow(ExpMeta("t", None, "a", 1, 0.0), Experience(), seq=4, fields={"obs": 1})
+    with pytest.raises(FieldError, match=r"seq 4 has no column 'rewards'; it has obs, .*reward_t"):
+        ColumnsConverter(["seq", "rewards"]).to_dataset_row([row])
+
+
+def test_typed_fields_are_columns():
+    meta = ExpMeta("t", None, "a", 1, 0.0)
+    rows = [DataRow(meta, Experience(), fields={"obs": np.full(2, n)}) for n in range(3)]
+    found = ColumnsConverter(["obs"]).to_dataset_row(rows)["obs"]
+    assert found.tolist() == [[0, 0], [1, 1], [2, 2]]
+    rows[0].fields["obs"] = np.zeros(3)
+    found = ColumnsConverter(["obs"]).to_dataset_row(rows)["obs"]
+    assert [len(each) for each in found] == [3, 2, 2]

@@ -66,7 +66,7 @@ def sample(
     row in full.
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
-    from sqlbuffer.cli.experience_rows import BRIEF_COLUMNS, COLUMNS, in_brief, in_full
+    from sqlbuffer.cli.experience_rows import in_brief, in_full
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     with opened(url, buffer) as found:
@@ -76,13 +76,13 @@ def sample(
             rows = [row for task in drawn for row in task]
         else:
             drawn = rows = found.peek(n, sampler=RandomSampler(seed=seed), condition=tree)
-        name = found.name
+        name, fields = found.name, found.fields
     if format_ is not Format.TABLE:
-        write(COLUMNS, map(in_full, rows), format_)
+        write(*in_full(rows, fields), format_)
     elif tasks:
         write(_TASK_COLUMNS, map(_summary, drawn), format_)
     else:
-        write(BRIEF_COLUMNS, map(in_brief, rows), format_)
+        write(*in_brief(rows, fields), format_)
     if len(drawn) < n:
         what, which = ("tasks" if tasks else "rows"), ("held" if tree is None else "that match")
         note(f"all {len(drawn)} {what} {which} in buffer {name!r}, of {n} asked for")

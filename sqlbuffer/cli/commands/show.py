@@ -42,7 +42,7 @@ def show(
     step repeats from the one before are left out. --json, --csv and --ndjson print every row in
     full, under the names of the arguments of ReplayBuffer.add.
     """
-    from sqlbuffer.cli.experience_rows import COLUMNS, in_full
+    from sqlbuffer.cli.experience_rows import in_full
     from sqlbuffer.cli.terminal import console
     from sqlbuffer.cli.trajectory import print_trajectory
     from sqlbuffer.storage.migrations import status
@@ -65,4 +65,4 @@ def show(
         if format_ is Format.TABLE:
             print_trajectory(console(), found.name, rows)
         else:
-            write(COLUMNS, map(in_full, rows), format_)
+            write(*in_full(rows, found.fields), format_)
