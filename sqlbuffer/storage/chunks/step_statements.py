@@ -21,18 +21,22 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BooleanClauseList, Grouping
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.step_bytes import chunk_column
-from sqlbuffer.storage.chunks.step_id_lookup import may_have_id, may_have_ids
+from sqlbuffer.storage.chunks.step_lookup import may_have_id, may_have_ids, may_have_seqs
 from sqlbuffer.storage.chunks.step_relations import chunk_steps, steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
+from sqlbuffer.storage.schema.planner import unindexed
 
 # The execution option of a statement that is over chunks already.
 IS_OVER_CHUNKS = "sqlbuffer_is_over_chunks"
+# What finds the chunks of values of a column that no index knows.
+_LOOKUPS = {"id": may_have_ids, "seq": may_have_seqs}
 
 
 # Statements that are kept and run often are rewritten once. A statement that is made for one call
@@ -65,7 +69,10 @@ def _over(statement: Any) -> Any:
         return statement
     lookup = next((element for element in elements if isinstance(element, has_number)), None)
     steps = chunk_steps if lookup is None else steps_at(*list(lookup.clauses)[1:])
-    return _Rewriting(steps, buffer_id=_buffer_id(elements)).of(statement)
+    buffer_id = _buffer_id(elements)
+    looks_up = buffer_id is not None and isinstance(statement, Select)
+    looks_up = looks_up and _looks_up(statement.whereclause)
+    return _Rewriting(steps, buffer_id=buffer_id, looks_up=looks_up).of(statement)
 
 
 def _buffer_id(elements: list[Any]) -> Any:
@@ -83,6 +90,19 @@ def _buffer_id(elements: list[Any]) -> Any:
     )
 
 
+def _looks_up(condition: Any) -> bool:
+    """Return whether only steps with some numbers or ids can meet a condition."""
+    is_true = isinstance(condition, UnaryExpression) and condition.operator is operators.is_true
+    if is_true or isinstance(condition, Grouping):
+        return _looks_up(condition.element)
+    if isinstance(condition, BooleanClauseList):
+        return condition.operator is operators.and_ and any(map(_looks_up, condition.clauses))
+    if not isinstance(condition, is_one_of):
+        return False
+    column = next(iter(condition.clauses))
+    return isinstance(column, Column) and column.table is experiences and column.name in _LOOKUPS
+
+
 def _is_alias(element: Any) -> bool:
     return isinstance(element, Alias) and element.element is experiences
 
@@ -94,13 +114,19 @@ class _Rewriting:
         steps: The table in the place of `experiences`; its aliases become aliases of all steps.
         keeps_ctes: CTEs are left as they are.
         buffer_id: The buffer, if the statement names it.
+        looks_up: The statement names steps, whose chunks are looked up.
     """
 
     def __init__(
-        self, steps: Any, *, keeps_ctes: bool = False, buffer_id: Any | None = None
+        self,
+        steps: Any,
+        *,
+        keeps_ctes: bool = False,
+        buffer_id: Any | None = None,
+        looks_up: bool = False,
     ) -> None:
         self._steps, self._aliases = steps, dict[Any, Any]()
-        self._keeps_ctes, self._buffer_id = keeps_ctes, buffer_id
+        self._keeps_ctes, self._buffer_id, self._looks_up = keeps_ctes, buffer_id, looks_up
 
     def of(self, clause: Any) -> Any:
         return replacement_traverse(clause, {}, self._replaced)
@@ -123,7 +149,7 @@ class _Rewriting:
         if isinstance(element, BinaryExpression):
             return self._bounded(element)
         if isinstance(element, is_one_of):
-            return self._with_ids(element, may_have_ids)
+            return self._among(element)
         if isinstance(element, Select):
             return self._ordered(element)
         return None
@@ -151,8 +177,8 @@ class _Rewriting:
     def _order(self, clause: Any) -> list[Any]:
         is_desc = isinstance(clause, UnaryExpression) and clause.modifier is operators.desc_op
         seq = clause.element if is_desc else clause
-        table = self._table(seq.table) if isinstance(seq, Column) and seq.name == "seq" else None
-        if table is None or not self._is_of_all(table):
+        table = self._table_of_all(seq)
+        if table is None or seq.name != "seq":
             return [clause]
         columns = [table.c.first_seq, table.c.seq]
         return [column.desc() for column in columns] if is_desc else columns
@@ -176,39 +202,41 @@ class _Rewriting:
 
     def _bounded(self, comparison: Any) -> Any:
         """Return a comparison of `seq` or `id` of all steps, and what it says of `first_seq`."""
-        seq, op = comparison.left, comparison.operator
-        if op in (operator.eq, operators.eq) and isinstance(seq, Column) and seq.name == "id":
-            return self._with_ids(comparison, may_have_id)
-        if not isinstance(seq, Column) or seq.name != "seq":
-            return None
-        table = self._table(seq.table)
-        if table is None or not self._is_of_all(table):
+        column, op = comparison.left, comparison.operator
+        table = self._table_of_all(column)
+        if table is None or column.name not in _LOOKUPS:
             return None
         bound, first = self.of(comparison.right), table.c.first_seq
+        if column.name == "id":
+            if op not in (operator.eq, operators.eq) or self._buffer_id is None:
+                return None
+            return and_(table.c.id == bound, may_have_id(first, self.of(self._buffer_id), bound))
+        if op in (operator.eq, operators.eq):
+            return _is_one(table, bound)
+        if self._looks_up:
+            # SQLite would go through the chunks of the range, and look none of them up.
+            first = unindexed(first)
         if op in (operator.gt, operator.ge):
             return and_(op(table.c.seq, bound), op(first, bound - (MOST_STEPS - 1)))
         if op in (operator.lt, operator.le):
             return and_(op(table.c.seq, bound), op(first, bound))
-        if op in (operator.eq, operators.eq):
-            return _is_one(table, bound)
         return None
 
-    def _with_ids(self, comparison: Any, may_have: Any) -> Any:
-        """Return a comparison of the `id` of all steps with where such a step can be."""
-        pair = (
-            comparison.clauses if isinstance(comparison, is_one_of) else comparison.get_children()
-        )
-        column, ids = pair
-        if self._buffer_id is None or not isinstance(column, Column) or column.name != "id":
+    def _among(self, element: is_one_of) -> Any:
+        """Return whether the `id` or `seq` of a step is one of some, and where it can be."""
+        column, values = element.clauses
+        table = self._table_of_all(column)
+        if table is None or self._buffer_id is None or column.name not in _LOOKUPS:
             return None
-        table = self._table(column.table)
-        if table is None or not self._is_of_all(table):
-            return None
-        given = self.of(ids)
+        given, may_have = self.of(values), _LOOKUPS[column.name]
         found = may_have(table.c.first_seq, self.of(self._buffer_id), given)
-        if may_have is may_have_ids:
-            return and_(is_one_of(table.c.id, given), found)
-        return and_(table.c.id == given, found)
+        # Grouped: it may be negated.
+        return Grouping(and_(type(element)(table.c[column.name], given), found))
+
+    def _table_of_all(self, column: Any) -> Any:
+        """Return the table in the place of that of a column, if it has the steps of all chunks."""
+        table = self._table(column.table) if isinstance(column, Column) else None
+        return table if table is not None and self._is_of_all(table) else None
 
 
 def _chunk_of(buffer_id: Any, number: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Conditions on the ids of steps in chunks."""
+"""Conditions on the ids and numbers of steps in chunks."""
 
 import numpy as np
 import pytest
@@ -43,6 +43,32 @@ def test_each_step_is_found_by_its_id(buffer):
 )
 def test_no_step_is_found_by_another_id(buffer, id_):
     assert found(buffer, id_) == []
+
+
+def matching(buffer, builder):
+    return [row.id for row in buffer.get_all(query_condition=builder.build())]
+
+
+def test_conditions_leave_ids_out(buffer):
+    ids = [row.id for row in buffer]
+    assert matching(buffer, QueryBuilder().not_in("id", [ids[0], "e/3", "no"])) == [
+        id_ for id_ in ids if id_ not in (ids[0], "e/3")
+    ]
+
+
+def test_steps_are_found_by_their_numbers(buffer):
+    ids = [row.id for row in buffer]
+    numbers = [556, 1, 300, 301, 907, 908, 2**62, 0, -7]
+    own = [ids[n - 1] for n in (1, 300, 301, 556, 907)]
+    others = [id_ for id_ in ids if id_ not in own]
+    some = QueryBuilder().in_("seq", numbers)
+    assert matching(buffer, some) == own
+    assert matching(buffer, QueryBuilder().not_in("seq", numbers)) == others
+    assert matching(buffer, QueryBuilder().nested(some).or_().eq("id", "e/3")) == [
+        *own[:3], "e/3", *own[3:],
+    ]  # fmt: skip
+    assert buffer.delete(query_condition=some.build()) == 5
+    assert [row.id for row in buffer] == others
 
 
 def test_steps_are_deleted_by_id(buffer):

@@ -1,4 +1,5 @@
-"""Find the chunks that may have a step of one of some ids: the view shows ids that no index knows.
+"""Find the chunks that may have a step of one of some ids, or numbers: the view shows ids and
+numbers that no index knows.
 
 An id is the user's own (`step_ids`), or `<episode>/<t>`, or `<chunk>/<place>`.
 """
@@ -25,6 +26,34 @@ class may_have_ids(may_have_id):
     """The same of several ids: `may_have_ids(first_seq, buffer_id, ids)`, a `KeyList`."""
 
     inherit_cache = True
+
+
+class may_have_seqs(FunctionElement[bool]):
+    """Whether a chunk may have a step of one of some numbers: `may_have_seqs(first_seq, buffer_id,
+    seqs)`.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(may_have_seqs, "postgresql")
+def _pg_may_have_seqs(element: may_have_seqs, compiler: Any, **kw: Any) -> str:
+    first_seq, buffer_id, seqs = processed(element, compiler, kw)
+    return f"""{first_seq} = ANY (ARRAY(
+        SELECT k.first_seq FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
+            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id}
+            AND x.first_seq <= w.seq ORDER BY x.first_seq DESC LIMIT 1) AS k))"""
+
+
+@compiles(may_have_seqs, "sqlite")
+def _sqlite_may_have_seqs(element: may_have_seqs, compiler: Any, **kw: Any) -> str:
+    first_seq, buffer_id, seqs = processed(element, compiler, kw)
+    return f"""{first_seq} IN (
+        SELECT (SELECT max(k.first_seq) FROM chunks k
+            WHERE k.buffer_id = {buffer_id} AND k.first_seq <= w.value)
+        FROM json_each({seqs}) w)"""
 
 
 @compiles(may_have_id, "postgresql")
