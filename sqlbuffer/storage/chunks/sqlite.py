@@ -146,19 +146,25 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
 
 
 _FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
+# The limit, or SQLite would work the place and n out again wherever they are named.
 _SLICES = f"""
 SELECT d.first_seq + d.place, d.episode_id, d.t + d.place, d.place, d.n, {sqlite_slice(":id")}
 FROM (
-    SELECT e.*, max(0, w.first_t - e.t) AS place,
-        min(e.n_steps - 1, w.last_t - e.t) - max(0, w.first_t - e.t) + 1 AS n
-    FROM (SELECT json_extract(value, '$[0]') AS episode_id, json_extract(value, '$[1]') AS first_t,
-            json_extract(value, '$[2]') AS last_t
-          FROM json_each(:ranges)) w
-    CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id AND k.t <= w.last_t
-        AND k.t >= {_FIRST}
-    CROSS JOIN chunk_data e ON e.key = k.key
+    SELECT e.*, a.place, a.n
+    FROM (
+        SELECT k.key, max(0, w.first_t - f.t) AS place,
+            min(f.n_steps - 1, w.last_t - f.t) - max(0, w.first_t - f.t) + 1 AS n
+        FROM (SELECT json_extract(value, '$[0]') AS episode_id,
+                json_extract(value, '$[1]') AS first_t, json_extract(value, '$[2]') AS last_t
+              FROM json_each(:ranges)) w
+        CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id
+            AND k.t <= w.last_t AND k.t >= {_FIRST}
+        CROSS JOIN chunk_data f ON f.key = k.key
+        LIMIT -1 OFFSET 0
+    ) a
+    CROSS JOIN chunk_data e ON e.key = a.key
+    WHERE a.n > 0
 ) d
-WHERE d.n > 0
 """
 
 

@@ -1,6 +1,5 @@
 """Selects over the priorities of a buffer, and how their columns arrive."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
 )  # fmt: skip
 
 _HEADER_BYTES = 20
-_NO_PRIORITIES = json.dumps([None] * MOST_STEPS)
+_NULLS = ",".join(["null"] * MOST_STEPS)
 
 
 class packed(FunctionElement[Any]):
@@ -189,14 +188,14 @@ def sqlite_steps_between(source: str, buffer_id: str, first: str, last: str) -> 
     """
     of_buffer, seq = f"({buffer_id} << {NUMBER_BITS})", "c.first_seq + i.key"
     of_step, is_there = _ITS_PRIORITY_IN_CHUNK.format("key", "value"), _IS_THERE.format("key", "")
+    nulls = f"'[' || substr('{_NULLS}', 1, 5 * c.n_steps - 1) || ']'"
     # All values of a list in one go: each alone would be looked for from its beginning. By the key,
     # and no index of the buffer.
     return (
         f"SELECT {seq} AS seq, {of_step} AS priority FROM {source} CROSS JOIN chunks AS c "
-        f"CROSS JOIN json_each(coalesce(c.initial_priority, '{_NO_PRIORITIES}')) AS i "
+        f"CROSS JOIN json_each(coalesce(c.initial_priority, {nulls})) AS i "
         f"WHERE c.key > {of_buffer} + {first} - {MOST_STEPS} AND c.key <= {of_buffer} + {last} "
-        f"AND +c.buffer_id = {buffer_id} AND i.key < c.n_steps "
-        f"AND {seq} >= {first} AND {seq} <= {last} AND {is_there}"
+        f"AND +c.buffer_id = {buffer_id} AND {seq} >= {first} AND {seq} <= {last} AND {is_there}"
     )
 
 

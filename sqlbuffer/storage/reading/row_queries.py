@@ -129,13 +129,32 @@ class RowQueries:
         with translated(self.buffer.url), snapshot(self.buffer.engine) as connection:
             window = self.buffer.window_in(connection)
             matching = resolve_labels(node, window.has_labels)
-            where = statements.in_window(self.buffer.info.id, max(cursor, window.low), matching)
-            page = statements.rows(
-                where & (seq <= end), payloads.columns, has_labels=window.has_labels
-            )
-            found = fetch(connection, page.order_by(seq).limit(limit))
+            low = max(cursor, window.low)
+            where = statements.in_window(self.buffer.info.id, low, matching)
+            found: list[Row] = []
+            for high in self._ends(node, low, end, limit):
+                page = statements.rows(
+                    where & (seq <= high), payloads.columns, has_labels=window.has_labels
+                )
+                found = fetch(connection, page.order_by(seq).limit(limit))
+                if len(found) == limit:
+                    break
             rows = payloads.complete(connection, found, PAGE_BYTES)
             return rows, len(rows) == len(found) < limit
+
+    def _ends(self, node: Node, low: int, end: int, limit: int) -> Iterator[int]:
+        """Yield up to which numbers to look for the first rows behind a number, `end` last.
+
+        PostgreSQL without statistics takes a buffer for a few chunks, and would sort the steps of
+        all of them.
+        """
+        width = 2 * limit + 64
+        while self.buffer.info.has_chunks and not statements.names_few_rows(node):
+            if low + width >= end:
+                break
+            yield low + width
+            width *= 8
+        yield end
 
     @retry_on_disconnect
     def page(

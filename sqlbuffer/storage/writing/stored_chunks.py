@@ -3,12 +3,13 @@
 import json
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, RowMapping, Text, and_, cast, select
+from sqlalchemy import Connection, RowMapping, Text, cast, select
 
 from sqlbuffer.encoding.packed_chunk import PackedChunk
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.schema.number_keys import is_numbered
 
 _PLAIN = (
     "id", "n_steps", "task_id", "task_name", "agent_id", "pre_agent", "model_version", "t", "step",
@@ -30,13 +31,7 @@ _CHUNKS = (
         sessions.c.key.label("session_key"),
     )
     .select_from(chunks)
-    .join(
-        chunk_data,
-        and_(
-            chunk_data.c.buffer_id == chunks.c.buffer_id,
-            chunk_data.c.first_seq == chunks.c.first_seq,
-        ),
-    )
+    .join(chunk_data, is_numbered(chunk_data.c.first_seq, chunks.c.buffer_id, chunks.c.first_seq))
     .outerjoin(episodes, episodes.c.id == chunks.c.episode_id)
     .outerjoin(sessions, sessions.c.id == chunks.c.session_id)
     .order_by(chunks.c.first_seq)

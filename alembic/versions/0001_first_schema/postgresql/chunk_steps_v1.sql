@@ -34,11 +34,15 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     END AS block,
     CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
 FROM chunks c
+-- Chunk by chunk, or the server reads all deleted steps of the buffer.
+CROSS JOIN LATERAL (
+    SELECT array_agg(g.seq) AS seqs FROM deleted_steps g
+    WHERE g.buffer_id = c.buffer_id AND g.seq >= c.first_seq AND g.seq < c.first_seq + c.n_steps
+) x
 CROSS JOIN LATERAL ROWS FROM (
     generate_series(0, c.n_steps - 1), unnest(c.reward_t), unnest(c.adv_t), unnest(c.v_t), unnest(c.terminated),
     unnest(c.truncated), unnest(c.initial_priority)
 ) AS n(place, reward_t, adv_t, v_t, terminated, truncated, initial_priority)
 LEFT JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
 LEFT JOIN replaced_steps y ON y.buffer_id = c.buffer_id AND y.seq = c.first_seq + n.place
-LEFT JOIN deleted_steps x ON x.buffer_id = c.buffer_id AND x.seq = c.first_seq + n.place
-WHERE x.seq IS NULL
+WHERE x.seqs IS NULL OR c.first_seq + n.place <> ALL (x.seqs)

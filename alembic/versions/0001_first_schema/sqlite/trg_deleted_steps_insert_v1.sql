@@ -18,7 +18,9 @@ BEGIN
     UPDATE tasks SET n_rows = n_rows - 1 WHERE buffer_id = NEW.buffer_id AND task_id = (
         SELECT c.task_id FROM chunks c WHERE c.buffer_id = NEW.buffer_id AND c.first_seq BETWEEN NEW.seq - 255 AND NEW.seq
         ORDER BY c.first_seq DESC LIMIT 1);
-    DELETE FROM tasks WHERE buffer_id = NEW.buffer_id AND n_rows <= 0;
+    DELETE FROM tasks WHERE buffer_id = NEW.buffer_id AND n_rows <= 0 AND task_id = (
+        SELECT c.task_id FROM chunks c WHERE c.buffer_id = NEW.buffer_id AND c.first_seq BETWEEN NEW.seq - 255 AND NEW.seq
+        ORDER BY c.first_seq DESC LIMIT 1);
     DELETE FROM priorities WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM priority_blocks
     WHERE buffer_id = NEW.buffer_id AND block = NEW.seq / (SELECT block_size FROM buffers WHERE id = NEW.buffer_id);
