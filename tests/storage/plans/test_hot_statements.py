@@ -46,7 +46,7 @@ SCAN = re.compile(
 # A search by the buffer alone, or from a number on, is a scan of its chunks.
 SCAN_OF_CHUNKS = re.compile(
     r"Seq Scan on (chunks|chunk_data|deleted_steps)\b|"
-    r"^\s*SCAN (chunk|step|of_episode|before|gone|next_gone|deleted|[bcdikxy]\b)|"
+    r"^\s*SCAN (chunk|step|of_episode|before|gone|next_gone|deleted|[bcdikxy]\b(?! VIRTUAL))|"
     r"^\s*SEARCH (chunk|step|[bcdikxy]\b).*"
     r"\((buffer_id=\?|buffer_id=\? AND first_seq>\?|rowid>\?)\)",
     re.MULTILINE,
@@ -61,6 +61,9 @@ LABELLED_TASK = QueryBuilder().eq("exp_meta.task_id", "t500").and_().gte(
     "exp_data.reward_t", 0
 ).build()  # fmt: skip
 HALF = QueryBuilder().lt("exp_data.state.mod", 50).build()
+HALF_OF_STEPS = QueryBuilder().lt("exp_data.reward_t", 50).build()
+SOME_ARRAYS = QueryBuilder().in_("seq", list(range(25_003, 30_000, 400)))
+SOME_STEPS = QueryBuilder().in_("seq", list(range(50_003, 60_000, 400)))
 
 
 def fill_large(url):
@@ -83,6 +86,7 @@ def fill_large(url):
     fill_arrays(url)
     fill_episodes(url)
     fill_labelled(url)
+    fill_steps(url)
 
 
 def fill_limited(url):
@@ -134,6 +138,31 @@ def fill_arrays(url, name="arrays"):
         lost = [1_000 * e + t for e in (0, 1) for t in range(1, 501) if t % 4]
         assert buffer.delete(QueryBuilder().in_("seq", lost)) == len(lost)
     return buffer
+
+
+def fill_steps(url):
+    """Fill the buffer `steps` with 100,000 typed steps in tasks of 20, each in a chunk; the first
+    20,000 have ids, and 5,000 are deleted.
+    """
+    fields = {"obs": ("float32", (4,))}
+    settings = {"priorities": True, "max_capacity": N_ROWS}
+    with ReplayBuffer(url, name="steps", fields=fields, **settings) as buffer:
+        for first in range(0, N_ROWS, 20_000):
+            buffer.extend(steps_of_tasks(20_000, first, "" if first else "id"))
+        lost = [*range(20_001, 30_000, 4), *range(20_002, 30_000, 4)]
+        assert buffer.delete(QueryBuilder().in_("seq", lost)) == len(lost)
+        buffer.update_priorities(np.arange(1, N_ROWS, 2), 1.0)
+        buffer._store.priorities.summarize(range(N_ROWS // buffer._store.info.block_size))
+
+
+def steps_of_tasks(n, first=0, prefix=""):
+    """Return the columns of n steps, with ids that have a prefix."""
+    numbers = np.arange(first, first + n)
+    columns = {
+        "obs": np.ones((n, 4), np.float32), "reward": numbers % 100.0, "agent_id": "a",
+        "task_id": [f"t{i // ROWS_PER_TASK}" for i in numbers], "step": numbers + 1,
+    }  # fmt: skip
+    return {**columns, "id": [f"{prefix}{i}" for i in numbers]} if prefix else columns
 
 
 def fill_episodes(url):
@@ -279,6 +308,64 @@ OPERATIONS = {
     "store an episode": (
         "arrays",
         lambda b: b.store_episode({"obs": np.zeros((64, 4)), "reward": np.ones(64)}),
+    ),
+    "steps": ("steps", lambda b: b.sample_arrays(256)),
+    "steps, half match": ("steps", lambda b: b.sample_arrays(256, condition=HALF_OF_STEPS)),
+    "steps, of a task": ("steps", lambda b: b.sample_arrays(8, condition=ONE_TASK)),
+    "steps, some": ("steps", lambda b: b.sample_arrays(8, condition=SOME_STEPS)),
+    "steps, latest": ("steps", lambda b: b.sample_arrays(256, sampler=LatestSampler())),
+    "steps, latest, half match": (
+        "steps",
+        lambda b: b.sample_arrays(64, sampler=LatestSampler(), condition=HALF_OF_STEPS),
+    ),
+    "steps, latest, of a task": (
+        "steps",
+        lambda b: b.sample_arrays(8, sampler=LatestSampler(), condition=ONE_TASK),
+    ),
+    "steps, fifo": ("steps", lambda b: b.sample_arrays(256, sampler=FifoSampler())),
+    "steps, tasks": ("steps", lambda b: b.sample_tasks(8, sampler=RandomTaskSample(seed=1))),
+    "steps, tasks, half match": (
+        "steps",
+        lambda b: b.sample_tasks(8, sampler=RandomTaskSample(seed=1), condition=HALF_OF_STEPS),
+    ),
+    "steps, get a task": ("steps", lambda b: b.get_by_task_id("t2500")),
+    "steps, get 20 tasks": (
+        "steps",
+        lambda b: b.get_batch_by_task_ids([f"t{i}" for i in range(900, 920)]),
+    ),
+    "steps, get absent tasks": ("steps", lambda b: b.get_batch_by_task_ids(["no", "none"])),
+    "steps, size of a task": ("steps", lambda b: b.size(ONE_TASK)),
+    "steps, size of an id": ("steps", lambda b: b.size(QueryBuilder().eq("id", "id7777"))),
+    "steps, size of some": ("steps", lambda b: b.size(SOME_STEPS)),
+    "steps, all of a task, late": ("steps", lambda b: list(b.get_all(ONE_TASK_LATE))),
+    "steps, all of some": ("steps", lambda b: list(b.get_all(SOME_STEPS))),
+    "steps, first of all": ("steps", lambda b: next(b.get_all())),
+    "steps, last of all": (
+        "steps",
+        lambda b: next(b.get_all(QueryBuilder().gt("seq", N_ROWS - 100))),
+    ),
+    "steps, first page": ("steps", lambda b: b.get_paginated(1, 100)),
+    "steps, first page of a task": ("steps", lambda b: b.get_paginated(1, 10, ONE_TASK)),
+    "steps, length": ("steps", len),
+    "steps, update priorities": (
+        "steps",
+        lambda b: b.update_priorities(np.arange(30_001, 99_000, 400), 2.0),
+    ),
+    "steps, summarize blocks": ("steps", lambda b: b._store.priorities.summarize([3, 20, 21])),
+    "steps, by priority": ("steps", lambda b: b.sample_arrays(256, sampler=PrioritizedSampler())),
+    "steps, by priority, half match": (
+        "steps",
+        lambda b: b.sample_arrays(64, sampler=PrioritizedSampler(seed=1), condition=HALF_OF_STEPS),
+    ),
+    "steps, quarantine": ("steps", lambda b: b.quarantine(range(30_005, N_ROWS, 400))),
+    "steps, release": ("steps", lambda b: b.release(range(30_005, N_ROWS, 400))),
+    "steps, store": ("steps", lambda b: b.extend(steps_of_tasks(64))),
+    "steps, store with ids": ("steps", lambda b: b.extend(steps_of_tasks(64, 0, "new"))),
+    "steps, re-send": ("steps", lambda b: b.extend(steps_of_tasks(64, 9_000, "id"))),
+    "arrays, delete": ("arrays", lambda b: b.delete(SOME_ARRAYS)),
+    "steps, delete a task": (
+        "steps",
+        lambda b: b.delete(QueryBuilder().eq("exp_meta.task_id", "t4500")),
     ),
     "store with priorities": (
         "weighted",
