@@ -53,6 +53,7 @@ OBJECTS = {
         "trg_experiences_forget_v1",
         "trg_chunks_insert_v1",
         "trg_chunks_delete_v1",
+        "trg_chunks_data_v1",
         "trg_deleted_steps_insert_v1",
         "trg_episodes_insert_v1",
         "trg_episodes_update_v1",

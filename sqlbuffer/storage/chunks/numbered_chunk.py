@@ -1,7 +1,8 @@
 """A chunk with its numbers, as it is inserted."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, islice
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from sqlbuffer.encoding.columns import reward_array
 from sqlbuffer.encoding.packed_chunk import PackedChunk, Values
 
+_ALL_FALSE: list[bool | None] = []  # one for all: a new one for each chunk keeps the collector busy
 _LARGE = "9e999"  # JSON has no infinity, and both databases read this as one
 
 
@@ -42,8 +44,19 @@ class NumberedChunk(NamedTuple):
         return np.array([self.priority if own is None else own for own in given], np.float64)
 
 
-def reward_bytes(chunk: PackedChunk) -> bytes | None:
-    """Return the rewards of steps as numbers of 64 bits, NaN where there is none."""
+def reward_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
+    """Return the rewards of each chunk as numbers of 64 bits, NaN where there is none."""
+    rewards = [chunk.reward for chunk in chunks]
+    if not _are_arrays(rewards) or any(chunk.payloads is not None for chunk in chunks):
+        return list(map(_reward_bytes, chunks))
+    raw = _joined(rewards).astype(">f8").tobytes()
+    ends = accumulate(chunk.n_steps for chunk in chunks)
+    return [
+        raw[(end - chunk.n_steps) * 8 : end * 8] for chunk, end in zip(chunks, ends, strict=True)
+    ]
+
+
+def _reward_bytes(chunk: PackedChunk) -> bytes | None:
     if chunk.reward is None and chunk.payloads is None:
         return None
     rewards = chunk.reward
@@ -57,14 +70,20 @@ def reward_bytes(chunk: PackedChunk) -> bytes | None:
     return np.array(rewards, ">f8").tobytes()
 
 
-def end_bytes(chunk: PackedChunk) -> bytes | None:
-    """Return a byte for each step: 1 where it terminated, 2 where it was truncated.
+def end_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
+    """Return a byte for each step of each chunk: 1 where it terminated, 2 where it was truncated.
 
     Empty where none did; None where no step says whether it did.
     """
-    flags = (chunk.terminated, chunk.truncated)
-    if not any(map(_has_true, flags)):
-        return b"" if any(map(_says, flags)) else None
+    terminated = _have_true([chunk.terminated for chunk in chunks])
+    truncated = _have_true([chunk.truncated for chunk in chunks])
+    return [
+        _end_bytes(chunk) if ends or cut else _no_ends(chunk)
+        for chunk, ends, cut in zip(chunks, terminated, truncated, strict=True)
+    ]
+
+
+def _end_bytes(chunk: PackedChunk) -> bytes:
     terminated, truncated = (
         np.zeros(chunk.n_steps, bool) if values is None else np.array(values, bool)
         for values in (chunk.terminated, chunk.truncated)
@@ -72,17 +91,27 @@ def end_bytes(chunk: PackedChunk) -> bytes | None:
     return (terminated + np.uint8(2) * truncated).astype(np.uint8).tobytes()
 
 
-def stored_flags(flags: Values | None) -> Values | None:
-    """Return the flags of steps as they are stored: none at all where all are False."""
-    all_false = isinstance(flags, np.ndarray) and not _has_true(flags)
-    return [] if all_false else flags
+def stored_flags(column: Sequence[Values | None]) -> Sequence[Values | None]:
+    """Return the flags of the steps of each chunk as they are stored: none at all where all are
+    False.
+    """
+    return [
+        _ALL_FALSE if isinstance(flags, np.ndarray) and not has_true else flags
+        for flags, has_true in zip(column, _have_true(column), strict=True)
+    ]
 
 
-def _has_true(flags: Values | None) -> bool:
-    if flags is None:
-        return False
-    # Of one step `any` takes ten times as long.
-    return True in flags if isinstance(flags, list) else b"\1" in flags.tobytes()
+def _have_true(column: Sequence[Values | None]) -> list[bool]:
+    """Return for each chunk whether a flag is set."""
+    if not _are_arrays(column):
+        return [flags is not None and True in flags for flags in column]
+    starts = list(accumulate(map(len, column[:-1]), initial=0))  # type: ignore[arg-type]
+    found: list[bool] = np.logical_or.reduceat(_joined(column), starts).tolist()
+    return found
+
+
+def _no_ends(chunk: PackedChunk) -> bytes | None:
+    return b"" if _says(chunk.terminated) or _says(chunk.truncated) else None
 
 
 def _says(flags: Values | None) -> bool:
@@ -91,10 +120,9 @@ def _says(flags: Values | None) -> bool:
 
 def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
     """Return the values of the steps of each of several chunks, of one column, as JSON lists."""
-    kinds = set(map(type, values))
-    if kinds == {type(None)}:
+    if set(map(type, values)) == {NoneType}:
         return [None] * len(values)
-    if kinds == {np.ndarray}:
+    if _are_arrays(values):
         joined = _joined(values)
         if joined.dtype.kind == "f":
             # Of chunks of one step this takes a third of the time.
@@ -103,11 +131,8 @@ def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
     return list(map(values_json, values))
 
 
-def flag_column(flags: Sequence[Values | None]) -> Sequence[str | None]:
-    """Return the flags of the steps of each of several chunks as JSON lists."""
-    if set(map(type, flags)) == {np.ndarray} and not _joined(flags).any():
-        return ["[]"] * len(flags)
-    return [values_json(stored_flags(own)) for own in flags]
+def _are_arrays(column: Sequence[Values | None]) -> bool:
+    return set(map(type, column)) == {np.ndarray}
 
 
 def _joined(values: Sequence[Values | None]) -> NDArray[Any]:

@@ -1,7 +1,8 @@
 """Inserts and evicts chunks on PostgreSQL."""
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
@@ -9,10 +10,10 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
-    end_bytes,
+    end_column,
     fields_json,
     payloads_json,
-    reward_bytes,
+    reward_column,
     stored_flags,
 )
 from sqlbuffer.storage.chunks.sliced_steps import Slice, pg_slice
@@ -20,67 +21,26 @@ from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
-    NULL,
     TRAILER,
-    bigint_array_field,
+    Fields,
+    bigint_array_fields,
     bigint_field,
-    bool_array_field,
+    bool_array_fields,
     bytes_field,
-    double_array_field,
+    double_array_fields,
     double_field,
+    fields_of,
     integer_field,
     jsonb_field,
+    rows_of,
     text_field,
-    uuid_field,
+    uuid_fields,
 )
 
 _EVICT = (
     "SELECT sqlbuffer_evict_chunks_v1(%s::integer, -1, w.low_seq, 10000) FROM v_windows w "
     "WHERE w.buffer_id = %s"
 )
-Get = Callable[[NumberedChunk], Any]
-_CHUNKS: list[tuple[str, Callable[[Any], bytes], Get]] = [
-    ("first_seq", bigint_field, lambda own: own.first_seq),
-    ("n_steps", integer_field, lambda own: own.chunk.n_steps),
-    ("id", uuid_field, lambda own: own.chunk.id),
-    ("task_id", text_field, lambda own: own.chunk.task_id),
-    ("task_name", text_field, lambda own: own.chunk.task_name),
-    ("agent_id", text_field, lambda own: own.chunk.agent_id),
-    ("pre_agent", text_field, lambda own: own.chunk.pre_agent),
-    ("episode_id", bigint_field, lambda own: own.episode_id),
-    ("t", integer_field, lambda own: own.chunk.t),
-    ("step", bigint_field, lambda own: own.chunk.step),
-    ("steps", bigint_array_field, lambda own: own.chunk.steps),
-    ("session_id", integer_field, lambda own: own.session_id),
-    ("model_version", bigint_field, lambda own: own.chunk.model_version),
-    ("first_time", double_field, lambda own: own.chunk.first_time),
-    ("last_time", double_field, lambda own: own.chunk.last_time),
-    ("times", double_array_field, lambda own: own.chunk.times),
-    ("reward_t", double_array_field, lambda own: own.chunk.reward),
-    ("adv_t", double_array_field, lambda own: own.chunk.adv_t),
-    ("v_t", double_array_field, lambda own: own.chunk.v_t),
-    ("terminated", bool_array_field, lambda own: stored_flags(own.chunk.terminated)),
-    ("truncated", bool_array_field, lambda own: stored_flags(own.chunk.truncated)),
-    ("initial_priority", double_array_field, lambda own: own.initial_priority),
-    ("fields", jsonb_field, lambda own: fields_json(own.chunk.fields)),
-]
-_DATA: list[tuple[str, Callable[[Any], bytes], Get]] = [
-    ("first_seq", bigint_field, lambda own: own.first_seq),
-    ("n_steps", integer_field, lambda own: own.chunk.n_steps),
-    ("task_id", text_field, lambda own: own.chunk.task_id),
-    ("agent_id", text_field, lambda own: own.chunk.agent_id),
-    ("step", bigint_field, lambda own: own.chunk.step),
-    ("steps", bigint_array_field, lambda own: own.chunk.steps),
-    ("episode_id", bigint_field, lambda own: own.episode_id),
-    ("t", integer_field, lambda own: own.chunk.t),
-    ("rewards", bytes_field, lambda own: reward_bytes(own.chunk)),
-    ("ends", bytes_field, lambda own: end_bytes(own.chunk)),
-    ("records", bytes_field, lambda own: own.chunk.records),
-    ("block_steps", integer_field, lambda own: own.chunk.block_steps),
-    ("offsets", bigint_array_field, lambda own: own.chunk.offsets),
-    ("payloads", jsonb_field, lambda own: payloads_json(own.chunk.payloads)),
-    ("payload_arrays", bytes_field, lambda own: own.chunk.payload_arrays),
-]
 
 _HELD_IDS = "SELECT id, seq FROM sqlbuffer_held_ids_v1(%s::integer, %s::text[])"
 _INSERT_IDS = (
@@ -93,14 +53,61 @@ def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
 ) -> None:
     """Write chunks under their numbers."""
-    for table, columns in (("chunk_data", _DATA), ("chunks", _CHUNKS)):
-        names = ", ".join(name for name, _, _ in columns)
-        head = struct.pack(">hii", len(columns) + 1, 4, buffer_id)
-        with (
-            driver_of(connection).cursor() as cursor,
-            cursor.copy(f"COPY {table} (buffer_id, {names}) FROM STDIN (FORMAT BINARY)") as copy,
-        ):
-            copy.write(b"".join([HEADER, *_rows(head, columns, numbered), TRAILER]))
+    own = [one.chunk for one in numbered]
+
+    def fields(name: str, encode: Callable[[Any], bytes]) -> dict[str, Fields]:
+        return {name: fields_of(list(map(attrgetter(name), own)), encode)}
+
+    of_both = {
+        "first_seq": fields_of([one.first_seq for one in numbered], bigint_field),
+        **fields("n_steps", integer_field),
+        **fields("task_id", text_field),
+        **fields("agent_id", text_field),
+        **fields("step", bigint_field),
+        "steps": bigint_array_fields([chunk.steps for chunk in own]),
+        "episode_id": fields_of([one.episode_id for one in numbered], bigint_field),
+        **fields("t", integer_field),
+    }
+    columns = {
+        **of_both,
+        "id": uuid_fields([chunk.id for chunk in own]),
+        **fields("task_name", text_field),
+        **fields("pre_agent", text_field),
+        "session_id": fields_of([one.session_id for one in numbered], integer_field),
+        **fields("model_version", bigint_field),
+        **fields("first_time", double_field),
+        **fields("last_time", double_field),
+        "times": double_array_fields([chunk.times for chunk in own]),
+        "reward_t": double_array_fields([chunk.reward for chunk in own]),
+        "adv_t": double_array_fields([chunk.adv_t for chunk in own]),
+        "v_t": double_array_fields([chunk.v_t for chunk in own]),
+        "terminated": bool_array_fields(stored_flags([chunk.terminated for chunk in own])),
+        "truncated": bool_array_fields(stored_flags([chunk.truncated for chunk in own])),
+        "initial_priority": double_array_fields([one.initial_priority for one in numbered]),
+        "fields": fields_of([fields_json(chunk.fields) for chunk in own], jsonb_field),
+    }
+    data = {
+        **of_both,
+        "rewards": fields_of(reward_column(own), bytes_field),
+        "ends": fields_of(end_column(own), bytes_field),
+        **fields("records", bytes_field),
+        **fields("block_steps", integer_field),
+        "offsets": bigint_array_fields([chunk.offsets for chunk in own]),
+        "payloads": fields_of([payloads_json(chunk.payloads) for chunk in own], jsonb_field),
+        **fields("payload_arrays", bytes_field),
+    }
+    _copy(connection, "chunk_data", buffer_id, data, len(own))
+    _copy(connection, "chunks", buffer_id, columns, len(own))
+
+
+def _copy(
+    connection: Connection, table: str, buffer_id: int, columns: Mapping[str, Fields], n: int
+) -> None:
+    head = struct.pack(">hii", len(columns) + 1, 4, buffer_id)
+    statement = f"COPY {table} (buffer_id, {', '.join(columns)}) FROM STDIN (FORMAT BINARY)"
+    rows = rows_of(n, head, columns.values())
+    with driver_of(connection).cursor() as cursor, cursor.copy(statement) as copy:
+        copy.write(b"".join([HEADER, rows, TRAILER]))
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:
@@ -120,14 +127,6 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
     values = (buffer_id, number_array(ids), id_array(list(ids.values())))
     with savepoint(connection):
         driver_of(connection).execute(_INSERT_IDS, values)
-
-
-def _rows(head: bytes, columns: Any, numbered: Sequence[NumberedChunk]) -> Iterator[bytes]:
-    for own in numbered:
-        yield head
-        for _, encode, get in columns:
-            value = get(own)
-            yield NULL if value is None else encode(value)
 
 
 _FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.first_t")

@@ -9,12 +9,12 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
-    end_bytes,
+    end_column,
     fields_json,
-    flag_column,
     json_column,
     payloads_json,
-    reward_bytes,
+    reward_column,
+    stored_flags,
 )
 from sqlbuffer.storage.chunks.sliced_steps import Slice, sqlite_slice
 from sqlbuffer.storage.database.transactions import driver_of
@@ -87,15 +87,15 @@ def insert_chunks(
         "reward_t": json_column([chunk.reward for chunk in own]),
         "adv_t": json_column([chunk.adv_t for chunk in own]),
         "v_t": json_column([chunk.v_t for chunk in own]),
-        "terminated": flag_column([chunk.terminated for chunk in own]),
-        "truncated": flag_column([chunk.truncated for chunk in own]),
+        "terminated": json_column(stored_flags([chunk.terminated for chunk in own])),
+        "truncated": json_column(stored_flags([chunk.truncated for chunk in own])),
         "initial_priority": json_column([one.initial_priority for one in numbered]),
         "fields": [fields_json(chunk.fields) for chunk in own],
     }
     data: dict[str, Sequence[Any]] = {
         **of_both,
-        "rewards": list(map(reward_bytes, own)),
-        "ends": list(map(end_bytes, own)),
+        "rewards": reward_column(own),
+        "ends": end_column(own),
         "records": [chunk.records for chunk in own],
         "block_steps": [chunk.block_steps for chunk in own],
         "offsets": json_column([chunk.offsets for chunk in own]),

@@ -100,17 +100,9 @@ chunks = Table(
     CheckConstraint(f"n_steps BETWEEN 1 AND {MOST_STEPS}", name="n_steps_known"),
     info=_INFO,
 )
-# For ranges of numbers in the views: a condition on `first_seq` alone cannot use the key.
-Index(
-    "uq_chunks_buffer_id_first_seq",
-    chunks.c.buffer_id,
-    chunks.c.first_seq,
-    unique=True,
-    info=SQLITE_ONLY,
-).ddl_if(dialect="sqlite")
 Index(None, chunks.c.buffer_id, chunks.c.task_id, chunks.c.agent_id)
 index_transactions(chunks)
-# For ranges of numbers, and counts: a condition on `first_seq` alone cannot use the key.
+# For ranges of numbers in the views, and counts: a condition on `first_seq` cannot use the key.
 Index(
     "ix_chunks_buffer_id_first_seq_n_steps",
     chunks.c.buffer_id,

@@ -1,7 +1,9 @@
 """The binary format of PostgreSQL's COPY."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, repeat
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 TRAILER = struct.pack(">h", -1)
 NULL = b"\xff\xff\xff\xff"
+# The fields of a column: of each row, or the one of all rows.
+Fields = list[bytes] | bytes
 
 
 def text_field(value: str) -> bytes:
@@ -49,13 +53,46 @@ def bool_field(value: bool) -> bytes:
     return struct.pack(">i?", 1, value)
 
 
-def uuid_field(value: str) -> bytes:
-    """Encode a UUID given as text."""
-    return struct.pack(">i", 16) + bytes.fromhex(value.replace("-", ""))
+def fields_of(values: Sequence[Any], encode: Callable[[Any], bytes]) -> Fields:
+    """Encode a column, at least one value of it; None is null.
+
+    Most columns hold the same value in every row of a batch, which is encoded once.
+    """
+    first = values[0]
+    if values.count(first) == len(values):
+        return NULL if first is None else encode(first)
+    return [NULL if value is None else encode(value) for value in values]
 
 
-class ArrayField:
-    """Encodes arrays of one dimension.
+def uuid_fields(values: Sequence[str]) -> Fields:
+    """Encode a column of UUIDs given as text."""
+    raw, size = bytes.fromhex("".join(values).replace("-", "")), struct.pack(">i", 16)
+    return [size + raw[i : i + 16] for i in range(0, len(raw), 16)]
+
+
+def rows_of(n: int, head: bytes, columns: Iterable[Fields]) -> bytes:
+    """Return the body of a COPY of n rows.
+
+    Args:
+        n: How many rows.
+        head: What each row begins with.
+        columns: The columns, encoded.
+    """
+    same, parts = head, list[Iterable[bytes]]()
+    for fields in columns:
+        if isinstance(fields, bytes):
+            same += fields
+            continue
+        if same:
+            parts.append(repeat(same))
+            same = b""
+        parts.append(fields)
+    parts.append([same] * n)
+    return b"".join(chain.from_iterable(zip(*parts)))  # noqa: B905, `repeat` has no end
+
+
+class ArrayFields:
+    """Encodes columns of arrays of one dimension.
 
     Args:
         oid: The server's number of the type of elements.
@@ -65,27 +102,50 @@ class ArrayField:
     def __init__(self, oid: int, dtype: str) -> None:
         self._oid, self._dtype = oid, np.dtype(dtype)
         self._item = np.dtype([("n", ">i4"), ("value", self._dtype)])
+        self._empty = struct.pack(">iiiI", 12, 0, 0, oid)
 
-    def __call__(self, values: NDArray[Any] | Sequence[Any]) -> bytes:
-        """Encode the values; None is null."""
-        if not len(values):
-            return struct.pack(">iiiI", 12, 0, 0, self._oid)
+    def __call__(self, column: Sequence[NDArray[Any] | Sequence[Any] | None]) -> Fields:
+        """Encode an array for each row; None is null, also in a list."""
+        kinds = set(map(type, column))
+        if kinds == {NoneType}:
+            return NULL
+        if kinds != {np.ndarray}:
+            return [
+                NULL if values is None else self._field(values) if len(values) else self._empty
+                for values in column
+            ]
+        # There may be an array of one value for each of a thousand rows.
+        lengths = list(map(len, column))  # type: ignore[arg-type]
+        heads = {n: self._head(n) for n in set(lengths)}
+        body, size = self._body(np.concatenate(column)), self._item.itemsize  # type: ignore[arg-type]
+        ends = accumulate(lengths)
+        return [
+            heads[n] + body[(end - n) * size : end * size]
+            for n, end in zip(lengths, ends, strict=True)
+        ]
+
+    def _field(self, values: NDArray[Any] | Sequence[Any]) -> bytes:
         if isinstance(values, np.ndarray):
-            items: Any = np.empty(len(values), self._item)
-            items["n"], items["value"] = self._dtype.itemsize, values
-            body: bytes = items.tobytes()
-            has_nulls = 0
-        else:
-            size = struct.pack(">i", self._dtype.itemsize)
-            body = b"".join(
-                NULL if value is None else size + np.array(value, self._dtype).tobytes()
-                for value in values
-            )
-            has_nulls = 1
-        head = struct.pack(">iiIii", 1, has_nulls, self._oid, len(values), 1)
-        return struct.pack(">i", len(head) + len(body)) + head + body
+            return self._head(len(values)) + self._body(values)
+        size = struct.pack(">i", self._dtype.itemsize)
+        body = b"".join(
+            NULL if value is None else size + np.array(value, self._dtype).tobytes()
+            for value in values
+        )
+        return self._head(len(values), len(body)) + body
+
+    def _head(self, n: int, n_bytes: int | None = None) -> bytes:
+        """Return what n values begin with, which take so many bytes if some may be null."""
+        has_nulls, size = n_bytes is not None, n_bytes or n * self._item.itemsize
+        return struct.pack(">iiiIii", 20 + size, 1, has_nulls, self._oid, n, 1)
+
+    def _body(self, values: NDArray[Any]) -> bytes:
+        items: Any = np.empty(len(values), self._item)
+        items["n"], items["value"] = self._dtype.itemsize, values
+        body: bytes = items.tobytes()
+        return body
 
 
-bigint_array_field = ArrayField(20, ">i8")
-double_array_field = ArrayField(701, ">f8")
-bool_array_field = ArrayField(16, "?")
+bigint_array_fields = ArrayFields(20, ">i8")
+double_array_fields = ArrayFields(701, ">f8")
+bool_array_fields = ArrayFields(16, "?")

@@ -1,9 +1,8 @@
 """Inserts batches on PostgreSQL."""
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import chain, repeat
 from typing import Any
 
 from sqlalchemy import Connection
@@ -14,14 +13,15 @@ from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, real_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
-    NULL,
     TRAILER,
     bigint_field,
     bool_field,
     bytes_field,
     double_field,
+    fields_of,
     integer_field,
     jsonb_field,
+    rows_of,
     text_field,
 )
 from sqlbuffer.storage.writing.reservation import ReservedSeqs
@@ -130,28 +130,14 @@ def copied_rows(
     session_ids: Sequence[int | None],
     priority: float | None = None,
 ) -> bytes:
-    """Return the body of a COPY.
-
-    Column by column: most hold the same value in every row of a batch, which is encoded once.
-    """
+    """Return the body of a COPY."""
     values = list(zip(*records, strict=True))
     given = values[_PRIORITY]
     columns = [
-        (seqs, bigint_field),
-        (episode_ids, bigint_field),
-        (session_ids, integer_field),
-        *((values[i], encode) for i, encode in _FIELDS),
-        ([priority if own is None else own for own in given], double_field),
+        fields_of(seqs, bigint_field),
+        fields_of(episode_ids, bigint_field),
+        fields_of(session_ids, integer_field),
+        *(fields_of(values[i], encode) for i, encode in _FIELDS),
+        fields_of([priority if own is None else own for own in given], double_field),
     ]
-    same = _ROW_HEAD.pack(len(columns) + 1, 4, buffer_id)
-    parts: list[Iterable[bytes]] = []
-    for column, encode in columns:
-        if column.count(column[0]) == len(column):
-            same += NULL if column[0] is None else encode(column[0])
-            continue
-        if same:
-            parts.append(repeat(same))
-            same = b""
-        parts.append([NULL if value is None else encode(value) for value in column])
-    parts.append([same] * len(records))
-    return b"".join(chain.from_iterable(zip(*parts)))  # noqa: B905, `repeat` has no end
+    return rows_of(len(records), _ROW_HEAD.pack(len(columns) + 1, 4, buffer_id), columns)

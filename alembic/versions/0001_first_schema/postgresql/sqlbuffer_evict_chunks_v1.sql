@@ -17,14 +17,15 @@ BEGIN
               AND (q.leased_until IS NULL OR q.leased_until <= clock_timestamp())
             ORDER BY q.seq FOR UPDATE SKIP LOCKED);
     END IF;
-    firsts := ARRAY(
-        SELECT c.first_seq FROM chunks c
+    SELECT coalesce(array_agg(v.first_seq), '{}'), sum(v.n_steps) INTO firsts, n_gone FROM (
+        SELECT c.first_seq, c.n_steps FROM chunks c
         WHERE c.buffer_id = p_buffer_id AND c.first_seq <= p_high AND c.first_seq > p_low AND c.first_seq + c.n_steps - 1 <= p_high
           AND (NOT b.has_queue OR (
               SELECT count(*) FROM queue_items q
               WHERE q.buffer_id = p_buffer_id AND q.seq >= c.first_seq AND q.seq < c.first_seq + c.n_steps
           ) = (SELECT count(*) FROM unnest(unheld) AS u(seq) WHERE u.seq >= c.first_seq AND u.seq < c.first_seq + c.n_steps))
-        ORDER BY c.first_seq LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        ORDER BY c.first_seq LIMIT p_limit FOR UPDATE SKIP LOCKED
+    ) AS v;
     IF firsts = '{}' THEN
         RETURN 0;
     END IF;
@@ -33,7 +34,6 @@ BEGIN
             SELECT c.first_seq + g FROM chunks c CROSS JOIN LATERAL generate_series(0, c.n_steps - 1) AS g
             WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (firsts)), false);
     END IF;
-    SELECT coalesce(sum(c.n_steps), 0) INTO n_gone FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (firsts);
     PERFORM sqlbuffer_drop_chunks_v1(p_buffer_id, firsts);
     RETURN n_gone;
 END

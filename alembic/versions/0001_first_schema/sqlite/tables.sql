@@ -113,7 +113,6 @@ CREATE TABLE chunks (
     CONSTRAINT ck_chunks_number_has_40_bits CHECK (first_seq > 0 AND first_seq < 1099511627776),
     CONSTRAINT ck_chunks_n_steps_known CHECK (n_steps BETWEEN 1 AND 256)
 );
-CREATE UNIQUE INDEX uq_chunks_buffer_id_first_seq ON chunks (buffer_id, first_seq);
 
 CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
 CREATE INDEX ix_chunks_buffer_id_first_seq_n_steps ON chunks (buffer_id, first_seq, n_steps);

@@ -1,8 +1,12 @@
--- Follows a deleted chunk into its bytes and into the narrow tables, and counts and logs it as trg_experiences_delete_v1 does
--- a row. What was in
--- deleted_steps was counted before. What eviction by row leaves of priorities and uses lies below the window, and is
--- deleted later.
+-- Follows a deleted chunk into the narrow tables, and counts and logs it as trg_experiences_delete_v1 does a row. What was in
+-- deleted_steps was counted before. What eviction by row leaves of priorities and uses lies below the window, and is deleted
+-- later: where the other tables are empty, nothing is left to do.
 CREATE TRIGGER trg_chunks_delete_v1 AFTER DELETE ON chunks
+WHEN coalesce((
+    SELECT evict_unit <> 'row' OR max_capacity IS NULL
+        OR has_queue OR has_labels OR has_quarantine OR has_changes OR has_step_ids OR has_deleted
+        OR OLD.first_seq + OLD.n_steps - 1 > (SELECT low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id)
+    FROM buffers WHERE id = OLD.buffer_id), true)
 BEGIN
     -- First: what follows raises the lower end of the window.
     INSERT INTO change_log (buffer_id, kind, seqs)
@@ -45,7 +49,6 @@ BEGIN
         SELECT count(*) FROM deleted_steps x
         WHERE x.buffer_id = OLD.buffer_id AND x.seq >= OLD.first_seq AND x.seq < OLD.first_seq + OLD.n_steps)) WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id;
     DELETE FROM tasks WHERE buffer_id = OLD.buffer_id AND task_id = OLD.task_id AND n_rows <= 0;
-    DELETE FROM chunk_data WHERE key = OLD.key;
     DELETE FROM step_ids WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
     DELETE FROM deleted_steps WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
     DELETE FROM queue_items WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
