@@ -377,7 +377,9 @@ class ReplayBuffer:
 
         Steps are stored in batches: when there are enough of all open episodes, and never later
         than `flush_s` after the first. The end of an episode is stored before `end` returns; a
-        process that dies loses the steps of its last `flush_s`, and leaves the episode open.
+        process that dies loses the steps of its last `flush_s`, and leaves the episode open. What
+        this process reads of the buffer has the steps that wait: all of them in `len` and in reads
+        of rows, all but one in 64 of the stored ones in random draws.
 
         Args:
             task_id: Its task; the episode's own id when left out.

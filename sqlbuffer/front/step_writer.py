@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlbuffer.arguments import checked_session, columns_of, row_of
@@ -49,12 +50,13 @@ class StepWriter:
 
     def __init__(self, store: BufferStore) -> None:
         self._store = store
-        flush_s, admit = store.options.flush_s, store.pacer.admit
-        self._queue: WriteQueue[Any, Any]
-        if store.info.has_chunks:
-            self._queue = WriteQueue(self._chunks, self._write_chunks, flush_s, admit)
-        else:
-            self._queue = WriteQueue(self._rows, self._write_rows, flush_s, admit)
+        pack: Any = self._chunks if store.info.has_chunks else self._rows
+        write: Any = self._write_chunks if store.info.has_chunks else self._write_rows
+        pacer = store.pacer
+        self._queue: WriteQueue[Any, Any] = WriteQueue(
+            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0)
+        )
+        store.own_writes.add(self._queue)
 
     def store_rows(
         self,

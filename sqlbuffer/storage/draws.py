@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import BufferConfigError, FieldError, StorageError
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
+from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
@@ -52,6 +53,7 @@ class BatchDraws:
     Args:
         source: Opens the rows of the buffer to samplers.
         queries: Reads the rows of tasks.
+        own_writes: Steps of this process that wait to be stored.
         priorities: Keeps the priorities.
         sessions: Pace, count and log what is drawn.
         expiry: Removes rows that may never be sampled again.
@@ -61,12 +63,14 @@ class BatchDraws:
         self,
         source: CandidateSource,
         queries: RowQueries,
+        own_writes: OwnWrites,
         priorities: PriorityKeeping,
         sessions: SamplingSessions,
         expiry: Expiry,
     ) -> None:
         self.buffer, self._sessions = source.buffer, sessions
         self._source, self._queries, self._priorities = source, queries, priorities
+        self._own_writes = own_writes
         self._expiry = expiry
 
     @retry_on_disconnect
@@ -110,6 +114,7 @@ class BatchDraws:
                 f"(leases=True with max_use={info.config.sampling.max_use}); use "
                 f"buffer.lease(n), or a buffer without max_use"
             )
+        self._own_writes.store_before_draw(n, lambda: self._queries.count_stored(EVERYTHING))
         if getattr(sampler, "reads_priorities", False):
             self._priorities.summarize_due(self._source)
         with self._sessions.open(n) as session:

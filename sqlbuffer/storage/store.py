@@ -9,6 +9,7 @@ from sqlbuffer.encoding.compression import check_compression
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
 from sqlbuffer.storage.chunks.step_statements import over_chunks
 from sqlbuffer.storage.database.engine import (
@@ -47,6 +48,7 @@ class BufferStore(OpenBuffer):
         uses: Counts and logs what is drawn.
         expiry: Removes rows that may never be sampled again.
         draws: Draws batches with samplers.
+        own_writes: Stores the steps of this process that wait, before it reads.
         leases: Leases rows.
         writer: Stores rows.
         chunk_writer: Stores chunks.
@@ -72,12 +74,15 @@ class BufferStore(OpenBuffer):
         self.source = CandidateSource(
             self, self.priorities.of if info.config.priorities.enabled else None
         )
-        self.rows = RowQueries(self, self.source)
+        self.own_writes = OwnWrites()
+        self.rows = RowQueries(self, self.source, self.own_writes)
         self.pacer = Pacer(self)
         self.uses = UseCounting(self, self.source.restrictions)
         self.expiry = Expiry(self.source)
         sessions = SamplingSessions(self.uses, self.pacer)
-        self.draws = BatchDraws(self.source, self.rows, self.priorities, sessions, self.expiry)
+        self.draws = BatchDraws(
+            self.source, self.rows, self.own_writes, self.priorities, sessions, self.expiry
+        )
         self.leases = LeaseKeeping(self.source, sessions, self.expiry.run_if_due)
         self.writer = RowWriter(self, self.source.whole_rows, self.pacer)
         self.chunk_writer = ChunkWriter(self, self.pacer)

@@ -5,6 +5,7 @@ import pytest
 from sqlbuffer.encoding.records import encode_rows
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
@@ -44,7 +45,7 @@ def test_a_store_is_an_open_buffer_and_its_parts():
 
 def test_rows_are_written_read_and_deleted(buffer, source):
     assert write(buffer, source).seqs.tolist() == [1, 2, 3, 4]
-    queries = RowQueries(buffer, source)
+    queries = RowQueries(buffer, source, OwnWrites())
     assert [row[0] for page in queries.pages(EVERYTHING) for row in page] == [2, 3, 4]
     retention = Retention(buffer)
     assert retention.quarantine([3], "why") == 1
@@ -70,7 +71,7 @@ def test_rows_are_inserted_within_a_transaction_of_the_caller(buffer, source):
 
     with pytest.raises(LookupError):
         writer.store_within(batch, failing)
-    assert RowQueries(buffer, source).count(EVERYTHING) == 1
+    assert RowQueries(buffer, source, OwnWrites()).count(EVERYTHING) == 1
 
 
 def test_priorities_are_read_by_the_candidates_of_a_source_that_has_them(buffer, source):

@@ -119,16 +119,16 @@ class Pacer:
             self._look_sometimes()
             self._wait("insert", n)
 
-    def admit(self, n: int) -> int:
+    def admit(self, n: int, wait_s: float | None = None) -> int:
         """Wait until some of n rows may be inserted, and return how many: for who can store the
-        others later.
+        others later. Waits for `wait_s` at most; None: what the opener chose.
 
         Raises:
             FlowControlError: None may in time.
         """
         self._see_fork()
         self._look_sometimes()
-        allowed = self._wait("insert", n, partly=True)
+        allowed = self._wait("insert", n, wait_s, partly=True)
         return n if allowed is None else allowed
 
     def state(self) -> FlowState:

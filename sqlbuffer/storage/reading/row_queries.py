@@ -10,6 +10,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
+from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.step_count import n_steps
@@ -46,15 +47,21 @@ class RowQueries:
     Args:
         buffer: The buffer.
         source: Opens its rows.
+        own_writes: Steps of this process that wait to be stored.
     """
 
-    def __init__(self, buffer: OpenBuffer, source: CandidateSource) -> None:
-        self.buffer, self._source = buffer, source
+    def __init__(self, buffer: OpenBuffer, source: CandidateSource, own_writes: OwnWrites) -> None:
+        self.buffer, self._source, self._own_writes = buffer, source, own_writes
         self._live_count = LiveCount(n_steps if buffer.info.has_chunks else None)
 
-    @retry_on_disconnect
     def count(self, node: Node) -> int:
         """Return how many rows match; without a condition nothing is scanned."""
+        self._own_writes.store()
+        return self.count_stored(node)
+
+    @retry_on_disconnect
+    def count_stored(self, node: Node) -> int:
+        """Return how many rows match without those of this process that wait."""
         buffer, counts_all = self.buffer, node == EVERYTHING
         with translated(buffer.url):
             settled = settled_seq(buffer.engine, buffer.watermark) if counts_all else None
@@ -83,6 +90,7 @@ class RowQueries:
         """Stream all rows that match and are there now, in insert order; no transaction is open
         between pages.
         """
+        self._own_writes.store()
         return self._pages(node, *self._now(), payloads)
 
     @retry_on_disconnect
@@ -156,23 +164,31 @@ class RowQueries:
             width *= 8
         yield end
 
-    @retry_on_disconnect
     def page(
         self, node: Node, offset: int, limit: int, payloads: Payloads | None = None
     ) -> list[Row]:
         """Return up to `limit` rows that match, in insert order, after the first `offset`."""
+        self._own_writes.store()
+        return self._page(node, offset, limit, payloads)
+
+    @retry_on_disconnect
+    def _page(self, node: Node, offset: int, limit: int, payloads: Payloads | None) -> list[Row]:
         with self._source.candidates(
             node, (payloads or self._source.whole_rows).reading
         ) as candidates:
             return candidates.rows(candidates.page(offset, limit))
 
-    @retry_on_disconnect
     def tasks(
         self, task_ids: Sequence[str], payloads: Payloads | None = None
     ) -> dict[str, list[Row]]:
         """Return every live row of the tasks, each task's in the order of (episode, step,
         execute_time).
         """
+        self._own_writes.store()
+        return self._tasks(task_ids, payloads)
+
+    @retry_on_disconnect
+    def _tasks(self, task_ids: Sequence[str], payloads: Payloads | None) -> dict[str, list[Row]]:
         with translated(self.buffer.url), snapshot(self.buffer.engine) as connection:
             return self.tasks_in(connection, task_ids, payloads)
 

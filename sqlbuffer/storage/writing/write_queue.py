@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.errors import EpisodeExistsError, SQLBufferError
+from sqlbuffer.errors import EpisodeExistsError, FlowControlError, SQLBufferError
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
@@ -21,6 +21,8 @@ logger = logging.getLogger("sqlbuffer")
 
 # A thread with nothing to do stays for so long.
 IDLE_S = 1.0
+# How often a reader looks whether the thread that stores waits for the rate limiter.
+_LOOK_S = 0.01
 # A batch is stored when it has so many steps or bytes.
 FLUSH_ROWS, FLUSH_BYTES = 1_024, 8 * 2**20
 # So much may wait behind a slow database; then `add` waits as well.
@@ -84,12 +86,19 @@ class WriteQueue(Generic[S, B]):
         write: Stores a batch.
         flush_s: How long a step waits at most, unless a rate limiter keeps it waiting.
         admit: The buffer's rate limiter.
+        admit_now: The same without a wait.
     """
 
     def __init__(
-        self, pack: Pack[S, B], write: Write[B], flush_s: float, admit: Admit = admit_all
+        self,
+        pack: Pack[S, B],
+        write: Write[B],
+        flush_s: float,
+        admit: Admit = admit_all,
+        admit_now: Admit = admit_all,
     ) -> None:
-        self._pack, self._write, self._flush_s, self._admit = pack, write, flush_s, admit
+        self._pack, self._write, self._flush_s = pack, write, flush_s
+        self._admit, self._admit_now = admit, admit_now
         self.forget()
         _queues.add(self)
 
@@ -107,6 +116,7 @@ class WriteQueue(Generic[S, B]):
         self._due, self._not_before = float("inf"), 0.0
         self._thread: threading.Thread | None = None
         self._error: SQLBufferError | None = None
+        self._is_held_back = False  # the rate limiter lets nothing through now
 
     @property
     def n_waiting(self) -> int:
@@ -170,31 +180,60 @@ class WriteQueue(Generic[S, B]):
                 one are dropped.
         """
         with held(self._writing):
-            with self._mutex:
-                steps, endings = self._steps, self._endings
-                size_bytes, self._size_bytes = self._size_bytes, 0
-                self._steps, self._endings, self._due = [], [], float("inf")
-                self._error = None
-            conflicts: list[str] = []
-            try:
+            self._flush(admit or self._admit)
+
+    def store_now(self) -> None:
+        """Store what waits, as far as the rate limiter lets it through at once.
+
+        A reader calls this: what cannot be stored waits on, and the next call of a writer raises.
+        """
+        while not self._writing.acquire(timeout=_LOOK_S):
+            if self._is_held_back:
+                return
+        try:
+            self._flush(self._admit_now)
+        except FlowControlError:
+            return
+        except SQLBufferError as error:
+            self._note(error)
+        finally:
+            self._writing.release()
+
+    def _flush(self, admit: Admit) -> None:
+        """Store all that waits. (The caller holds the lock of the writing.)"""
+        with self._mutex:
+            steps, endings = self._steps, self._endings
+            size_bytes, self._size_bytes = self._size_bytes, 0
+            self._steps, self._endings, self._due = [], [], float("inf")
+            self._error = None
+        conflicts: list[str] = []
+        try:
+            conflicts += self._store_frozen()
+            while steps or endings:
+                n = self._admitted(admit, len(steps)) if steps else 0
+                ended = endings if n == len(steps) else []
+                size_bytes -= self._freeze(steps[:n], ended)
+                steps, endings = steps[n:], [] if ended else endings
                 conflicts += self._store_frozen()
-                while steps or endings:
-                    n = (admit or self._admit)(len(steps)) if steps else 0
-                    ended = endings if n == len(steps) else []
-                    size_bytes -= self._freeze(steps[:n], ended)
-                    steps, endings = steps[n:], [] if ended else endings
-                    conflicts += self._store_frozen()
-            except BaseException:
-                with self._mutex:
-                    self._steps[:0], self._endings[:0] = steps, endings
-                    self._size_bytes += size_bytes
-                    self._ensure_thread()
-                raise
-            if conflicts:
-                raise EpisodeExistsError(
-                    f"{len(conflicts)} steps are not stored, the buffer holds others under their "
-                    f"ids: {', '.join(conflicts[:3])}; another writer has the same episode"
-                )
+        except BaseException:
+            with self._mutex:
+                self._steps[:0], self._endings[:0] = steps, endings
+                self._size_bytes += size_bytes
+                self._ensure_thread()
+            raise
+        if conflicts:
+            raise EpisodeExistsError(
+                f"{len(conflicts)} steps are not stored, the buffer holds others under their "
+                f"ids: {', '.join(conflicts[:3])}; another writer has the same episode"
+            )
+
+    def _admitted(self, admit: Admit, n: int) -> int:
+        """Return how many of n steps the rate limiter lets through."""
+        self._is_held_back = True
+        try:
+            return admit(n)
+        finally:
+            self._is_held_back = False
 
     def _freeze(self, steps: Sequence[S], endings: Sequence[EpisodeEnd]) -> int:
         """Pack steps, which are sent like this until they are stored; return their bytes."""
@@ -248,14 +287,18 @@ class WriteQueue(Generic[S, B]):
             try:
                 self.flush()
             except SQLBufferError as error:
-                logger.warning("%d steps could not be stored yet: %s", self.n_waiting, error)
-                with self._mutex:
-                    self._error = error
-                    self._not_before = time.monotonic() + self._flush_s
+                self._note(error)
             except BaseException:
                 with self._mutex:
                     self._thread = None
                 raise
+
+    def _note(self, error: SQLBufferError) -> None:
+        """Tell of what could not be stored, here and in the next call of a writer."""
+        logger.warning("%d steps could not be stored yet: %s", self.n_waiting, error)
+        with self._mutex:
+            self._error = error
+            self._not_before = time.monotonic() + self._flush_s
 
     def _wait(self) -> bool:
         """Wait until it is time to store; False when there has been nothing for a while."""
