@@ -49,6 +49,8 @@ class Begin:
         snapshot: Every statement sees the same state.
         durability: `relaxed`, `full`, or None for what the server or the file is set to.
         patient: No limit on how long a statement may run.
+        in_order: PostgreSQL reads by an index in the order that is wanted, and sorts what it
+            returns alone. Without statistics it would sort the steps of all chunks.
         query: A select without parameters that goes along with the beginning: to a server, in the
             same message. `answer` returns what it found.
     """
@@ -57,6 +59,7 @@ class Begin:
     snapshot: bool = False
     durability: str | None = None
     patient: bool = False
+    in_order: bool = False
     query: str | None = None
 
 
@@ -124,9 +127,11 @@ def answer(connection: Connection) -> Sequence[Any]:
 
 
 @contextmanager
-def snapshot(engine: Engine, query: str | None = None) -> Iterator[Connection]:
-    """Begin a transaction that reads one state of the database throughout; see `Begin.query`."""
-    options = {BEGIN: Begin(snapshot=True, query=query)}
+def snapshot(
+    engine: Engine, query: str | None = None, *, in_order: bool = False
+) -> Iterator[Connection]:
+    """Begin a transaction that reads one state of the database throughout; see `Begin`."""
+    options = {BEGIN: Begin(snapshot=True, query=query, in_order=in_order)}
     with engine.connect().execution_options(**options) as connection:
         if query is not None:
             connection.begin()
@@ -177,6 +182,8 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
         f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'",
         _NO_JIT,
     ]
+    if begin.in_order:
+        commands.append("SET LOCAL enable_sort = off")
     if begin.durability is not None:
         commands.append(_SYNCHRONOUS_COMMIT[begin.durability])
     if begin.query is not None:

@@ -134,7 +134,10 @@ class RowQueries:
         """
         payloads = payloads or self._source.whole_rows
         seq = statements.seq_for(node)
-        with translated(self.buffer.url), snapshot(self.buffer.engine) as connection:
+        with (
+            translated(self.buffer.url),
+            snapshot(self.buffer.engine, in_order=True) as connection,
+        ):
             window = self.buffer.window_in(connection)
             matching = resolve_labels(node, window.has_labels)
             low = max(cursor, window.low)

@@ -54,3 +54,12 @@ def test_a_filter_of_the_steps_of_chunks_uses_an_index(large_url, condition):
     assert watch.rows_scanned < 300
     assert watch.rows_fetched < MOST_ROWS_READ
     assert watch.steps < MOST_STEPS
+
+
+def test_an_iteration_reads_the_chunks_of_a_page_alone(large_url):
+    with ReplayBuffer(large_url, name="steps") as buffer:
+        len(buffer)  # which counts once in a process
+        with watched(large_url, tables=TABLES) as watch:
+            assert next(iter(buffer)).seq == 1
+    assert watch.rows_fetched < MOST_ROWS_READ
+    assert watch.steps < MOST_STEPS
