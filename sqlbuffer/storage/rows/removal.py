@@ -1,16 +1,24 @@
 """Deletes rows, many of them in statements of a limited size."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, update
+from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
 
 ROWS_AT_ONCE = 10_000
+
+_SEQ = bindparam("seq", type_=BigInteger())
+_LAST_CHUNK = select(func.max(chunks.c.first_seq)).where(
+    chunks.c.buffer_id == bindparam("of_buffer"),
+    chunks.c.first_seq.between(_SEQ - MOST_STEPS + 1, _SEQ),
+)
 
 remove_rows = by_database(sqlite=sqlite.remove_rows, postgresql=postgresql.remove_rows)
 
@@ -35,15 +43,26 @@ def remove_where(
         How many rows there were.
     """
     removed = 0
-    chunk = (
+    matching = (
         statements.seqs(experiences.c.buffer_id == buffer_id)
         .where(*conditions)
         .order_by(seq)
         .limit(ROWS_AT_ONCE)
     )
-    while seqs := list(connection.execute(chunk).scalars()):
+    while seqs := list(connection.execute(matching).scalars()):
+        if len(seqs) == ROWS_AT_ONCE:
+            seqs = _whole_chunks(connection, buffer_id, seqs)
         removed += remove_rows(connection, buffer_id, seqs, origin)
     return removed
+
+
+def _whole_chunks(connection: Connection, buffer_id: int, seqs: list[int]) -> list[int]:
+    """Leave out the last chunk: a chunk that is deleted in two parts is noted step by step, which
+    takes room on a disk that may be full.
+    """
+    given = {"of_buffer": buffer_id, "seq": seqs[-1]}
+    first = connection.execute(_LAST_CHUNK, given).scalar()
+    return seqs[: bisect_left(seqs, first)] if first is not None and first > seqs[0] else seqs
 
 
 def remove_counted(

@@ -18,6 +18,7 @@ from tests.support.batches import counts, held, ids_of, integrity, make_batch
 from tests.support.processes import run_at_once
 from tests.support.servers import own_server, server_programs, server_user
 from tests.support.small_disk import fill, may_mount, mount_small_disk
+from tests.support.typed_buffer import both_layouts
 
 BATCH = 64
 MIB = 2**20
@@ -57,14 +58,15 @@ def go_on(url, buffer, stored):
 
 
 @needs_mount
-def test_a_sqlite_file_survives_a_full_disk(open_folder):
-    run_at_once([(fill_sqlite, open_folder)])
+@both_layouts
+def test_a_sqlite_file_survives_a_full_disk(open_folder, make_buffer):
+    run_at_once([(fill_sqlite, open_folder, make_buffer)])
 
 
-def fill_sqlite(folder):
+def fill_sqlite(folder, make_buffer):
     mount_small_disk(folder, 8 * MIB)
     ballast, url = folder / "ballast", f"sqlite:///{folder / 'replay.db'}"
-    with ReplayBuffer(url) as buffer:
+    with make_buffer(url) as buffer:
         fill(ballast, leave_bytes=3 * MIB)
         stored = fill_up(buffer)
         check(url, buffer, stored)
@@ -75,14 +77,17 @@ def fill_sqlite(folder):
 
 
 @needs_mount
-def test_a_full_disk_says_how_much_to_free_and_then_sqlite_deletes_and_stores(open_folder):
-    run_at_once([(clear_full_sqlite, open_folder)])
+@both_layouts
+def test_a_full_disk_says_how_much_to_free_and_then_sqlite_deletes_and_stores(
+    open_folder, make_buffer
+):
+    run_at_once([(clear_full_sqlite, open_folder, make_buffer)])
 
 
-def clear_full_sqlite(folder):
+def clear_full_sqlite(folder, make_buffer):
     mount_small_disk(folder, 8 * MIB)
     ballast, url = folder / "ballast", f"sqlite:///{folder / 'replay.db'}"
-    with ReplayBuffer(url) as buffer:
+    with make_buffer(url) as buffer:
         fill(ballast, leave_bytes=3 * MIB)
         stored = fill_up(buffer)
         rest = []
@@ -139,15 +144,16 @@ def fill_limited_sqlite(folder):
 
 
 @needs_mount
-def test_postgresql_survives_a_full_disk(open_folder):
+@both_layouts
+def test_postgresql_survives_a_full_disk(open_folder, make_buffer):
     """The disk of the tables: where that of the log is full, the server stops by itself."""
     programs = server_programs()
     if programs is None:
         pytest.skip("allowed: no programs of PostgreSQL that this user may run")
-    run_at_once([(fill_postgresql, programs, open_folder)])
+    run_at_once([(fill_postgresql, programs, open_folder, make_buffer)])
 
 
-def fill_postgresql(programs, folder):
+def fill_postgresql(programs, folder, make_buffer):
     mount_small_disk(folder, 64 * MIB)
     with own_server(programs) as server:
         tables, ballast = folder / "tables", folder / "ballast"
@@ -158,7 +164,7 @@ def fill_postgresql(programs, folder):
             connection.execute(f"CREATE TABLESPACE small LOCATION '{tables}'")
             connection.execute("CREATE DATABASE small TABLESPACE small")
         url = server.url.replace("/postgres?", "/small?")
-        with ReplayBuffer(url, create=True) as buffer:
+        with make_buffer(url, create=True) as buffer:
             fill(ballast, leave_bytes=2 * MIB)
             stored = fill_up(buffer)
             check(url, buffer, stored)
