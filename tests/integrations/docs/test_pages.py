@@ -13,6 +13,7 @@ from tests.conftest import close_pool
 from tests.docs.pages import SERVER_URL, SQLITE_URL, all_commands, pages
 from tests.support.array_rows import make_array_row
 from tests.support.sql import scalar
+from tests.support.typed_buffer import both_layouts
 
 ADMIN_URL = "postgresql://postgres@db.internal/replay"
 RESTORED_URL = "postgresql://me@db.internal/restored"
@@ -80,17 +81,18 @@ def test_backup(read, postgres_url, make_database_url, postgres_programs):
     assert after == before + 1
 
 
+@both_layouts
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_a_restored_dump_goes_on_as_the_original_would(
-    postgres_url, make_database_url, postgres_programs, tmp_path, evict_by
+    postgres_url, make_database_url, postgres_programs, tmp_path, make_buffer, evict_by
 ):
     restored_url = make_database_url("postgresql")
-    original = ReplayBuffer(postgres_url, max_capacity=50, evict_by=evict_by, create=True)
+    original = make_buffer(postgres_url, max_capacity=50, evict_by=evict_by, create=True)
     original.store_batch(_rollouts(range(8)))
     dump = tmp_path / "replay.dump"
     _run(postgres_programs / "pg_dump", "--format=custom", f"--file={dump}", postgres_url)
     _run(postgres_programs / "pg_restore", "--exit-on-error", f"--dbname={restored_url}", dump)
-    restored = ReplayBuffer(restored_url)
+    restored = make_buffer(restored_url)
     assert list(restored) == list(original)
     assert len(restored) == len(original) == original.size()
     for buffer in (original, restored):
@@ -98,7 +100,7 @@ def test_a_restored_dump_goes_on_as_the_original_would(
     assert [row.seq for row in restored] == [row.seq for row in original]
     assert len(restored) == restored.size() == len(original)
     # A buffer that is new there gets a sequence of its own.
-    with ReplayBuffer(restored_url, name="new", max_capacity=2) as new:
+    with make_buffer(restored_url, name="new", max_capacity=2) as new:
         new.store_batch(_rollouts([99])[:3])
         assert [row.seq for row in new] == [2, 3]
     original.close()

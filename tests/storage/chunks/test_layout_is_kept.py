@@ -1,13 +1,15 @@
 """A buffer keeps its layout from the day it is made."""
 
 import gc
+import sqlite3
 import weakref
+from contextlib import closing
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import make_url, select
 
-from sqlbuffer import LatestSampler, ReplayBuffer
+from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.buffers.stored_config import disagreements
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.chunks.step_statements import over_chunks
@@ -30,6 +32,32 @@ def test_a_change_of_settings_leaves_the_layout(buffer_url):
         np.testing.assert_array_equal(found[::-1], np.concatenate([obs, obs]))
     with connected(buffer_url) as connection:
         assert disagreements(connection) == {"default": []}
+
+
+def test_a_copy_of_a_file_goes_on_as_the_original(tmp_path, sqlite_url):
+    settings = {"fields": FIELDS, "max_capacity": 50, "priorities": True}
+    with ReplayBuffer(sqlite_url, create=True, **settings) as original:
+        for start in (0, 30):
+            original.extend(
+                {"obs": np.full((30, 2), start)}, id=[f"{start}_{i}" for i in range(30)]
+            )
+        original.annotate([59], reward=2.0)
+        original.delete(QueryBuilder().eq("seq", 58))
+        copied = tmp_path / "copy.db"
+        with (
+            closing(sqlite3.connect(make_url(sqlite_url).database)) as source,
+            closing(sqlite3.connect(copied)) as target,
+        ):
+            source.backup(target)
+        with ReplayBuffer(f"sqlite:///{copied}") as copy:
+            assert list(copy) == list(original)
+            for buffer in (original, copy):
+                again = buffer.extend({"obs": np.full((2, 2), 30.0)}, id=["30_0", "new"], step=0)
+                assert (again.duplicates, again.seqs.tolist()) == (1, [31, 61])
+            assert [row.id for row in copy] == [row.id for row in original]
+            assert len(copy) == len(original) == 49
+            drawn = copy.sample_arrays(64)
+            assert (drawn["obs"][:, 0] == np.where(drawn.info["seq"] > 30, 30, 0)).all()
 
 
 @pytest.mark.parametrize("table", [experiences, buffers], ids=lambda table: table.name)

@@ -19,6 +19,7 @@ from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
 from tests.support.fragments import make_fragment, parts_of
+from tests.support.typed_buffer import both_layouts
 
 TASK_0 = QueryBuilder().eq("exp_meta.task_id", "task_0")
 
@@ -31,11 +32,14 @@ def refused(url, statement):
         connection.execute(statement)
 
 
+@both_layouts
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 @pytest.mark.parametrize("group", ["sqlbuffer_writer", "sqlbuffer_learner"])
-def test_writers_and_learners_create_buffers_store_and_sample(with_roles, login, group, evict_by):
+def test_writers_and_learners_create_buffers_store_and_sample(
+    with_roles, login, make_buffer, group, evict_by
+):
     url = login(group)
-    with ReplayBuffer(url, name="newer", max_capacity=5, evict_by=evict_by) as buffer:
+    with make_buffer(url, name="newer", max_capacity=5, evict_by=evict_by) as buffer:
         rows = [make_array_row(step=step, episode_id="e", session_id="s") for step in range(8)]
         assert buffer.store_batch(rows).inserted == 8
         assert buffer.store(rows[-1]).duplicates == 1
@@ -81,9 +85,10 @@ def test_writers_destroy_nothing(with_roles, login, change):
         assert len(buffer) == 4
 
 
-def test_learners_lease_and_writers_may_not(with_roles, login):
+@both_layouts
+def test_learners_lease_and_writers_may_not(with_roles, login, make_buffer):
     options = {"leases": True, "max_use": 1, "max_capacity": 6, "track_samples": True}
-    with ReplayBuffer(login("sqlbuffer_writer"), name="leased", **options) as buffer:
+    with make_buffer(login("sqlbuffer_writer"), name="leased", **options) as buffer:
         buffer.store_batch([make_array_row(step=step) for step in range(8)])
         with pytest.raises(StorageReadOnlyError), buffer.lease(1, timeout_s=0):
             pass
@@ -105,9 +110,10 @@ def test_learners_lease_and_writers_may_not(with_roles, login):
 LIMITS = {"max_use": 2, "track_samples": True, "max_staleness": 3}
 
 
-def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, login):
+@both_layouts
+def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, login, make_buffer):
     url = login("sqlbuffer_learner")
-    with ReplayBuffer(url, name="newer", max_capacity=9_000, **LIMITS) as buffer:
+    with make_buffer(url, name="newer", max_capacity=9_000, **LIMITS) as buffer:
         buffer.store_batch([make_array_row(step=step) for step in range(4)])
         buffer.set_clock(3)
         assert len(buffer.sample(3)) == 3
@@ -175,9 +181,10 @@ def test_learners_resize_and_clear_buffers_of_episodes(with_roles, login):
         assert buffer.clear() == 1
 
 
-def test_learners_update_priorities_and_writers_do_not(with_roles, login):
+@both_layouts
+def test_learners_update_priorities_and_writers_do_not(with_roles, login, make_buffer):
     settings = {"name": "newer", "priorities": True, "max_capacity": 600}
-    with ReplayBuffer(login("sqlbuffer_writer"), **settings) as writer:
+    with make_buffer(login("sqlbuffer_writer"), **settings) as writer:
         writer.store_batch([make_array_row(step=step) for step in range(600)], priority=3.0)
         with pytest.raises(StorageReadOnlyError):
             writer.update_priorities([1], 2.0)
