@@ -9,6 +9,8 @@ from sqlalchemy import BigInteger, Integer, LargeBinary, Text, column
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
 _COLUMNS: dict[str, Any] = {
@@ -42,19 +44,34 @@ def batch_steps_at(buffer_id: Any, seqs: Any) -> Any:
     return batch_steps(buffer_id, seqs).table_valued(*columns, name="batch_steps")
 
 
-def as_rows(found: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return rows of `batch_steps_at` as those of `statements.COLUMNS`, the place behind."""
-    values = [_NO_REWARD if row[4] is None else row[4] for row in found]
+def as_rows(layout: Layout, found: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return rows of `batch_steps_at` as those of `statements.COLUMNS`.
+
+    Args:
+        layout: The typed fields.
+        found: The rows.
+    """
+    if not found:
+        return []
+    seqs, tasks, agents, steps, rewards, ends, blocks, places = zip(*found, strict=True)
+    values = [_NO_REWARD if reward is None else reward for reward in rewards]
     # SQLite cannot pack the number of a step that plain SQL has written.
     packed = [_REWARD.pack(value) if isinstance(value, float) else value for value in values]
-    rewards = np.frombuffer(b"".join(packed), ">f8").tolist()
-    ends = b"".join([row[5] or _NO_END for row in found])
-    return [
-        (seq, task_id, agent_id, step, reward, end & 1, end & 2, None, block, place)
-        for (seq, task_id, agent_id, step, _, _, block, place), reward, end in zip(
-            found, rewards, ends, strict=True
-        )
-    ]
+    flags = np.frombuffer(b"".join([end or _NO_END for end in ends]), np.uint8)
+    # Without compression a block is a step.
+    own = blocks if layout.compression is None else rows_of_blocks(layout, blocks, places, seqs)
+    columns = (
+        seqs,
+        tasks,
+        agents,
+        steps,
+        np.frombuffer(b"".join(packed), ">f8").tolist(),
+        (flags & 1).tolist(),
+        (flags & 2).tolist(),
+        [None] * len(found),
+        own,
+    )
+    return list(zip(*columns, strict=True))
 
 
 @compiles(batch_steps, "postgresql")

@@ -131,7 +131,7 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
 
 _FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.first_t")
 _SLICES = f"""
-SELECT d.first_seq + d.place, d.episode_id, d.t + d.place, d.place, d.n,
+SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
     {pg_slice("%(id)s::integer")}
 FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
     AS w(episode_id, first_t, last_t)
@@ -145,8 +145,8 @@ CROSS JOIN LATERAL (
         least(q.n_steps - 1, w.last_t - q.t) - greatest(0, w.first_t - q.t) + 1 AS n
     FROM chunk_data q
     WHERE q.buffer_id = %(id)s::integer AND q.first_seq = c.first_seq LIMIT 1
-) d
-WHERE d.n > 0
+) s
+WHERE s.n > 0
 """
 
 

@@ -87,38 +87,39 @@ def sliced_steps_at(buffer_id: Any, seqs: Any, first: int, last: int) -> Any:
 
 def sqlite_slice(buffer_id: str) -> str:
     """Return the columns of a slice from `rewards` on, of `chunk_data` with a place and `n`."""
-    size = "(length(d.records) / d.n_steps)"
+    size = "(length(s.records) / s.n_steps)"
     start, end = (
-        f"json_extract(d.offsets, '$[' || ({place} / d.block_steps + {more}) || ']')"
-        for place, more in (("d.place", 0), ("(d.place + d.n - 1)", 1))
+        f"json_extract(s.offsets, '$[' || ({place} / s.block_steps + {more}) || ']')"
+        for place, more in (("s.place", 0), ("(s.place + s.n - 1)", 1))
     )
-    return f"""CASE WHEN length(d.records) = 0 THEN (
-            SELECT CAST(json_extract(c.reward_t, '$[0]') AS REAL) FROM chunks c WHERE c.key = d.key
-        ) ELSE substr(d.rewards, d.place * 8 + 1, d.n * 8) END AS rewards,
-        substr(d.ends, d.place + 1, d.n) AS ends, d.block_steps, d.offsets,
-        CASE WHEN d.offsets IS NULL THEN substr(d.records, d.place * {size} + 1, d.n * {size})
-        ELSE substr(d.records, {start} + 1, {end} - {start}) END AS records,
+    return f"""CASE WHEN length(s.records) = 0 THEN (
+            SELECT CAST(json_extract(c.reward_t, '$[0]') AS REAL) FROM chunks c WHERE c.key = s.key
+        ) ELSE substr(s.rewards, s.place * 8 + 1, s.n * 8) END AS rewards,
+        substr(s.ends, s.place + 1, s.n) AS ends, s.block_steps, s.offsets,
+        CASE WHEN s.n = s.n_steps THEN s.records
+        WHEN s.offsets IS NULL THEN substr(s.records, s.place * {size} + 1, s.n * {size})
+        ELSE substr(s.records, {start} + 1, {end} - {start}) END AS records,
         CASE WHEN (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) THEN (
             SELECT json_group_array(x.seq) FROM deleted_steps x
-            WHERE x.buffer_id = {buffer_id} AND x.seq >= d.first_seq + d.place
-              AND x.seq < d.first_seq + d.place + d.n) END AS deleted"""
+            WHERE x.buffer_id = {buffer_id} AND x.seq >= s.first_seq + s.place
+              AND x.seq < s.first_seq + s.place + s.n) END AS deleted"""
 
 
 def pg_slice(buffer_id: str) -> str:
     """Return the same for PostgreSQL."""
-    size = "(octet_length(d.records) / d.n_steps)"
+    size = "(octet_length(s.records) / s.n_steps)"
     start, end = (
-        f"d.offsets[{place} / d.block_steps + {more}]"
-        for place, more in (("d.place", 1), ("(d.place + d.n - 1)", 2))
+        f"s.offsets[{place} / s.block_steps + {more}]"
+        for place, more in (("s.place", 1), ("(s.place + s.n - 1)", 2))
     )
-    return f"""substr(d.rewards, d.place * 8 + 1, d.n * 8) AS rewards,
-        substr(d.ends, d.place + 1, d.n) AS ends, d.block_steps, d.offsets,
-        CASE WHEN d.offsets IS NULL THEN substr(d.records, d.place * {size} + 1, d.n * {size})
-        ELSE substr(d.records, {start}::integer + 1, ({end} - {start})::integer) END AS records,
+    return f"""substr(s.rewards, s.place * 8 + 1, s.n * 8) AS rewards,
+        substr(s.ends, s.place + 1, s.n) AS ends, s.block_steps, s.offsets,
+        CASE WHEN s.offsets IS NULL THEN substr(s.records, s.place * {size} + 1, s.n * {size})
+        ELSE substr(s.records, {start}::integer + 1, ({end} - {start})::integer) END AS records,
         CASE WHEN (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) THEN (
             SELECT array_agg(x.seq) FROM deleted_steps x
-            WHERE x.buffer_id = {buffer_id} AND x.seq >= d.first_seq + d.place
-              AND x.seq < d.first_seq + d.place + d.n) END AS deleted"""
+            WHERE x.buffer_id = {buffer_id} AND x.seq >= s.first_seq + s.place
+              AND x.seq < s.first_seq + s.place + s.n) END AS deleted"""
 
 
 def _range(own: str, first: str, last: str, least: str, greatest: str) -> str:
@@ -135,10 +136,10 @@ def _range(own: str, first: str, last: str, least: str, greatest: str) -> str:
 def _pg_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs, first, last = processed(element, compiler, kw)
     # See `_pg_batch_steps`.
-    return f"""(SELECT d.first_seq + d.own_place AS seq, d.task_id, d.agent_id,
-        CASE WHEN d.steps IS NULL THEN d.step + d.own_place ELSE d.steps[d.own_place + 1] END
-        AS step, {_PG_NULLS}, d.episode_id, d.t + d.own_place AS t, d.n_steps, d.own_place,
-        d.place, d.n, {pg_slice(buffer_id)}
+    return f"""(SELECT s.first_seq + s.own_place AS seq, s.task_id, s.agent_id,
+        CASE WHEN s.steps IS NULL THEN s.step + s.own_place ELSE s.steps[s.own_place + 1] END
+        AS step, {_PG_NULLS}, s.episode_id, s.t + s.own_place AS t, s.n_steps, s.own_place,
+        s.place, s.n, {pg_slice(buffer_id)}
     FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
         SELECT c.*, (w.seq - c.first_seq)::integer AS own_place,
             {_range("(w.seq - c.first_seq)::integer", first, last, "least", "greatest")}
@@ -146,8 +147,8 @@ def _pg_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
         WHERE c.buffer_id = {buffer_id} AND c.first_seq <= w.seq
           AND c.first_seq > w.seq - {MOST_STEPS}
         ORDER BY c.first_seq DESC LIMIT 1
-    ) d
-    WHERE d.own_place < d.n_steps AND NOT EXISTS (
+    ) s
+    WHERE s.own_place < s.n_steps AND NOT EXISTS (
         SELECT 1 FROM deleted_steps x
         WHERE (SELECT has_deleted FROM buffers WHERE id = {buffer_id})
           AND x.buffer_id = {buffer_id} AND x.seq = w.seq OFFSET 0))"""
@@ -157,10 +158,10 @@ def _pg_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
 def _sqlite_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs, first, last = processed(element, compiler, kw)
     own = "(w.seq - c.first_seq)"
-    return f"""(SELECT d.first_seq + d.own_place AS seq, d.task_id, d.agent_id,
-        CASE WHEN d.steps IS NULL THEN d.step + d.own_place
-        ELSE json_extract(d.steps, '$[' || d.own_place || ']') END AS step, {_NULLS},
-        d.episode_id, d.t + d.own_place AS t, d.n_steps, d.own_place, d.place, d.n,
+    return f"""(SELECT s.first_seq + s.own_place AS seq, s.task_id, s.agent_id,
+        CASE WHEN s.steps IS NULL THEN s.step + s.own_place
+        ELSE json_extract(s.steps, '$[' || s.own_place || ']') END AS step, {_NULLS},
+        s.episode_id, s.t + s.own_place AS t, s.n_steps, s.own_place, s.place, s.n,
         {sqlite_slice(buffer_id)}
     FROM (
         SELECT c.*, {own} AS own_place, {_range(own, first, last, "min", "max")}
@@ -172,4 +173,4 @@ def _sqlite_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str
         WHERE w.seq < c.first_seq + c.n_steps AND NOT (
             (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) AND EXISTS (
                 SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq))
-    ) d)"""
+    ) s)"""

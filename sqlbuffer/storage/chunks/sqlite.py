@@ -148,7 +148,7 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
 _FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
 # The limit, or SQLite would work the place and n out again wherever they are named.
 _SLICES = f"""
-SELECT d.first_seq + d.place, d.episode_id, d.t + d.place, d.place, d.n, {sqlite_slice(":id")}
+SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n, {sqlite_slice(":id")}
 FROM (
     SELECT e.*, a.place, a.n
     FROM (
@@ -164,7 +164,7 @@ FROM (
     ) a
     CROSS JOIN chunk_data e ON e.key = a.key
     WHERE a.n > 0
-) d
+) s
 """
 
 

@@ -208,11 +208,10 @@ class Candidates:
         if self._slices_chunks and self.reading.has_places and is_any:
             self._keep_sliced(fetch(self.connection, self.reading.sliced, parameters))
             return
-        if self.reads_bytes and self.reading.is_plain(self.node, self.limits, self.has_labels):
-            found = with_own_bytes(
-                self.chunks, as_rows(fetch(self.connection, batch_statement(), parameters))
-            )
-            self._payloads.update((row[0], row) for row in found)
+        is_plain = self.reading.is_plain(self.node, self.limits, self.has_labels)
+        if self.chunks is not None and self.reads_bytes and is_plain:
+            found = fetch(self.connection, batch_statement(), parameters)
+            self._payloads.update((row[0], row) for row in as_rows(self.chunks, found))
             return
         statement = self._selection.statement(
             self.node, self.limits, has_labels=self.has_labels, has_chunks=self.chunks is not None
