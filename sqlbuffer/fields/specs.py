@@ -201,6 +201,8 @@ def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
             array = np.asarray(values, object)
             _check_range(spec, array)
             array = array.astype(spec.dtype)
+    except FieldError:  # which is a ValueError
+        raise
     except (ValueError, TypeError, RuntimeError) as error:
         raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
     if array.dtype.kind not in KINDS:

@@ -1,4 +1,4 @@
-"""Many writers of one buffer: what numbers steps are given, and in which order."""
+"""Writers of one buffer: what numbers steps are given, and which values are taken."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
