@@ -23,6 +23,7 @@ VIEWS = (
     "v_groups_v1",
     "v_episodes_v1",
     "v_buffers_v1",
+    "v_fields_v1",
     "v_priorities_v1",
     "v_flow_v1",
     "v_waiting_v1",

@@ -161,6 +161,18 @@ VIEWS = {
             "alpha": ("real", "exponent of the priorities; null: rows have none"),
         },
     ),
+    "v_fields": View(
+        "One row a typed field that a buffer declares.",
+        {
+            "buffer": _BUFFER,
+            "field": ("text", "name of the field"),
+            "level": ("text", "`step`, or `episode` for a meta field"),
+            "position": ("integer", "place among the fields of its level, from 1"),
+            "dtype": ("text", "its numpy dtype: `float32`, `int64`, `bool`, `U16`"),
+            "shape": ("JSON", "lengths of a value: `[]` is a scalar; -1 is a length that varies"),
+            "comparable": ("boolean", "conditions can use it (`column=True`)"),
+        },
+    ),
     "v_priorities": View(
         "One row a step of a buffer with priorities.",
         {
