@@ -367,9 +367,10 @@ def test_many_dead_rows_are_a_warning(server_url, monkeypatch):
     assert "VACUUM" in found.remedy
 
 
-def test_a_table_without_autovacuum_is_a_warning(server_url):
-    sql.run(server_url, "ALTER TABLE experiences SET (autovacuum_enabled = off)")
-    assert findings(server_url)["autovacuum of the table"].status == "WARN"
+@pytest.mark.parametrize("table", ["experiences", "chunks", "chunk_data"])
+def test_a_table_without_autovacuum_is_a_warning(server_url, table):
+    sql.run(server_url, f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    assert findings(server_url)[f"autovacuum of {table}"].status == "WARN"
 
 
 def test_roles_are_told_what_they_may(run, with_roles, login):

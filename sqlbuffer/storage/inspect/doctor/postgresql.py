@@ -1,6 +1,5 @@
 """Checks of a PostgreSQL database."""
 
-import re
 import time
 from collections.abc import Sequence
 
@@ -16,6 +15,8 @@ LONG_TRANSACTION_S = 300
 MANY_CONNECTIONS = 0.8
 MANY_DEAD_ROWS = 100_000
 CLOCK_TOLERANCE_S = 2.0
+# The tables that steps are in.
+_STEPS = "ARRAY['experiences', 'chunks', 'chunk_data']"
 
 
 def _rights(connection: Connection, url: URL) -> Sequence[Finding]:
@@ -64,21 +65,25 @@ def _autovacuum(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 def _vacuum(connection: Connection, url: URL) -> Sequence[Finding]:
-    role, may, has_maintain, options = fetch_one(
+    role, may, has_maintain, switched_off = fetch_one(
         connection,
-        """SELECT current_user,
-            pg_has_role(c.relowner, 'USAGE') OR EXISTS (
+        f"""SELECT current_user,
+            bool_and(pg_has_role(c.relowner, 'USAGE')) OR EXISTS (
                 SELECT 1 FROM pg_database
                 WHERE datname = current_database() AND pg_has_role(datdba, 'USAGE')),
             current_setting('server_version_num')::int >= 170000,
-            coalesce(c.reloptions::text, '')
-        FROM pg_class c WHERE c.oid = 'experiences'::regclass""",
+            array_remove(array_agg(
+                CASE WHEN c.reloptions::text ~ 'autovacuum_enabled=(off|false|0)' THEN c.relname END
+                ORDER BY c.relname), NULL)
+        FROM pg_class c WHERE c.oid = ANY ({_STEPS}::regclass[])""",
     )
     if not may and has_maintain:
-        (may,) = fetch_one(connection, "SELECT has_table_privilege('experiences', 'MAINTAIN')")
+        rights = "bool_and(has_table_privilege(t.oid, 'MAINTAIN'))"
+        query = f"SELECT {rights} FROM unnest({_STEPS}::regclass[]) AS t(oid)"
+        (may,) = fetch_one(connection, query)
     found = [Finding("may VACUUM", "OK", f"role {role}")]
     if not may:
-        grant = f'GRANT MAINTAIN ON experiences TO "{role}"'
+        grant = f'GRANT MAINTAIN ON experiences, chunks, chunk_data TO "{role}"'
         found = [
             Finding(
                 "may VACUUM",
@@ -89,9 +94,9 @@ def _vacuum(connection: Connection, url: URL) -> Sequence[Finding]:
                 else "let the owner of the table write, or grant its role",
             )
         ]
-    if re.search(r"autovacuum_enabled=(off|false|0)", options):
-        remedy = "ALTER TABLE experiences RESET (autovacuum_enabled)"
-        found.append(Finding("autovacuum of the table", "WARN", "switched off", remedy))
+    for table in switched_off:
+        remedy = f"ALTER TABLE {table} RESET (autovacuum_enabled)"
+        found.append(Finding(f"autovacuum of {table}", "WARN", "switched off", remedy))
     return found
 
 
