@@ -67,21 +67,15 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
 
     Args:
         fields: The arguments.
-        declared: The typed fields of the buffer, which `add` does not take.
+        declared: The typed fields of the buffer.
     """
     if "reward" in fields and "reward_t" in fields:
         raise FieldError("give reward=... or reward_t=..., not both")
     given = {"reward_t" if name == "reward" else name: value for name, value in fields.items()}
     known = {*_META_FIELDS, *_DATA_FIELDS, "execute_time", "id"}
-    unknown = [name for name in given if name not in known]
-    typed = next((name for name in unknown if name in declared), None)
-    if typed is not None:
-        raise FieldError(
-            f"{typed!r} is a typed field, and add() takes none; use extend({{{typed!r}: [value], "
-            f"...}}) or episode()"
-        )
+    unknown = [name for name in given if name not in known and name not in declared]
     if unknown:
-        nearest = difflib.get_close_matches(unknown[0], [*known, "reward"], n=1)
+        nearest = difflib.get_close_matches(unknown[0], [*known, *declared, "reward"], n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else "put it into extra={...}"
         raise FieldError(f"unknown field {unknown[0]!r}; {hint}")
     meta = {name: given.get(name, default) for name, default in _META_FIELDS.items()}
@@ -89,7 +83,12 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
     own_id = {"id": given["id"]} if given.get("id") is not None else {}
     execute_time = given.get("execute_time", time.time())
     try:
-        return DataRow(ExpMeta(**meta, execute_time=execute_time), Experience(**data), **own_id)
+        return DataRow(
+            ExpMeta(**meta, execute_time=execute_time),
+            Experience(**data),
+            **own_id,
+            fields={name: given[name] for name in declared if name in given},
+        )
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(map(str, first["loc"]))

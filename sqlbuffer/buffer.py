@@ -276,17 +276,26 @@ class ReplayBuffer:
         rows = list(data_batch or ())
         return self._writer.store_rows(rows, model_version, session_id, priority)
 
-    def add(self, /, **fields: Any) -> StoreResult:
-        """Store one experience given by its fields; none is required.
+    def add(self, /, **fields: Any) -> StoreResult | None:
+        """Store one experience given by its fields.
+
+        A buffer without typed fields stores it before the call returns. One with them stores it
+        with others, `flush_s` later at most, and returns None; `flush` stores what waits. There a
+        step without a number has the next one of its task and agent in this process, and `id`,
+        `episode_id`, `execute_time`, `task_name`, `pre_agent`, `adv_t` and `v_t` have it stored at
+        once, after what waits.
 
         Args:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
                 `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
                 `execute_time`, `pre_agent`, `episode_id`, `model_version`, `session_id` and `id`;
-                `priority` as for `store_batch`.
+                `priority` as for `store_batch`; and the typed fields that the buffer declares,
+                which are required unless they have a default.
 
         Raises:
-            FieldError: An unknown field, or a value that cannot be stored; nothing is written.
+            FieldError: An unknown or missing field, or a value that cannot be stored; nothing is
+                written.
+            SQLBufferError: Steps that were given before could not be stored; they wait.
         """
         return self._writer.add(fields)
 
@@ -301,8 +310,9 @@ class ReplayBuffer:
                 `state`, `actions`, `messages`, `extra` as lists of n values, as `add` takes them.
             casting: `same_kind` refuses casts that lose what a value means: floats to integers,
                 integers out of range, finite floats to infinite ones. `unsafe` is numpy's.
-            **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`: n values or one
-                for all rows; `id`: n values; `priority` as for `store_batch`.
+            **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`: n
+                values or one for all rows; `id`: n values; `priority` as for `store_batch`. Steps
+                that name an episode are appended to it.
 
         Raises:
             FieldError: An unknown or missing field, another shape, a value that the field cannot

@@ -69,8 +69,8 @@ def pack_columns(
         layout: The declared fields.
         columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
             likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
-            `task_id`, `agent_id`, `step`, `model_version`, `session_id` and `priority` n values or
-            one.
+            `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id` and
+            `priority` n values or one.
         casting: See `FieldSpec.cast_rows`.
         episode: The episode that the n steps are, from its first to its last.
         max_row_bytes: Bytes that the fields and the payload of a step may have.

@@ -27,7 +27,7 @@ def encode_columns(
     Args:
         columns: `reward`, `terminated`, `truncated` and `id`, n values each; `state`, `actions`,
             `messages`, `extra` n values as `add` takes them; `task_id`, `agent_id`, `step`,
-            `model_version`, `session_id` and `priority` n values or one.
+            `model_version`, `session_id`, `episode_id` and `priority` n values or one.
         casting: See `FieldSpec.cast_rows`; of the rewards.
         episode: The episode that the n steps are, from its first to its last.
 
@@ -49,6 +49,7 @@ def encode_columns(
         _each(given.agent_id, n_rows),
         given.steps.tolist(),
         [None] * n_rows if episode is None else range(n_rows),
+        _each(given.more_keys.get("episode_key", episode), n_rows),
         payloads,
         rewards,
         _each(given.terminated, n_rows),
@@ -61,11 +62,11 @@ def encode_columns(
     )
     return [
         Record(
-            id_, task, None, agent, None, step, t, now, episode, session, state, actions, messages,
+            id_, task, None, agent, None, step, t, now, key, session, state, actions, messages,
             extra, None, reward, None, None, terminated, truncated, version, blob or None,
             None, priority,
         )
-        for id_, task, agent, step, t, (state, actions, messages, extra), reward,
+        for id_, task, agent, step, t, key, (state, actions, messages, extra), reward,
             terminated, truncated, version, session, blob, priority in rows
     ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Check and cast the columns of steps that callers give."""
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from sqlbuffer.fields.specs import FieldSpec
 
 # Next to the declared fields; the keys may be one value for all rows.
 FLAGS = ("terminated", "truncated")
-_KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id")
+_KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id", "episode_id")
 _INTEGERS = ("step", "model_version")
 _ONE_OR_EACH = (*_KEYS[1:], "priority")
 PAYLOADS = ("state", "actions", "messages", "extra")
@@ -89,8 +90,8 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: str) -> G
         layout: The declared fields.
         columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
             likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
-            `task_id`, `agent_id`, `step`, `model_version`, `session_id` and `priority` n values or
-            one.
+            `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id` and
+            `priority` n values or one.
         casting: See `FieldSpec.cast_rows`.
 
     Raises:
@@ -104,7 +105,9 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: str) -> G
     }
     reward, tags = _rewards(columns, n, casting)
     terminated, truncated = (_flags(name, columns, n) for name in FLAGS)
-    ids, task_id, agent_id, steps, version, session_id = (_key(name, columns, n) for name in _KEYS)
+    ids, task_id, agent_id, steps, version, session_id, episode = (
+        _key(name, columns, n) for name in _KEYS
+    )
     given_priority = columns.get("priority")
     return GivenColumns(
         n,
@@ -121,6 +124,7 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: str) -> G
         _steps(steps, n),
         None if given_priority is None else checked_priorities(given_priority, n),
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
+        {} if episode is None else {"episode_key": episode},
     )
 
 
@@ -231,9 +235,11 @@ def check_step_names(step: Mapping[str, Any], fields: Collection[str]) -> None:
     """Raise FieldError if a step has a value that is neither of a field nor built in."""
     for name in step:
         if name not in fields and name not in BUILT_IN:
+            nearest = difflib.get_close_matches(str(name), [*fields, *BUILT_IN], n=1)
+            hint = f" (did you mean {nearest[0]}?)" if nearest else ""
             raise FieldError(
-                f"unknown field {name!r}; the buffer has {', '.join(sorted(fields)) or 'none'}, "
-                f"and {', '.join(BUILT_IN)}"
+                f"unknown field {name!r}{hint}; the buffer has "
+                f"{', '.join(sorted(fields)) or 'none'}, and {', '.join(BUILT_IN)}"
             )
 
 

@@ -1,7 +1,8 @@
-"""Steps of episodes, encoded one at a time and packed as chunks."""
+"""Steps that are given one at a time: encoded, and packed as chunks."""
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,23 @@ from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
 from sqlbuffer.steps.ids import uuid7s
 
 
+@dataclass(frozen=True)
+class StepStream:
+    """What steps of no episode have in common; attributes as those of `EpisodeStart`."""
+
+    task_id: str
+    agent_id: str
+    model_version: int | None = None
+    session: str | None = None
+    key: None = None
+
+
 class PackedStep(NamedTuple):
-    """A step of an episode, checked and encoded.
+    """A step, checked and encoded.
 
     Attributes:
-        of: How its episode began.
-        t: Its place within the episode.
+        of: How its episode began, or what it has in common with others of no episode.
+        t: Its place within the episode; else its step number.
         time: When it was made, in seconds since 1970.
         row: The bytes of its typed fields, as `RowPacker` returns them.
         reward_t: Its reward as the column holds it.
@@ -42,7 +54,7 @@ class PackedStep(NamedTuple):
         n_bytes: Bytes of both.
     """
 
-    of: EpisodeStart
+    of: EpisodeStart | StepStream
     t: int
     time: float
     row: bytes
@@ -59,8 +71,8 @@ class PackedStep(NamedTuple):
         return f"{self.of.key}/{self.t}"
 
     @property
-    def episode_key(self) -> str:
-        """The user's id of its episode."""
+    def episode_key(self) -> str | None:
+        """The user's id of its episode, if it is of one."""
         return self.of.key
 
     @property
@@ -70,11 +82,11 @@ class PackedStep(NamedTuple):
 
 
 class StepPacker:
-    """Encodes the steps of one episode.
+    """Encodes the steps of one episode, or of none.
 
     Args:
         layout: The typed fields of the buffer.
-        beginning: The episode.
+        beginning: The episode, or what the steps have in common.
         casting: See `FieldSpec.cast_rows`.
         has_priorities: Whether the buffer keeps priorities.
         max_row_bytes: Bytes that the fields and the payload of a step may have.
@@ -94,7 +106,7 @@ class StepPacker:
     def __init__(
         self,
         layout: Layout,
-        beginning: EpisodeStart,
+        beginning: EpisodeStart | StepStream,
         casting: str,
         has_priorities: bool,
         max_row_bytes: int = MAX_ROW_BYTES,
@@ -147,8 +159,8 @@ class StepPacker:
 
 
 def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
-    """Return steps as chunks: those of an episode one after the other, in the order in which the
-    episodes come first.
+    """Return steps as chunks: those of an episode, or of a stream, one after the other, in the
+    order in which the episodes come first.
 
     Args:
         layout: The typed fields of the buffer.
@@ -185,7 +197,8 @@ def _chunk(
 ) -> PackedChunk:
     """Return the chunk of steps whose records are in blocks."""
     columns = dict(zip(PackedStep._fields, zip(*steps, strict=True), strict=True))
-    of, first_t = steps[0].of, steps[0].t
+    of, first = steps[0].of, steps[0].t
+    numbers = np.array(columns["t"], np.int64)
     fields = None
     comparable = [name for name, spec in layout.specs.items() if spec.column]
     if comparable:
@@ -202,9 +215,9 @@ def _chunk(
         of.key,
         of.session,
         of.model_version,
-        first_t,
-        first_t,
-        None,
+        None if of.key is None else first,
+        first,
+        None if (numbers == np.arange(first, first + len(steps))).all() else numbers,
         steps[0].time,
         steps[-1].time,
         stored_values(columns["reward_t"], np.float64),

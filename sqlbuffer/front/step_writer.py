@@ -4,7 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sqlbuffer.arguments import checked_session, columns_of, row_of
 from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
@@ -18,7 +21,7 @@ from sqlbuffer.encoding.episode_records import (
 )
 from sqlbuffer.encoding.given_columns import GivenColumns
 from sqlbuffer.encoding.packed_chunk import PackedChunk
-from sqlbuffer.encoding.packed_steps import PackedStep, StepPacker, pack_steps
+from sqlbuffer.encoding.packed_steps import PackedStep, StepPacker, StepStream, pack_steps
 from sqlbuffer.encoding.priority_values import check_kept
 from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
 from sqlbuffer.encoding.row_columns import check_declared, columns_of_rows
@@ -41,6 +44,19 @@ logger = logging.getLogger("sqlbuffer")
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 
 
+# Arguments of `add` that chunks of many steps seldom have: such a step is stored by itself.
+SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent", "adv_t", "v_t"))
+_OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
+MAX_STREAMS = 1_000
+
+
+class _Stream(NamedTuple):
+    """Steps of one task, agent, version and session that are added one at a time."""
+
+    packer: StepPacker
+    numbers: "count[int]"
+
+
 class StepWriter:
     """Checks and encodes steps, and hands them to the database.
 
@@ -57,6 +73,8 @@ class StepWriter:
             pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0)
         )
         store.own_writes.add(self._queue)
+        self._streams: dict[tuple[Any, ...], _Stream] = {}
+        self._numbers: dict[tuple[str, str], count[int]] = {}
 
     def store_rows(
         self,
@@ -87,12 +105,49 @@ class StepWriter:
             ]
         return self._insert(WriteBatch(records, ignore))
 
-    def add(self, given: dict[str, Any]) -> StoreResult:
-        """Store one row given by its fields."""
+    def add(self, given: dict[str, Any]) -> StoreResult | None:
+        """Store one step given by its fields; return None if it waits for others."""
+        specs = self._store.layout.specs
+        if specs and not SINGLE.intersection(given):
+            self._queue.add(self._added(given))
+            return None
+        if specs:
+            self.flush()  # in their order
         ignore = frozenset() if "execute_time" in given else MADE_TIME
         priority = given.pop("priority", None)
-        row = row_of(given, self._store.info.config.fields.specs)
+        row = row_of(given, specs)
         return self.store_rows([row], priority=priority, ignore=ignore)
+
+    def _added(self, given: dict[str, Any]) -> PackedStep:
+        """Return a step that waits for others of the same task and agent."""
+        keys = tuple(_hashable(given.pop(name, None), name) for name in _OF_STREAM)
+        step, action = given.pop("step", None), given.pop("action", None)
+        if action is not None and "action" in self._store.layout.specs:
+            given["action"] = action
+        elif action is not None:
+            given["actions"] = [action]
+        if "reward_t" in given:
+            given.setdefault("reward", given.pop("reward_t"))
+        stream = self._streams.get(keys)
+        if stream is None:
+            if len(self._streams) >= MAX_STREAMS:
+                self._streams.clear()
+                self._numbers.clear()
+            stream = self._streams.setdefault(keys, self._stream(*keys))
+        number = next(stream.numbers) if step is None else encode_step(step, "step")
+        return stream.packer.encode(number, given)
+
+    def _stream(self, task_id: Any, agent_id: Any, version: Any, session: Any) -> _Stream:
+        key = StepStream(
+            encode_key("default" if task_id is None else task_id, "task_id"),
+            encode_key("default" if agent_id is None else agent_id, "agent_id"),
+            None if version is None else encode_step(version, "model_version"),
+            None if session is None else checked_session(session),
+        )
+        config = self._store.info.config
+        has_priorities, limit = config.priorities.enabled, row_limit(config)
+        packer = StepPacker(self._store.layout, key, "same_kind", has_priorities, limit)
+        return _Stream(packer, self._numbers.setdefault((key.task_id, key.agent_id), count()))
 
     def extend(
         self, arrays: Mapping[str, Any], casting: str, keys: Mapping[str, Any]
@@ -120,7 +175,8 @@ class StepWriter:
         """Store a whole episode given as columns; see `ReplayBuffer.store_episode`."""
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
-        own_ids = () if episode_id is None else ("id",)  # made of the episode's
+        # Those of its steps are made of its own.
+        own_ids = ("episode_id",) if episode_id is None else ("episode_id", "id")
         columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, own_ids))
         store = self._store
         text = encode_meta(meta, store.info.config.fields.meta, casting)
@@ -272,6 +328,15 @@ class StepWriter:
 
     def _prepared(self, batch: WriteBatch) -> WriteBatch:
         return replace(batch, records=prepared(batch.records, self._store.layout))
+
+
+def _hashable(key: Any, name: str) -> Any:
+    """Return a key; numbers are texts, as in the rows of other buffers."""
+    if name != "model_version" and isinstance(key, (int, float, np.number)):
+        return str(key)
+    if isinstance(key, (str, int, np.integer, type(None))):
+        return key
+    raise FieldError(f"{name}: expected one value, got {key!r:.100}")
 
 
 def sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:

@@ -126,7 +126,8 @@ def slot_batch(
         for i, step in enumerate(steps if ended else ())
         if step.of.key in ended
     }
-    return SlotBatch(parts, list(dict.fromkeys(step.of.key for step in steps)), places, endings)
+    keys = dict.fromkeys(step.of.key for step in steps if step.of.key is not None)
+    return SlotBatch(parts, list(keys), places, endings)
 
 
 def _resumed(step: PackedStep) -> Resumption | None:
