@@ -1,8 +1,10 @@
 """Errors as the command line shows them: one line that says what to do, and an exit code."""
 
 import os
+import re
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -12,6 +14,11 @@ from sqlbuffer import errors
 
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 PIPE_CLOSED = 141  # and for one whose reader, such as `head`, has left
+# A word of the command line with a password in it: in a URL, well formed or not, or in options.
+_SECRET_WORD = re.compile(
+    r":(?!//)[^@]*@|://(?!/)[^@]*/[^@]*@|@.*://|://[^/@]*:(?!\d+(?:[/?]|$))|(?:pass\w*|pwd)\s*=",
+    re.IGNORECASE,
+)
 # Modules whose errors are about the database. What else is not an `SQLBufferError` is a defect of
 # this package, and its traceback is wanted.
 _DATABASE_MODULES = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy", "sqlite3"}
@@ -46,8 +53,12 @@ EXIT_CODES: tuple[tuple[type[errors.SQLBufferError], int], ...] = (
 class ErrorsAsLines(TyperGroup):
     """A group of commands whose errors end in one line on stderr that says what to do."""
 
+    _words: Sequence[str] = ()
+
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line and end the process."""
+        given = args[0] if args else options.get("args")
+        self._words = list(sys.argv[1:] if given is None else given)
         if not options.get("standalone_mode", True):
             return super().main(*args, **options)
         try:
@@ -56,7 +67,7 @@ class ErrorsAsLines(TyperGroup):
             # The class has another home in each version of Typer.
             if not hasattr(error, "format_message"):
                 raise
-            code = _show_usage_error(error)
+            code = _show_usage_error(error, self._words)
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
@@ -69,7 +80,7 @@ class ErrorsAsLines(TyperGroup):
             sys.stdout.flush()
             return result
         except errors.SQLBufferError as error:
-            _say(str(error))
+            _say(without_secrets(str(error), self._words))
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -80,7 +91,7 @@ class ErrorsAsLines(TyperGroup):
             line = _line_of(error)
             if line is None:
                 raise
-            _say(line)
+            _say(without_secrets(line, self._words))
             raise typer.Exit(1) from None
 
 
@@ -88,6 +99,15 @@ def exit_code(error: errors.SQLBufferError | type[errors.SQLBufferError]) -> int
     """Return the exit code that stands for an error."""
     kind = error if isinstance(error, type) else type(error)
     return next(code for type_, code in EXIT_CODES if issubclass(kind, type_))
+
+
+def without_secrets(text: str, words: Sequence[str]) -> str:
+    """Return a text with three stars in the place of each given word that holds a password."""
+    for word in filter(_SECRET_WORD.search, words):
+        name, _, value = word.partition("=")
+        for form in (word, repr(word)[1:-1], value, name):
+            text = text.replace(form, "***") if _SECRET_WORD.search(form) else text
+    return text
 
 
 def _say(text: str) -> None:
@@ -98,12 +118,13 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     _say(f"warning: {message}")
 
 
-def _show_usage_error(error: Any) -> int:
+def _show_usage_error(error: Any, words: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" or context is None:
         error.show()
     else:
         message = error.format_message().rstrip(".").replace("\n", " ")
+        message = without_secrets(message, words)
         _say(f"{message}; see `{context.command_path} --help`")
     return int(error.exit_code)
 

@@ -113,7 +113,7 @@ def database(url: str | None, *, may_be_new: bool = False) -> str | None:
     if _SCHEME.match(url) or not _is_path(url):
         return url
     if "?" in url:
-        raise URLError(f"a URL cannot hold the question mark of {url}; rename the file")
+        raise URLError("a URL cannot hold the question mark of this path; rename the file")
     return f"sqlite:///{Path(url).expanduser()}"
 
 
@@ -149,6 +149,8 @@ def database_and_optional_word(
 
 def _is_path(word: str) -> bool:
     if "\0" in word or len(word) > 4096:
+        return False
+    if word.startswith("//") and "@" in word:  # a URL that lost its scheme, with a password
         return False
     if word.startswith(_FOLDERS) or (word.endswith(_SUFFIXES) and "@" not in word):
         return True

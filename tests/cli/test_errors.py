@@ -8,10 +8,11 @@ import pytest
 import sqlalchemy
 from typer.main import get_command
 
-from sqlbuffer import errors
+from sqlbuffer import ReplayBuffer, errors
 from sqlbuffer.cli import app
 from sqlbuffer.cli.commands import db
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
+from tests.support.malformed_urls import MALFORMED_URLS, SECRET
 
 CONTRACT = {
     UsageError: 2,
@@ -89,6 +90,33 @@ def test_a_server_that_does_not_answer_is_unreachable_and_its_password_stays_hid
     assert len(result.stderr.splitlines()) == 1
     assert "check that the server runs" in result.stderr
     assert "secret" not in result.output
+
+
+def test_no_malformed_url_is_echoed(run):
+    for url in MALFORMED_URLS:
+        for words in (("info", url), ("db", "init", url)):
+            result = run(*words)
+            assert result.exit_code in (2, 3), url
+            assert SECRET not in result.output, url
+
+
+# Where a URL is not expected, a word before :// is not taken for a password.
+@pytest.mark.parametrize("url", [url for url in MALFORMED_URLS if not url.startswith(SECRET)][::11])
+def test_a_url_in_the_wrong_place_is_not_echoed(run, sqlite_url, url):
+    ReplayBuffer(sqlite_url).close()
+    for words in (
+        ("info", sqlite_url, url),
+        ("info", sqlite_url, "--buffer", url),
+        ("show", sqlite_url, url),
+        ("sample", sqlite_url, "--eq", url),
+        ("sample", sqlite_url, f"--condition={url}"),
+        ("resize", sqlite_url, url),
+        ("nonsense", url),
+        (url,),
+    ):
+        result = run(*words)
+        assert result.exit_code != 0
+        assert SECRET not in result.output, words
 
 
 def test_a_file_that_is_no_database_is_named(run, tmp_path):

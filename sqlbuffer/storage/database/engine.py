@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from sqlbuffer.errors import StorageReadOnlyError, URLError
@@ -20,10 +20,17 @@ from sqlbuffer.settings import Settings
 from sqlbuffer.storage.database.filesystems import warn_of_network
 from sqlbuffer.storage.database.sqlite_connections import listen_to_connections, prepare
 from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql, listen_sqlite
-from sqlbuffer.storage.database.urls import is_immutable, shown_url, sqlite_path, unread_log
+from sqlbuffer.storage.database.urls import (
+    URL_FORMS,
+    is_immutable,
+    parsed_url,
+    sqlite_path,
+    unread_log,
+)
 
 POOL_SIZE = 5
 BUSY_TIMEOUT_S = 30.0
+OTHER_DATABASES = ("duckdb", "mariadb", "mongodb", "mssql", "mysql", "oracle", "redis")
 IDLE_BEFORE_PING_S = 1.0
 
 # WAL lets readers read while one writes, and needs one fsync a checkpoint instead of two a commit.
@@ -79,40 +86,32 @@ def resolve_url(url: str | URL | Engine | None) -> URL:
     """
     if isinstance(url, Engine):
         url = url.url
-    try:
-        resolved = make_url(url if url is not None else Settings().url)
-    except (ArgumentError, TypeError, ValueError):
-        raise URLError(
-            f"{_shown(url)} is not a database URL; write sqlite:///replay.db or postgresql://user@host/database"
-        ) from None
+    resolved = parsed_url(url if url is not None else Settings().url)
     backend = resolved.get_backend_name()
     if backend in ("postgresql", "postgres"):
         return _resolve_postgresql(resolved)
     if backend == "sqlite":
         return _resolve_sqlite(resolved)
-    raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL, not {backend}: {shown_url(resolved)}")
-
-
-def _shown(url: object) -> str:
-    """Show what was given as a URL without what may be a password in it."""
-    text = str(url)
-    return repr(text.rpartition("@")[2] if "@" in text else text)
+    # Only a name that is known: what stands there may be a part of a password.
+    other = f", not {backend}" if backend in OTHER_DATABASES else ""
+    raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL{other}; write {URL_FORMS}")
 
 
 def _resolve_postgresql(url: URL) -> URL:
     driver = url.drivername.partition("+")[2]
     if driver not in ("", "psycopg"):
         raise URLError(
-            f"sqlbuffer uses psycopg 3: write postgresql+psycopg:// instead of {url.drivername}://"
+            "sqlbuffer uses psycopg 3; write postgresql:// or postgresql+psycopg://, without "
+            "another driver"
         )
     return url.set(drivername="postgresql+psycopg")
 
 
 def _resolve_sqlite(url: URL) -> URL:
     if url.drivername not in ("sqlite", "sqlite+pysqlite"):
-        raise URLError(
-            f"sqlbuffer uses Python's sqlite3: write sqlite:/// instead of {url.drivername}://"
-        )
+        raise URLError("sqlbuffer uses Python's sqlite3; write sqlite:///, without another driver")
+    if url.host or url.username or url.password or url.port:
+        raise URLError("a SQLite URL names no host; write sqlite:///replay.db, with three slashes")
     if is_memory(url) or (url.database or "").startswith("file:"):
         return url
     return url.set(database=str(Path(url.database or "").expanduser().absolute()))
