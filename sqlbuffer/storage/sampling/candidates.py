@@ -37,8 +37,8 @@ from sqlbuffer.storage.sampling.sliced_rows import sliced_rows, with_own_bytes
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 
-FEW_HOLES = 8
-MOST_PROBED = 65_536
+FEW_HOLES, MOST_PROBED = 8, 65_536
+LARGE_STEP = 4_096
 
 
 class Candidates:
@@ -231,9 +231,12 @@ class Candidates:
     @property
     def _slices_chunks(self) -> bool:
         """Whether steps near to a key are read as slices of chunks: no other table says what they
-        are, or which of them are eligible. Their late rewards are looked up behind that.
+        are, or which of them are eligible. A slice has the typed fields of all its steps, so those
+        of large steps are read one by one if not all are needed.
         """
-        return self.reads_bytes and not self.limits.of_steps
+        near, size = self.reading.near, 0 if self.chunks is None else self.chunks.size_bytes
+        reads_all = near is None or near.arrays is None or size < LARGE_STEP
+        return self.reads_bytes and reads_all and not self.limits.of_steps
 
     @property
     def _selection(self) -> RowSelection:
@@ -256,16 +259,14 @@ class Candidates:
 
     def _keep_sliced(self, found: Sequence[tuple[Any, ...]]) -> None:
         """Keep rows of `reading.sliced`, and read what is near to them in other chunks."""
-        rows, slices, missing = sliced_rows(self.reading, found)
-        self._payloads.update((row[0], row) for row in with_own_bytes(self.chunks, rows))
-        self.slices += slices
-        self._read_slices(missing)
+        made = sliced_rows(self.reading, found)
+        self._payloads.update((row[0], row) for row in with_own_bytes(self.chunks, made.rows))
+        self.slices += made.slices
+        self._read_slices(made.missing)
 
     def _read_slices(self, ranges: Iterable[tuple[int, int, int]]) -> None:
         wanted = sorted(set(ranges))
-        if not wanted:
-            return
-        found = read_slices(self.connection, self.buffer_id, wanted)
+        found = read_slices(self.connection, self.buffer_id, wanted) if wanted else []
         self.slices += found
         if self.has_labels and found:
             runs = [(each.seq, each.n) for each in found]
