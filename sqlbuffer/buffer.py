@@ -67,7 +67,9 @@ class ReplayBuffer:
     Safe to use from many threads, to pickle, and to use in forked and spawned processes.
 
     Args:
-        url: Database URL, SQLAlchemy URL or Engine; without one `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`.
+        url: Database URL, path of a SQLite file, SQLAlchemy URL or Engine; without one
+            `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`. Of a SQLite URL, `?mode=ro` and
+            `?immutable=1` refuse writes.
         name: One database holds many buffers.
         create: True creates a missing schema and buffer, False neither. Omitted: the buffer, and
             the schema of a new SQLite file.

@@ -1,6 +1,5 @@
 """Arguments that several commands share, and which word names the database."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,11 +7,8 @@ import typer
 from typer.core import TyperCommand
 
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.errors import StorageUnreachableError, URLError
+from sqlbuffer.errors import StorageUnreachableError
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|sqlite:")
-_SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
-_FOLDERS = ("/", "./", "../", "~")
 Url = Annotated[
     str | None,
     typer.Argument(
@@ -88,33 +84,19 @@ def example(*commands: str) -> str:
     return "\b\n" + "\n".join(["Example:", *(f"  {command}" for command in commands)])
 
 
-def is_database(word: str) -> bool:
-    """Return True if a word names a database.
-
-    It is `scheme://...`, an existing file, or a path that looks like one.
-    """
-    return _SCHEME.match(word) is not None or _is_path(word)
-
-
 def database(url: str | None, *, may_be_new: bool = False) -> str | None:
-    """Return the URL that a command's word stands for.
+    """Return what a command's word says of the database, for the library to judge.
 
     Args:
-        url: A URL or the path of a SQLite file; None for the one of the environment.
+        url: The word; None for the database of the environment.
         may_be_new: The command makes a file that is missing.
 
     Raises:
         StorageUnreachableError: None is named, and the file of last resort is not there.
     """
-    if url is None:
-        if not may_be_new:
-            _check_default()
-        return None
-    if _SCHEME.match(url) or not _is_path(url):
-        return url
-    if "?" in url:
-        raise URLError("a URL cannot hold the question mark of this path; rename the file")
-    return f"sqlite:///{Path(url).expanduser()}"
+    if url is None and not may_be_new:
+        _check_default()
+    return url
 
 
 def database_and_word(
@@ -133,7 +115,7 @@ def database_and_word(
     """
     if second is not None:
         return database(first, may_be_new=may_be_new), second
-    if first is None or is_database(first):
+    if first is None or _is_database(first):
         raise UsageError(question)
     return database(None, may_be_new=may_be_new), first
 
@@ -142,22 +124,15 @@ def database_and_optional_word(
     first: str | None, second: str | None
 ) -> tuple[str | None, str | None]:
     """Return the URL and the word of `[URL] [WORD]`: a lone word is the URL if it can be one."""
-    if second is None and first is not None and not is_database(first):
+    if second is None and first is not None and not _is_database(first):
         return database(None), first
     return database(first), second
 
 
-def _is_path(word: str) -> bool:
-    if "\0" in word or len(word) > 4096:
-        return False
-    if word.startswith("//") and "@" in word:  # a URL that lost its scheme, with a password
-        return False
-    if word.startswith(_FOLDERS) or (word.endswith(_SUFFIXES) and "@" not in word):
-        return True
-    try:
-        return Path(word).is_file()
-    except OSError:  # such as a name that is too long
-        return False
+def _is_database(word: str) -> bool:
+    from sqlbuffer.storage.database.urls import is_database
+
+    return is_database(word)
 
 
 def _check_default() -> None:

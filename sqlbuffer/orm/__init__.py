@@ -24,7 +24,7 @@ Example:
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import URL, Engine, inspect
+from sqlalchemy import Engine, inspect
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.fields.specs import FieldSpec
@@ -33,6 +33,7 @@ from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.database.engine import engine_for, own_engine, resolve_url
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.rows.conditions import compile_condition
 
 
@@ -62,7 +63,7 @@ def to_sqlalchemy(
     return compile_condition(check(condition, declared), inspect(entity).selectable)
 
 
-def engine(url: str | URL | Engine | None = None, *, writes: bool = False) -> Engine:
+def engine(url: Database = None, *, writes: bool = False) -> Engine:
     """Return an engine that is set up as a buffer's own. It makes no schema.
 
     Args:

@@ -21,6 +21,7 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried_at_opening
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.draws import BatchDraws
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
@@ -93,7 +94,7 @@ class BufferStore(OpenBuffer):
     @classmethod
     def open(
         cls,
-        url: str | URL | Engine | None,
+        url: Database,
         name: str,
         config: BufferConfig = DEFAULT_CONFIG,
         *,

@@ -16,7 +16,7 @@ from sqlbuffer.storage.buffers.stored_config import config_columns
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.migrations.schema_presence import with_schema
 from sqlbuffer.storage.schema.number_keys import MOST_BUFFERS
@@ -86,7 +86,7 @@ def _create(engine: Engine, name: str, config: BufferConfig, layout: str | None)
         pass
 
 
-def list_buffers(url: str | URL | Engine | None, retry_s: float = 0.0) -> list[str]:
+def list_buffers(url: Database, retry_s: float = 0.0) -> list[str]:
     """Return the names of all buffers, in order."""
     resolved = resolve_url(url)
 

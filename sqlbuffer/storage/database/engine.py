@@ -22,10 +22,13 @@ from sqlbuffer.storage.database.sqlite_connections import listen_to_connections,
 from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql, listen_sqlite
 from sqlbuffer.storage.database.urls import (
     URL_FORMS,
+    Database,
     is_immutable,
     parsed_url,
     sqlite_path,
     unread_log,
+    url_of_path,
+    with_options_of_sqlite,
 )
 
 POOL_SIZE = 5
@@ -78,15 +81,16 @@ class _Pool(QueuePool):
             super().dispose()
 
 
-def resolve_url(url: str | URL | Engine | None) -> URL:
+def resolve_url(url: Database) -> URL:
     """Return the URL in full: default from the settings, driver named, SQLite path absolute.
 
     Raises:
-        URLError: Not a URL of SQLite or PostgreSQL.
+        URLError: Not a URL of SQLite or PostgreSQL, nor the path of a SQLite file.
     """
     if isinstance(url, Engine):
         url = url.url
-    resolved = parsed_url(url if url is not None else Settings().url)
+    given = url if url is not None else Settings().url
+    resolved = url_of_path(given) or parsed_url(given)
     backend = resolved.get_backend_name()
     if backend in ("postgresql", "postgres"):
         return _resolve_postgresql(resolved)
@@ -112,9 +116,11 @@ def _resolve_sqlite(url: URL) -> URL:
         raise URLError("sqlbuffer uses Python's sqlite3; write sqlite:///, without another driver")
     if url.host or url.username or url.password or url.port:
         raise URLError("a SQLite URL names no host; write sqlite:///replay.db, with three slashes")
-    if is_memory(url) or (url.database or "").startswith("file:"):
+    if is_memory(url):
         return url
-    return url.set(database=str(Path(url.database or "").expanduser().absolute()))
+    if not (url.database or "").startswith("file:"):
+        url = url.set(database=str(Path(url.database or "").expanduser().absolute()))
+    return with_options_of_sqlite(url)
 
 
 def is_memory(url: URL) -> bool:
@@ -197,7 +203,7 @@ def close_idle(url: URL) -> None:
         engine.pool.dispose()
 
 
-def own_engine(url: str | URL | Engine | None, resolved: URL) -> Engine | None:
+def own_engine(url: Database, resolved: URL) -> Engine | None:
     """Return the engine of one buffer alone: the user's, or one for a database in memory; None: the
     process's shared one.
 
@@ -313,7 +319,11 @@ def _listen_sqlite(engine: Engine) -> None:
 
 
 def _refuse_unread_log(_dialect: Any, _record: Any, arguments: Any, _options: Any) -> None:
-    url = URL.create("sqlite", database=arguments[0])
+    refuse_unread_log(URL.create("sqlite", database=arguments[0]))
+
+
+def refuse_unread_log(url: URL) -> None:
+    """Raise StorageReadOnlyError where a URL leaves out the log, and the log holds rows."""
     if is_immutable(url) and (advice := unread_log(url)):
         raise StorageReadOnlyError(f"immutable=1 reads {sqlite_path(url)} alone, and {advice}")
 

@@ -172,7 +172,7 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
         )
     if "readonly" in reason or "read-only" in reason:
         advice = unread_log(url) or (
-            "to read a file that no process writes, open sqlite:///file:PATH?immutable=1&uri=true"
+            "to read a file that no process writes, open sqlite:///PATH?immutable=1"
         )
         return StorageReadOnlyError(
             f"{shown}: {reason}; the file or its folder is not writable: {advice}"

@@ -14,11 +14,17 @@ from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoade
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageUnreachableError, URLError
-from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S, engine_for, is_memory, resolve_url
+from sqlbuffer.storage.database.engine import (
+    BUSY_TIMEOUT_S,
+    engine_for,
+    is_memory,
+    refuse_unread_log,
+    resolve_url,
+)
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
-from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.database.urls import Database, is_immutable, sqlite_path
 
 FETCH_ROWS = 1_000
 # Python notices Ctrl-C between two calls of the handler only.
@@ -52,7 +58,7 @@ class Stream:
     rows: Iterator[tuple[Any, ...]]
 
 
-def query(url: str | URL | None, statement: str, parameters: _Parameters | None = None) -> Answer:
+def query(url: Database, statement: str, parameters: _Parameters | None = None) -> Answer:
     """Run one SQL statement that reads and return all it finds.
 
     Args:
@@ -71,7 +77,7 @@ def query(url: str | URL | None, statement: str, parameters: _Parameters | None 
 
 @contextmanager
 def stream(
-    url: str | URL | None, statement: str, parameters: _Parameters | None = None
+    url: Database, statement: str, parameters: _Parameters | None = None
 ) -> Iterator[Stream]:
     """Run one SQL statement that reads; its rows come as they are read, in little memory.
 
@@ -111,6 +117,9 @@ def refuse_memory(url: URL) -> None:
 @contextmanager
 def _stream_sqlite(url: URL, statement: str, parameters: _Parameters | None) -> Iterator[Stream]:
     uri = f"{existing_file(url).as_uri()}?mode=ro"
+    if is_immutable(url):
+        refuse_unread_log(url)
+        uri += "&immutable=1"
     with opened_file(uri, uri=True, timeout=BUSY_TIMEOUT_S) as connection:
         # What another program stored as text may be no UTF-8.
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")

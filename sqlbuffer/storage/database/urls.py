@@ -1,8 +1,10 @@
-"""What database URLs name, and how messages may show them."""
+"""What database URLs and paths of SQLite files name, and how messages may show them."""
 
+import os
 import re
 from pathlib import Path
-from urllib.parse import parse_qs
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL, make_url
@@ -10,16 +12,24 @@ from sqlalchemy.exc import ArgumentError
 
 from sqlbuffer.errors import URLError
 
-# What a caller may give: a URL, an engine, or None for the default.
-Database = str | URL | Engine | None
+# What a caller may give: a URL, the path of a SQLite file, an engine, or None for the default.
+Database = str | os.PathLike[str] | URL | Engine | None
 
 # Also the options of later drivers and of other databases. `sslkey` is the path of a file.
 _SECRET = re.compile(r"pass|pwd|secret|token|(?<!ssl)key$", re.IGNORECASE)
 _DSN = re.compile(r"\s*[a-z_]+\s*=")
-URL_FORMS = "sqlite:///replay.db or postgresql://user@host/database"
+URL_FORMS = "./replay.db, sqlite:///replay.db or postgresql://user@host/database"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|sqlite:")
+_SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
+_FOLDERS = ("/", "./", "../", "~")
+# What the address of a server without its scheme has and no relative path: a user, a port, options,
+# or a scheme without its colon.
+_OF_SERVERS = re.compile(r"@|^[^/]*:|^\s*[a-z_]+\s*=|^(sqlite|postgres)\w*/")
+_MODES = ("ro", "rw", "rwc")
+_OPTIONS = frozenset({"mode", "immutable", "uri"})
 
 
-def parsed_url(url: str | URL) -> URL:
+def parsed_url(url: Any) -> URL:
     """Return the parts of a URL.
 
     Raises:
@@ -37,7 +47,9 @@ def parsed_url(url: str | URL) -> URL:
                 "sqlbuffer takes URLs, not connection strings of libpq (`host=... dbname=...`); "
                 "write postgresql://user@host/database"
             )
-        raise URLError(f"what was given is not a database URL; write {URL_FORMS}")
+        raise URLError(
+            f"what was given is not a database; write the path of a file or a URL: {URL_FORMS}"
+        )
     if isinstance(url, str) and parsed.get_backend_name() != "sqlite":
         _check_separators(url, parsed)
     return parsed
@@ -57,21 +69,87 @@ def _check_separators(text: str, parsed: URL) -> None:
         )
 
 
+def is_database(word: str) -> bool:
+    """Return True if a lone word names a database.
+
+    It is `scheme://...`, an existing file, or a path that looks like one of a database. A relative
+    path without a suffix, such as `runs/7`, may be something else.
+    """
+    if _SCHEME.match(word):
+        return True
+    if "\0" in word or len(word) > 4096:
+        return False
+    if word.startswith("//") and "@" in word:  # a URL that lost its scheme, with a password
+        return False
+    if word.startswith(_FOLDERS) or (word.endswith(_SUFFIXES) and not _OF_SERVERS.search(word)):
+        return True
+    try:
+        return Path(word).is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def url_of_path(given: object) -> URL | None:
+    """Return the URL of a SQLite file that is named by its path; None for anything else.
+
+    Raises:
+        URLError: No URL can hold the path.
+    """
+    if isinstance(given, os.PathLike):
+        path = os.fspath(given)
+    elif isinstance(given, str) and not _SCHEME.match(given) and _is_path(given):
+        path = given
+    else:
+        return None
+    if "?" in path:
+        raise URLError("a URL cannot hold the question mark of this path; rename the file")
+    return URL.create("sqlite", database=path)
+
+
+def _is_path(text: str) -> bool:
+    has_folder = "/" in text and "\0" not in text and not _OF_SERVERS.search(text)
+    return has_folder or is_database(text)
+
+
+def with_options_of_sqlite(url: URL) -> URL:
+    """Return the URL of a SQLite file in the form in which the driver heeds `mode` and `immutable`.
+
+    Raises:
+        URLError: A mode that is none.
+    """
+    name = url.database or ""
+    if name.startswith("file:"):
+        return url.update_query_dict({"uri": "true"})
+    if not {"mode", "immutable"} & set(url.query):
+        return url
+    if url.query.get("mode", "rw") not in _MODES:
+        raise URLError(f"the mode of a SQLite URL is one of {', '.join(_MODES)}")
+    return url.set(database=f"file:{quote(name)}").update_query_dict({"uri": "true"})
+
+
 def shown_url(url: URL) -> str:
     """Return a URL without its passwords and its driver: as other programs take it too."""
     secrets = [name for name in url.query if _SECRET.search(name)]
     shown = url.set(drivername=url.get_backend_name()).difference_update_query(secrets)
+    name = shown.database or ""
+    if shown.drivername == "sqlite" and name.startswith("file:") and set(shown.query) <= _OPTIONS:
+        shown = shown.set(database=str(sqlite_path(url))).difference_update_query(["uri"])
     return shown._replace(password=None).render_as_string()
 
 
 def sqlite_path(url: URL) -> Path:
     """Return the file that a resolved SQLite URL names."""
-    return Path((url.database or "").removeprefix("file:").partition("?")[0])
+    name = url.database or ""
+    if not name.startswith("file:"):
+        return Path(name.partition("?")[0])
+    return Path(unquote(name.removeprefix("file:").partition("?")[0]))
 
 
 def is_immutable(url: URL) -> bool:
-    """Return whether a SQLite URL that the driver takes has the file read without its log."""
-    options = parse_qs((url.database or "").partition("?")[2])
+    """Return whether a SQLite URL has the file read without its log: a resolved one, or one that
+    the driver takes.
+    """
+    options = {**parse_qs((url.database or "").partition("?")[2]), **url.normalized_query}
     return options.get("immutable", ["0"])[-1].lower() in ("1", "on", "true", "yes")
 
 

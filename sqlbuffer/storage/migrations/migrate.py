@@ -21,7 +21,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
-from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 from sqlbuffer.storage.schema.tables import schema_info
 
@@ -96,7 +96,7 @@ def is_empty(connection: Connection) -> bool:
     return not inspect(connection).get_table_names()
 
 
-def upgrade(url: str | URL | Engine, revision: str = "head") -> None:
+def upgrade(url: Database, revision: str = "head") -> None:
     """Bring a database to a revision; what is there already is left alone. Safely done by several
     processes at once.
 
@@ -136,7 +136,7 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
             _run_alembic(connection, "upgrade", revision)
 
 
-def downgrade(url: str | URL, revision: str) -> None:
+def downgrade(url: Database, revision: str) -> None:
     """Take a database back to a revision, or to `base`: no schema."""
     resolved = resolve_url(url)
     with (

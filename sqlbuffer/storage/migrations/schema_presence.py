@@ -17,6 +17,7 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried_at_opening
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.migrations import migrate
 
 # The oldest that the tests ran on.
@@ -55,7 +56,7 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
 
 
 def with_schema(
-    url: str | URL | Engine | None,
+    url: Database,
     resolved: URL,
     retry_s: float,
     work: Callable[[Engine], T],

@@ -7,6 +7,7 @@ from sqlbuffer.storage.buffers.catalog import not_found
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.migrations.schema_presence import with_schema
 from sqlbuffer.storage.retention.eviction import drop_chunks
@@ -14,7 +15,7 @@ from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.metadata import metadata
 
 
-def drop_buffer(url: str | URL | Engine | None, name: str, retry_s: float = 0.0) -> None:
+def drop_buffer(url: Database, name: str, retry_s: float = 0.0) -> None:
     """Delete a buffer and all that belongs to it.
 
     Raises:

@@ -344,7 +344,7 @@ def test_a_database_that_is_not_there_is_unreachable(postgres_url):
         ("postgresql+psycopg2://u@host/db", r"postgresql\+psycopg://"),
         ("postgresql+asyncpg://u@host/db", r"postgresql\+psycopg://"),
         ("sqlite+aiosqlite:///x.db", "sqlite:///"),
-        ("replay.db", "sqlite:///replay.db or postgresql://"),
+        ("replay", "sqlite:///replay.db or postgresql://"),
         ("", "sqlite:///replay.db or postgresql://"),
         (5, "sqlite:///replay.db or postgresql://"),
     ],
@@ -368,9 +368,13 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
         ReplayBuffer(f"sqlite:///{tmp_path}/nowhere/replay.db")
 
 
-def test_a_sqlite_file_opened_for_reading_only_can_be_read_and_not_written(sqlite_url):
+@pytest.mark.parametrize(
+    "form",
+    ["sqlite:///file:{}?mode=ro&uri=true", "sqlite:///file:{}?mode=ro", "sqlite:///{}?mode=ro"],
+)
+def test_a_sqlite_file_opened_for_reading_only_can_be_read_and_not_written(sqlite_url, form):
     ReplayBuffer(sqlite_url).store_batch(make_rows(range(5)))
-    url = f"sqlite:///file:{path_of(sqlite_url)}?mode=ro&uri=true"
+    url = form.format(path_of(sqlite_url))
     buffer = ReplayBuffer(url, create=False)
     assert (len(buffer), len(buffer.sample(3))) == (5, 3)
     for write in (

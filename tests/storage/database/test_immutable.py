@@ -25,7 +25,7 @@ def store_and_die(url):
 
 
 def with_option(url, option):
-    return f"sqlite:///file:{url.removeprefix('sqlite:///')}?{option}&uri=true"
+    return f"{url}?{option}"
 
 
 def test_a_file_whose_last_rows_are_in_its_log_is_refused_until_they_are_moved(url):
@@ -51,6 +51,6 @@ def test_the_error_of_a_write_names_immutable_only_where_the_log_is_empty(url):
     close_pool(url)
     with (
         ReplayBuffer(with_option(url, "immutable=1")) as buffer,
-        pytest.raises(StorageReadOnlyError, match=r"open sqlite:///file:PATH.immutable=1"),
+        pytest.raises(StorageReadOnlyError, match=r"open sqlite:///PATH.immutable=1"),
     ):
         buffer.store(make_row(2))

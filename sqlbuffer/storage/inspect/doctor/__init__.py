@@ -13,6 +13,7 @@ from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
 from sqlbuffer.storage.database.readonly import existing_file
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.inspect.doctor import postgresql, sqlite
 from sqlbuffer.storage.inspect.doctor.finding import (
     Check,
@@ -34,7 +35,7 @@ _CREATE = re.compile(
 )
 
 
-def examine(url: str | URL | None, *, full: bool = False) -> Iterator[Finding]:
+def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
     """Check a database, most basic things first.
 
     Args:
