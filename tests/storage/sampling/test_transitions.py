@@ -319,3 +319,26 @@ def test_compressed_rows_are_expanded_in_every_reader(buffer_url):
         batch = buffer.sample_transitions(40, n_step=2, stack={"obs": 3})
         np.testing.assert_array_equal(batch.obs[:, -1, 1], batch.info["t"])
         assert (batch.next_obs[:, -1, 1] >= 1).all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (4_500,)], ids=["small steps", "large steps"])
+def test_a_transition_reaches_over_the_end_of_a_chunk(buffer_url, shape):
+    n = 600 if shape == (1,) else 60
+    ts = np.arange(n).reshape(n, *[1] * len(shape))
+    with ReplayBuffer(buffer_url, fields={"obs": ("uint16", shape)}) as buffer:
+        buffer.store_episode(
+            {
+                "obs": np.broadcast_to(ts, (n, *shape)).astype("uint16"),
+                "reward": np.ones(n),
+                "terminated": np.arange(n) == n - 1,
+            }
+        )
+        batch = buffer.sample_transitions(2 * n, n_step=7, gamma=1.0)
+    t, steps = batch.info["t"], np.minimum(7, n - batch.info["t"])
+    np.testing.assert_array_equal(batch.obs, np.broadcast_to(t[:, None], batch.obs.shape))
+    after = np.where(t + 7 < n, t + 7, 0)
+    np.testing.assert_array_equal(
+        batch.next_obs, np.broadcast_to(after[:, None], batch.next_obs.shape)
+    )
+    np.testing.assert_array_equal(batch.reward, steps)
+    np.testing.assert_array_equal(batch.terminated, t + 7 >= n)
