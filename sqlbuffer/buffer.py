@@ -91,7 +91,8 @@ class ReplayBuffer:
         SchemaMissingError: A database without the schema.
         SchemaOutdatedError: A schema of an earlier release.
         SchemaTooNewError: A schema of a later release.
-        StorageUnreachableError: No database answers.
+        StorageUnreachableError: No database answers. Its subclasses name a wrong password, a
+            missing role and a missing database.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://", max_capacity=100)
@@ -1232,7 +1233,7 @@ class ReplayBuffer:
 
         Args:
             url: The database; see `ReplayBuffer`.
-            retry_s: How long to wait for a server that restarts; see `ReplayBuffer`.
+            retry_s: How long to wait for a server; see `ReplayBuffer`.
         """
         return catalog.list_buffers(url, checked_retry("retry_s", retry_s))
 
@@ -1243,7 +1244,7 @@ class ReplayBuffer:
         Args:
             url: The database; see `ReplayBuffer`.
             name: The buffer.
-            retry_s: How long to wait for a server that restarts; see `ReplayBuffer`.
+            retry_s: How long to wait for a server; see `ReplayBuffer`.
 
         Raises:
             BufferNotFoundError: No such buffer.

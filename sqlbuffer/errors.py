@@ -15,6 +15,18 @@ class StorageUnreachableError(StorageError):
     """The database could not be reached: check the URL, the server and the network."""
 
 
+class WrongPasswordError(StorageUnreachableError):
+    """The server refused the password: correct the password, or the name of the user."""
+
+
+class RoleMissingError(StorageUnreachableError):
+    """The server has no such user: correct the name, or have the role made."""
+
+
+class DatabaseMissingError(StorageUnreachableError):
+    """The server has no such database: correct the name, or create the database."""
+
+
 class StorageBusyError(StorageError):
     """The database stayed locked for the whole timeout: try again, or raise the timeout."""
 

@@ -33,9 +33,9 @@ class Connection(StrictModel):
             of a sync of the disk for each write. `relaxed`: on PostgreSQL the last half second may
             be lost when the server dies, and writes do not wait for its disk; on SQLite the same as
             None. A batch is whole or absent in each case.
-        retry_s: How long a call is repeated when the connection to the server is lost; a write
-            takes effect once. Opening waits for a server only if this process has reached it
-            before, or if it says that it restarts. 0 raises immediately.
+        retry_s: How long a call is repeated when the server cannot be reached, opening too; a
+            write takes effect once. 0 raises immediately. A wrong password, and a role or a
+            database that is missing, are raised immediately in any case.
         wait_s: How long a call waits for the buffer's rate limiter before it raises
             `FlowControlError`; 0 raises immediately.
         flush_s: How long a step of `episode()` waits at most before it is stored.

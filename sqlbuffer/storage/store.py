@@ -17,10 +17,9 @@ from sqlbuffer.storage.database.engine import (
     engine_for,
     own_engine,
     resolve_url,
-    was_reached,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.retrying import retried_at_opening
+from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.draws import BatchDraws
 from sqlbuffer.storage.flow.pacing import Pacer
@@ -125,11 +124,10 @@ class BufferStore(OpenBuffer):
                     used, resolved, name, config, options.alpha, layout, may_create=may_create
                 )
 
-        found = retried_at_opening(
+        found = retried(
             info,
             options.retry_s,
             lambda: close_idle(resolved),
-            lambda: was_reached(resolved, engine),
         )
         made_engine = not isinstance(url, Engine)
         return cls(resolved, found, engine, made_engine=made_engine, options=options)

@@ -58,7 +58,7 @@ def _names(url: str | None) -> list[str]:
     from sqlbuffer import ReplayBuffer
 
     try:
-        return ReplayBuffer.list(url)
+        return ReplayBuffer.list(url, retry_s=0)
     except (BufferNotFoundError, SchemaMissingError):
         return []
 

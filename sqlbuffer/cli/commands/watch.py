@@ -92,7 +92,7 @@ class _Watcher:
         from sqlbuffer import ReplayBuffer
         from sqlbuffer.errors import BufferNotFoundError
 
-        names = ReplayBuffer.list(self._url) if self._name is None else [self._name]
+        names = ReplayBuffer.list(self._url, retry_s=0) if self._name is None else [self._name]
         found = []
         for name in names:
             try:

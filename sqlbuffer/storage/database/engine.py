@@ -42,8 +42,6 @@ SQLITE_FILE_PRAGMAS = ("PRAGMA journal_mode = WAL",)
 
 _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
-# The URLs of engines that were closed after they had connected.
-_reached: set[str] = set()
 _inherited: list[Engine] = []
 _numbers = itertools.count(1)
 _epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
@@ -173,31 +171,12 @@ def pool_owner(engine: Engine) -> Engine:
     return _owners.get(engine, engine)
 
 
-def was_reached(url: URL, engine: Engine | None = None) -> bool:
-    """Return True if this process was connected to a database before.
-
-    Args:
-        url: Its resolved URL.
-        engine: An engine of the user's.
-    """
-    key = url.render_as_string(hide_password=False)
-    engine = engine or _engines.get(key)
-    return key in _reached or (engine is not None and _has_connected(engine))
-
-
-def _has_connected(engine: Engine) -> bool:
-    # SQLAlchemy asks for it at the first connection.
-    return engine.dialect.server_version_info is not None
-
-
 def close_idle(url: URL) -> None:
     """Forget this process's engine of a URL and close its idle connections."""
     key = url.render_as_string(hide_password=False)
     with _lock:
         engine = _engines.pop(key, None)
     if engine is not None:
-        if _has_connected(engine):
-            _reached.add(key)
         engine.dispose()
         # Once more, for threads that got hold of the engine before, and go on with the new pool.
         engine.pool.dispose()

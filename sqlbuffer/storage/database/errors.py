@@ -12,7 +12,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlbuffer.errors import (
     BufferNotFoundError,
+    DatabaseMissingError,
     FieldError,
+    RoleMissingError,
     SchemaMissingError,
     SQLBufferError,
     StorageBusyError,
@@ -20,19 +22,10 @@ from sqlbuffer.errors import (
     StorageFullError,
     StorageReadOnlyError,
     StorageUnreachableError,
+    WrongPasswordError,
 )
 from sqlbuffer.storage.database.urls import shown_url, unread_log
 
-# What a server says that starts, recovers or shuts down: by state in a session, and to one who
-# connects by text alone.
-_RESTARTING_STATES = ("57P01", "57P02", "57P03")
-_RESTARTING = (
-    "the database system is starting up",
-    "the database system is shutting down",
-    "the database system is in recovery mode",
-    "the database system is not yet accepting connections",
-    "the database system is not accepting connections",
-)
 # How the triggers of both databases begin to say that a buffer is unknown.
 NO_BUFFER = "sqlbuffer: no buffer"
 # What the drivers raise when another writer holds an id.
@@ -46,10 +39,6 @@ class ConnectionLost(StorageUnreachableError):
     """The server could not be reached, or went away in the middle: what was under way may have
     happened or not.
     """
-
-
-class ServerRestarting(ConnectionLost):
-    """The server says that it starts, recovers or shuts down."""
 
 
 class Deadlock(StorageBusyError):
@@ -76,6 +65,36 @@ _REMEDIES: dict[str, tuple[type[StorageError], str]] = {
     ),
     "53100": (StorageFullError, "free space on the server and write again"),
 }
+
+# Why a server, or pgbouncer in front of it, lets no one in. A refused connection has no state: only
+# the text says why. In another language than English it counts as a lost connection.
+_REFUSALS: tuple[tuple[re.Pattern[str], type[StorageUnreachableError], str], ...] = tuple(
+    (re.compile(f"^.*(?:{pattern}).*$", re.MULTILINE), kind, remedy)
+    for pattern, kind, remedy in (
+        (
+            "(?:password|SASL) authentication failed|no password supplied|empty password",
+            WrongPasswordError,
+            "check the user and the password; in a URL, write @ : / of a password as %40 %3A %2F",
+        ),
+        (
+            '(?:role|user) ".*" does not exist|no such user',
+            RoleMissingError,
+            "check the name of the user, or ask the owner of the server to make the role: "
+            "CREATE ROLE ... LOGIN",
+        ),
+        (
+            'database ".*" does not exist|no such database',
+            DatabaseMissingError,
+            "check the name of the database, or create it with `createdb`, and run "
+            "`sqlbuffer db init` with this URL",
+        ),
+        (
+            "pg_hba.conf|authentication failed|not permitted to log in|permission denied for",
+            StorageUnreachableError,
+            "ask the owner of the server to let this user in from this machine",
+        ),
+    )
+)
 
 
 @contextmanager
@@ -120,13 +139,19 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return FieldError(_too_large(reason))
     unanswered = isinstance(error, psycopg.OperationalError) and not state
     if unanswered or state.startswith(("08", "57P", "53", "25P03")):
-        is_restarting = state in _RESTARTING_STATES or any(
-            map(str(error).__contains__, _RESTARTING)
-        )
-        return (ServerRestarting if is_restarting else ConnectionLost)(
+        return _refusal(error, shown) or ConnectionLost(
             f"cannot reach {shown}: {reason}; check that the server runs and accepts connections"
         )
     return StorageError(f"{shown}: {reason}")
+
+
+def _refusal(error: BaseException | None, shown: str) -> StorageUnreachableError | None:
+    """Return the error of a server that answers, and lets this user in at no later attempt."""
+    for pattern, kind, remedy in _REFUSALS:
+        if found := pattern.search(str(error)):
+            reason = found[0].rpartition("FATAL:")[2].strip()
+            return kind(f"cannot open {shown}: {reason}; {remedy}")
+    return None
 
 
 def _is_recovery_conflict(error: BaseException | None, state: str) -> bool:

@@ -11,7 +11,6 @@ from sqlbuffer.storage.database.errors import (
     ConnectionLost,
     Deadlock,
     RecoveryConflict,
-    ServerRestarting,
 )
 
 # Not the generator that the user may have seeded.
@@ -70,33 +69,3 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
         # Not all writers at once, when the server is back.
         time.sleep(pause_s * _RANDOM.uniform(0.5, 1))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-
-def retried_at_opening(
-    work: Callable[[], T],
-    retry_s: float,
-    on_loss: Callable[[], None],
-    was_reached: Callable[[], bool],
-) -> T:
-    """Return what `work` returns, called again where a server is known that can be waited for.
-
-    A server that refuses a connection may be a wrong URL: that is raised immediately, unless this
-    process has reached the server before, or the server says that it restarts.
-
-    Args:
-        work: May be called several times.
-        retry_s: How long after the first loss; 0 never calls again.
-        on_loss: Called after each loss.
-        was_reached: Returns True if this process was connected to the server before.
-
-    Raises:
-        StorageUnreachableError: The server could not be reached.
-        StorageBusyError: Every one of many attempts ended in a deadlock.
-    """
-    try:
-        return retried(work, min(retry_s, ONCE_MORE_S), on_loss)
-    except StorageUnreachableError as error:
-        is_restarting = isinstance(error.__cause__, ServerRestarting)
-        if retry_s <= ONCE_MORE_S or not (is_restarting or was_reached()):
-            raise
-    return retried(work, retry_s, on_loss)

@@ -13,10 +13,9 @@ from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
     is_memory,
-    was_reached,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.retrying import retried_at_opening
+from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.migrations import migrate
 
@@ -62,7 +61,7 @@ def with_schema(
     work: Callable[[Engine], T],
 ) -> T:
     """Return what `work` returns, called with an engine of a database with the schema; see
-    `retried_at_opening`.
+    `retried`.
     """
     own = url if isinstance(url, Engine) else None
 
@@ -71,9 +70,7 @@ def with_schema(
         ensure_schema(engine, resolved, create=False)
         return work(engine)
 
-    return retried_at_opening(
-        attempt, retry_s, lambda: close_idle(resolved), lambda: was_reached(resolved, own)
-    )
+    return retried(attempt, retry_s, lambda: close_idle(resolved))
 
 
 def _check_version(connection: Connection) -> None:

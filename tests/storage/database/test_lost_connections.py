@@ -299,11 +299,26 @@ def test_without_retries_the_first_loss_is_raised(proxy):
     assert buffer.store(row).duplicates == 1
 
 
-def test_a_wrong_server_is_an_error_at_once_when_a_buffer_is_opened(proxy):
+@pytest.mark.parametrize("call", [ReplayBuffer, ReplayBuffer.list])
+def test_opening_tries_again_for_retry_s(proxy, monkeypatch, call):
+    monkeypatch.setattr(retrying, "time", Clock())
     proxy.closed = True
+    with pytest.raises(StorageUnreachableError, match=r"cannot reach .*; tried again for 2.5 s"):
+        call(proxy.url, retry_s=2.5)
     with pytest.raises(StorageUnreachableError) as caught:
-        ReplayBuffer(proxy.url)
+        call(proxy.url, retry_s=0)
     assert "tried again" not in str(caught.value)
+
+
+def test_opening_waits_for_a_server_that_this_process_has_not_reached(url, proxy, monkeypatch):
+    class Starting(Clock):
+        def sleep(self, seconds):
+            super().sleep(seconds)
+            proxy.closed = self.now < 5
+
+    monkeypatch.setattr(retrying, "time", Starting())
+    proxy.closed = True
+    assert len(ReplayBuffer(proxy.url)) == 0
 
 
 def test_opening_and_list_wait_for_a_server_that_this_process_has_reached(proxy):
