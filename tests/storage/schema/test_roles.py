@@ -157,6 +157,28 @@ def test_learners_delete_clear_and_resize(with_roles, login, evict_by, fields):
         assert buffer.clear() == 2
 
 
+@pytest.mark.parametrize("fields", [None, {"obs": "float32"}], ids=["rows", "chunks"])
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_a_writer_that_deletes_clears_or_resizes_is_told_which_role_may(
+    with_roles, login, evict_by, fields
+):
+    url = login("sqlbuffer_writer")
+    settings = {"max_capacity": 8, "evict_by": evict_by, "fields": fields}
+    with ReplayBuffer(url, name="newer", **settings) as buffer:
+        values = {name: np.zeros(8, np.float32) for name in fields or ()}
+        values["reward"] = np.ones(8)
+        buffer.extend({**values, "task_id": [f"task_{n % 4}" for n in range(8)]})
+        for call in (
+            lambda: buffer.delete(TASK_0),
+            buffer.clear,
+            lambda: buffer.resize(2),
+            lambda: buffer.resize(20),
+        ):
+            with pytest.raises(StorageReadOnlyError, match="sqlbuffer_learner also deletes, clear"):
+                call()
+        assert len(buffer) == 8
+
+
 @pytest.mark.parametrize("role", ["sqlbuffer_writer", "sqlbuffer_learner"])
 def test_writers_and_learners_write_episodes_that_leave_whole(with_roles, login, role):
     url = login(role)
