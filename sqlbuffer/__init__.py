@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.fields.env_fields import fields_from_env
     from sqlbuffer.fields.specs import FieldSpec
+    from sqlbuffer.front.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.front.row_changes import PriorityUpdate
     from sqlbuffer.loading.loader import Loader
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     )
     from sqlbuffer.stats import Removed
     from sqlbuffer.steps.batches import Batch
-    from sqlbuffer.steps.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
     from sqlbuffer.steps.store_result import StoreResult
     from sqlbuffer.storage.sampling.candidates import Candidates
@@ -48,7 +48,7 @@ _HOME = {
     "PriorityUpdate": "front.row_changes",
     "Removed": "stats",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
-    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "steps.converters"),
+    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),
     "QueryBuilder": "query.builder",
     "QueryFilter": "query.query_filter",
     **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "steps.data_rows"),

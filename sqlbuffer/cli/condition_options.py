@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from sqlbuffer.fields.specs import FieldSpec
     from sqlbuffer.query.builder import Tree
 
-# Names that need no `exp_meta.` or `exp_data.` before them.
-_PARTS = ("exp_meta", "exp_data")
-
 
 def condition_of(
     buffer: "ReplayBuffer", condition: str | None, equals: list[str] | None
@@ -41,7 +38,7 @@ def _tree(text: str) -> Any:
     except ValueError as error:
         raise ConditionError(
             f"--condition is no JSON: {error}; write what QueryBuilder().build() returns, such as "
-            """'{"field": "exp_meta.step", "op": "gt", "value": 3}'"""
+            """'{"field": "step", "op": "gt", "value": 3}'"""
         ) from None
     if not tree:
         raise ConditionError("--condition is empty; leave it out to mean every row")
@@ -49,16 +46,12 @@ def _tree(text: str) -> Any:
 
 
 def _equal(text: str, specs: "Mapping[str, FieldSpec]") -> dict[str, Any]:
-    from sqlbuffer.query.paths import FIELDS, parse_field
+    from sqlbuffer.query.paths import parse_field
 
     name, sign, value = text.partition("=")
     if not sign:
         raise ConditionError(f"--eq takes field=value, such as --eq task_id=t1, got {text!r}")
     field = name.strip()
-    root = field.partition(".")[0].partition("[")[0]
-    for part in _PARTS:
-        if field not in {*FIELDS, *specs} and f"{part}.{root}" in FIELDS:
-            field = f"{part}.{field}"
     kind = parse_field(field, {name: spec.column for name, spec in specs.items()}).kind
     is_text = kind == "text" or (field in specs and specs[field].dtype.kind == "U")
     return {"field": field, "op": "eq", "value": value if is_text else _value(value)}

@@ -34,7 +34,7 @@ Condition = Annotated[
         "--condition",
         metavar="JSON",
         help="Rows that match, as QueryBuilder().build() says it: "
-        '\'{"field": "exp_meta.step", "op": "gt", "value": 3}\'.',
+        '\'{"field": "step", "op": "gt", "value": 3}\'.',
         show_default=False,
     ),
 ]

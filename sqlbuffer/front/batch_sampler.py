@@ -10,11 +10,11 @@ from sqlbuffer.arguments import (
     ineligible_rows,
 )
 from sqlbuffer.config.setting_checks import MAX_LIMIT
+from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
-from sqlbuffer.steps.converters import Converter
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 

@@ -18,9 +18,9 @@ class QueryBuilder:
     group of its own. The result of `build` is plain data that JSON can hold.
 
     Example:
-        >>> builder = QueryBuilder().eq("exp_meta.task_id", "t1").and_().gt("exp_meta.step", 3)
+        >>> builder = QueryBuilder().eq("task_id", "t1").and_().gt("step", 3)
         >>> builder.build()["and_"][1]
-        {'field': 'exp_meta.step', 'value': 3, 'op': 'gt'}
+        {'field': 'step', 'value': 3, 'op': 'gt'}
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class QueryBuilder:
         if not self._conditions:
             raise ConditionError(
                 "Mismatch between condition and operator counts: the condition is empty; add one, "
-                "such as .eq('exp_meta.task_id', 't1'), or give none where all rows are meant"
+                "such as .eq('task_id', 't1'), or give none where all rows are meant"
             )
         if len(self._operators) != len(self._conditions) - 1:
             raise ConditionError(
@@ -153,5 +153,5 @@ def as_data(value: Any, depth: int = 0) -> Any:
     raise ConditionError(
         f"a condition holds None, bool, int, float, text, lists and dicts, got "
         f"{type(value).__name__}; "
-        "for a time, compare exp_meta.execute_time with seconds since 1970"
+        "for a time, compare execute_time with seconds since 1970"
     )

@@ -41,6 +41,11 @@ FIELDS: dict[str, tuple[str, Kind]] = {
     **{name: (name, _META[name]) for name in ("episode_id", "model_version", "session_id")},
     **{name: (name, _DATA[name]) for name in ("terminated", "truncated")},
 }
+# The same by their short names. A declared field of such a name is meant before them.
+SHORT_NAMES: dict[str, tuple[str, Kind]] = {
+    **{name: (name, kind) for name, kind in (_META | _DATA).items()},
+    "reward": ("reward_t", "real"),
+}
 MAX_PATH_SEGMENTS = 100  # payloads are not nested deeper
 MAX_PATH_INDEXES = 4
 # An identifier, a list index in brackets, or a quoted key; separated by dots.
@@ -72,7 +77,7 @@ NONE_DECLARED: Mapping[str, bool] = {}
 
 
 def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> Field:
-    """Return the field of a dotted name such as `exp_meta.step` or `exp_data.state.tags[0]."a.b"`.
+    """Return the field of a name such as `step`, `exp_meta.step` or `state.tags[0]."a.b"`.
 
     Args:
         name: The name.
@@ -82,15 +87,20 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
         ConditionError: No such field, or a malformed path; names the nearest known fields.
     """
     if not isinstance(name, str):
-        raise ConditionError(f"a field is named by text such as 'exp_meta.task_id', got {name!r}")
+        raise ConditionError(f"a field is named by text such as 'task_id', got {name!r}")
     if name in FIELDS:
         return Field(name, *FIELDS[name])
     if name in declared:
         return _declared_field(name, declared[name])
-    root = re.match(r"exp_data\.(state|actions|messages|extra)(?=[.\[])", name)
+    if name in SHORT_NAMES:
+        return Field(name, *SHORT_NAMES[name])
+    root = re.match(r"(?:exp_data\.)?(state|actions|messages|extra)(?=[.\[])", name)
     if root is None:
         usable = [own for own, is_usable in declared.items() if is_usable]
-        raise ConditionError(f"unknown field {name!r}{_nearest(name, [*FIELDS, *usable])}")
+        is_long = name.startswith("exp_")
+        known = list(FIELDS if is_long else dict.fromkeys([*SHORT_NAMES, *FIELDS, *usable]))
+        hint = nearest(name, known) or "; known are " + ", ".join(known)
+        raise ConditionError(f"unknown field {name!r}{hint}")
     path = parse_path(name, root.end())
     if len(path) > MAX_PATH_SEGMENTS:
         raise ConditionError(
@@ -135,10 +145,9 @@ def parse_path(name: str, start: int) -> tuple[Segment, ...]:
     return tuple(path)
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return a hint at the known names that are like an unknown one; empty: there are none."""
     name = name[:100]
     by_last_part = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
-    nearest = by_last_part or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if nearest:
-        return "; did you mean " + " or ".join(nearest) + "?"
-    return "; known are " + ", ".join(known)
+    found = by_last_part or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return "; did you mean " + " or ".join(found) + "?" if found else ""

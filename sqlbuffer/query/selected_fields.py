@@ -7,10 +7,13 @@ from typing import Any
 from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.scalar_tags import escape_key
 from sqlbuffer.errors import ConditionError, FieldError
-from sqlbuffer.query.paths import Segment, parse_path
+from sqlbuffer.query.paths import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
 
 PAYLOADS = ("state", "actions", "messages", "extra")
 PLAIN = ("reward_t", "adv_t", "v_t", "terminated", "truncated")
+# They come along always, so they may be named and mean nothing.
+_COLUMNS = {**FIELDS, **SHORT_NAMES}
+KEYS = frozenset(name for name, (of, _) in _COLUMNS.items() if of not in (*PAYLOADS, *PLAIN))
 _WITH_BYTES = ("$array", "$scalar", "$bytes")
 _ITEMS = ("$tuple", "$set", "$frozenset")
 # What is wanted of a value: by key or index what is wanted of that; None: all of it.
@@ -59,7 +62,7 @@ class SelectedFields:
             )
         fields: dict[str, Tree] = {}
         for name in names:
-            if name not in declared:
+            if name not in declared and name not in KEYS:
                 root, path = _parse(name, declared)
                 _add(fields, (root, *path))
         return cls(fields, tuple(name for name in declared if name in names))
@@ -79,6 +82,7 @@ def _parse(name: Any, declared: Collection[str]) -> tuple[str, tuple[Segment, ..
             f"unknown field {name[:100]!r}; there are "
             f"{', '.join((*PAYLOADS, *PLAIN, *declared))}, and what is inside the first four, such "
             f"as 'state.image'; keys come along always"
+            f"{nearest(name, [*PAYLOADS, *PLAIN, 'reward', *declared, *KEYS])}"
         )
     try:
         path = parse_path(inner, len(root))

@@ -38,6 +38,20 @@ from tests.support.payloads import keys
         ("session_id", "session_id", "text"),
         ("terminated", "terminated", "bool"),
         ("truncated", "truncated", "bool"),
+        ("task_id", "task_id", "text"),
+        ("task_name", "task_name", "text"),
+        ("agent_id", "agent_id", "text"),
+        ("step", "step", "int"),
+        ("execute_time", "execute_time", "real"),
+        ("pre_agent", "pre_agent", "text"),
+        ("state", "state", "json"),
+        ("actions", "actions", "json"),
+        ("messages", "messages", "json"),
+        ("extra", "extra", "json"),
+        ("reward", "reward_t", "real"),
+        ("reward_t", "reward_t", "real"),
+        ("adv_t", "adv_t", "real"),
+        ("v_t", "v_t", "real"),
     ],
 )
 def test_each_field_is_a_column(name, column, kind):
@@ -66,8 +80,9 @@ def test_each_field_is_a_column(name, column, kind):
 )
 def test_paths_have_keys_indexes_and_quoted_keys(path, segments):
     for column in ("state", "actions", "messages", "extra"):
-        field = parse_field(f"exp_data.{column}{path}")
-        assert (field.column, field.kind, field.path) == (column, "json", segments)
+        for prefix in ("exp_data.", ""):
+            field = parse_field(f"{prefix}{column}{path}")
+            assert (field.column, field.kind, field.path) == (column, "json", segments)
 
 
 @pytest.mark.slow
@@ -79,15 +94,17 @@ def test_every_key_can_be_named_by_quoting_it(path):
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("task_id", "exp_meta.task_id"),
+        ("taskid", "task_id"),
         ("exp_data.task_id", "exp_meta.task_id"),
         ("exp_meta.tsk_id", "exp_meta.task_id"),
-        ("step", "exp_meta.step"),
+        ("Step", "step"),
         ("exp_meta.Step", "exp_meta.step"),
-        ("reward_t", "exp_data.reward_t"),
+        ("rewards", "reward"),
+        ("exp_meta.reward_t", "exp_data.reward_t"),
         ("exp_data.reward", "exp_data.reward_t"),
         ("exp_data.action", "exp_data.actions"),
-        ("state", "exp_data.state"),
+        ("stat", "state"),
+        ("statee.x", "state"),
         ("exp_data.statee.x", "exp_data.state"),
         ("sequence", "seq"),
     ],
@@ -96,6 +113,11 @@ def test_an_unknown_field_names_the_nearest_known_ones(name, nearest):
     with pytest.raises(ConditionError, match="did you mean") as caught:
         parse_field(name)
     assert nearest in str(caught.value)
+
+
+def test_a_declared_field_is_meant_before_a_short_name():
+    field = parse_field("v_t", {"v_t": True})
+    assert (field.column, field.path) == ("fields", ("v_t",))
 
 
 def test_a_field_like_no_other_names_all():

@@ -111,6 +111,12 @@ def test_plain_fields_and_the_short_name_of_the_reward_are_known():
     assert SelectedFields.parse(()).fields == {}
 
 
+def test_keys_may_be_named_though_they_come_along_always():
+    names = ["task_id", "exp_meta.step", "seq", "episode_id", "reward", "level"]
+    found = SelectedFields.parse(names, ["level"])
+    assert (found.fields, found.typed) == ({"reward_t": None}, ("level",))
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -124,7 +130,8 @@ def test_plain_fields_and_the_short_name_of_the_reward_are_known():
         (["stat"], "unknown field 'stat'; there are state, actions"),
         (["states"], "unknown field"),
         ([""], "unknown field"),
-        (["exp_meta.step"], "unknown field"),
+        (["exp_meta.stepp"], "unknown field 'exp_meta.stepp'.*did you mean exp_meta.step"),
+        (["rewards"], "did you mean reward"),
         (["reward_t.x"], "reward_t is a single value"),
         (["terminated[0]"], "terminated is a single value"),
         (["state."], "malformed path"),

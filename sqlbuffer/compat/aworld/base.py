@@ -6,8 +6,8 @@ from sqlbuffer.compat.aworld.query_filter import QueryCondition
 from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage
+from sqlbuffer.front.converters import Converter, DefaultConverter
 from sqlbuffer.query.query_filter import QueryFilter
-from sqlbuffer.steps.converters import Converter, DefaultConverter
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 
 __all__ = [

@@ -9,7 +9,7 @@ from sqlbuffer.compat.aworld.samplers import RandomTaskSample, Sampler, TaskSamp
 from sqlbuffer.compat.aworld.storage.base import Storage
 from sqlbuffer.compat.aworld.storage.in_memory import InMemoryStorage
 from sqlbuffer.compat.aworld.storage.sql import SQLStorage
-from sqlbuffer.steps.converters import Converter, DefaultConverter
+from sqlbuffer.front.converters import Converter, DefaultConverter
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.store_result import StoreResult
 

@@ -123,3 +123,30 @@ def test_typed_fields_are_columns():
     rows[0].fields["obs"] = np.zeros(3)
     found = ColumnsConverter(["obs"]).to_dataset_row(rows)["obs"]
     assert [len(each) for each in found] == [3, 2, 2]
+
+
+def test_columns_are_named_as_in_conditions():
+    metas = [ExpMeta("t", None, "a", step, 0.0) for step in range(3)]
+    rows = [
+        DataRow(meta, Experience(state={"x": [i, 0.5], "tag": "u"}, reward_t=i, actions=[{"a": i}]))
+        for i, meta in enumerate(metas)
+    ]
+    del rows[2].exp_data.state["tag"]
+    names = ["step", "exp_meta.step", "reward", "exp_data.reward_t"]
+    columns = columns_of(rows, *names, "state.x", "state.x[1]", "actions[0].a", "state.tag")
+    assert [columns[name].tolist() for name in names] == [[0, 1, 2]] * 4
+    assert columns["state.x"].shape == (3, 2)
+    assert columns["state.x[1]"].tolist() == [0.5] * 3
+    assert columns["actions[0].a"].tolist() == [0, 1, 2]
+    assert columns["state.tag"].tolist() == ["u", "u", None]
+
+
+def test_a_typed_field_of_a_short_name_is_meant_before_it():
+    row = DataRow(ExpMeta("t", None, "a", 1, 0.0), Experience(v_t=9.0), fields={"v_t": 1.5})
+    assert columns_of([row], "v_t")["v_t"].tolist() == [1.5]
+
+
+@pytest.mark.parametrize("name", ["state.", "exp_meta.nothing", "", None])
+def test_a_column_that_no_row_can_have_is_refused(name):
+    with pytest.raises(FieldError):
+        columns_of([], name)

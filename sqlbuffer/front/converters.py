@@ -1,13 +1,14 @@
 """Converters turn what a sampler found into what the learner wants."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.errors import FieldError
+from sqlbuffer.errors import ConditionError, FieldError
+from sqlbuffer.query.paths import SHORT_NAMES, Field, Segment, nearest, parse_field
 from sqlbuffer.steps.data_rows import DataRow
 
 T = TypeVar("T")
@@ -52,8 +53,8 @@ class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
     array where all rows hold numbers or arrays of one shape, and an array of objects otherwise.
 
     Args:
-        columns: Which columns, by their name in `ExpMeta`, `Experience` or `DataRow`, or by that of
-            a typed field.
+        columns: Which columns, by the names that conditions take: `task_id`, `reward`,
+            `state.x`, a typed field. A value that a row does not have is None.
 
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -89,52 +90,66 @@ class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
 
 
 def _column(name: str, rows: "list[DataRow]") -> NDArray[Any]:
-    get = _GETTERS.get(name)
-    if get is not None:
-        return _array(name, [get(row) for row in rows])
+    field = _built_in(name)
+    if field is not None and not any(name in row.fields for row in rows):
+        return _array(field, [_value(row, field) for row in rows])
     lacking = next((row for row in rows if name not in row.fields), None)
     if lacking is not None:
-        known = ", ".join([*lacking.fields, *_GETTERS])
-        raise FieldError(f"the row with seq {lacking.seq} has no column {name!r}; it has {known}")
+        known = [*lacking.fields, "seq", "id", *SHORT_NAMES]
+        raise FieldError(
+            f"the row with seq {lacking.seq} has no column {name!r}; it has {', '.join(known)}"
+            f"{nearest(name, known)}"
+        )
     values = [row.fields[name] for row in rows]
     # Values of varying length have different shapes.
     return np.stack(values) if len(set(map(np.shape, values))) == 1 else _objects(values)
 
 
-def _getters() -> dict[str, Callable[[DataRow], Any]]:
-    from dataclasses import fields
-
-    from sqlbuffer.steps.data_rows import Experience, ExpMeta
-
-    def of_meta(name: str) -> Callable[[DataRow], Any]:
-        return lambda row: getattr(row.exp_meta, name)
-
-    def of_data(name: str) -> Callable[[DataRow], Any]:
-        return lambda row: getattr(row.exp_data, name)
-
-    return {
-        "seq": lambda row: row.seq,
-        "id": lambda row: row.id,
-        **{f.name: of_meta(f.name) for f in fields(ExpMeta)},
-        **{f.name: of_data(f.name) for f in fields(Experience)},
-    }
+def _built_in(name: str) -> Field | None:
+    """Return the field that every row has by this name; None: only a typed field can be meant."""
+    try:
+        return parse_field(name)
+    except ConditionError as error:
+        if isinstance(name, str) and name.isidentifier():
+            return None
+        raise FieldError(str(error)) from None
 
 
-_GETTERS = _getters()
+def _value(row: DataRow, field: Field) -> Any:
+    if field.column in ("id", "seq"):
+        return getattr(row, field.column)
+    part = row.exp_meta if hasattr(row.exp_meta, field.column) else row.exp_data
+    value = getattr(part, field.column)
+    for segment in field.path:
+        value = _inside(value, segment)
+    return value
+
+
+def _inside(value: Any, segment: Segment) -> Any:
+    """Return what a key or an index finds in a value; None where it finds nothing."""
+    if isinstance(value, Mapping):
+        return value.get(segment, value.get(str(segment)))
+    if isinstance(segment, str):
+        return getattr(value, segment, None)
+    is_list = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim)
+    return value[segment] if is_list and -len(value) <= segment < len(value) else None
+
+
 _DTYPES = {
     **dict.fromkeys(("execute_time", "reward_t", "adv_t", "v_t"), np.float64),
     **dict.fromkeys(("terminated", "truncated"), np.bool_),
 }
 
 
-def _array(name: str, values: list[Any]) -> NDArray[Any]:
+def _array(field: Field, values: list[Any]) -> NDArray[Any]:
+    name = field.column
     if name in _DTYPES:
         if _DTYPES[name] is np.bool_:
             return np.array([bool(value) for value in values], np.bool_)
         return np.array([np.nan if value is None else value for value in values], np.float64)
     if name in ("seq", "step"):
         return np.array(values, np.int64)
-    stacked = _stacked(values) if name in ("state", "actions") else None
+    stacked = _stacked(values) if name in ("state", "actions") or field.path else None
     return _objects(values) if stacked is None else stacked
 
 
