@@ -372,7 +372,7 @@ class TestPaths:
 
     def test_an_unknown_field_names_the_nearest(self, buffer):
         with pytest.raises(ConditionError, match=r"did you mean exp_meta\.task_id"):
-            buffer.size({"field": "task_id", "op": "eq", "value": 1})
+            buffer.size({"field": "exp_meta.taskid", "op": "eq", "value": 1})
 
 
 HOSTILE = [

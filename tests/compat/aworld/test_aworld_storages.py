@@ -196,7 +196,7 @@ def test_is_null_of_the_builder_works(storage):
 
 def test_unknown_field_is_refused_with_the_nearest_one(storage):
     with pytest.raises(ConditionError, match=r"did you mean exp_meta\.task_id"):
-        storage.size(QueryBuilder().eq("task_id", "task_1").build())
+        storage.size(QueryBuilder().eq("exp_meta.taskid", "task_1").build())
 
 
 def test_task_comes_back_in_insert_order(storage):
