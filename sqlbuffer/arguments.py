@@ -14,11 +14,10 @@ from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds
 from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.encoding.records import MAX_NAME_BYTES, encode_key
-from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
+from sqlbuffer.errors import BufferConfigError, FieldError
 from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.flow.limiters import HISTORY_S
 
 Condition = Tree | QueryBuilder | None
@@ -218,45 +217,6 @@ def check_n_step(n_step: int, gamma: float) -> None:
         raise TypeError(f"gamma is a number from 0 to 1, got {gamma!r}")
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma is a number from 0 to 1, got {gamma!r}")
-
-
-def check_sufficient(found: int, wanted: int, strict: bool, ineligible: str = "") -> None:
-    """Raise where fewer were found than must be.
-
-    Args:
-        found: How many were.
-        wanted: How many were asked for.
-        strict: Whether so many must be.
-        ineligible: Which rows could not be drawn; see `ineligible_rows`.
-    """
-    if strict and found < wanted:
-        also = f"; not drawn are rows that {ineligible}" if ineligible else ""
-        raise InsufficientDataError(
-            f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
-            f"{also}"
-        )
-
-
-def ineligible_rows(info: BufferInfo, *, by_priority: bool, quarantine: bool = False) -> str:
-    """Return which rows of a buffer are not drawn though they match; empty where all are.
-
-    Args:
-        info: The buffer.
-        by_priority: Whether a row of priority 0 is not drawn.
-        quarantine: Whether some are in quarantine.
-    """
-    kinds, limits = [], info.config.sampling
-    if limits.max_use is not None:
-        kinds.append(f"were sampled {limits.max_use} times (max_use)")
-    if limits.max_staleness is not None:
-        kinds.append(f"are more than {limits.max_staleness} behind the clock (max_staleness)")
-    if limits.current_session_only:
-        kinds.append("are of another session (current_session_only)")
-    if quarantine:
-        kinds.append("are in quarantine")
-    if by_priority:
-        kinds.append("have the priority 0")
-    return " or ".join(kinds)
 
 
 def described(sampler: Any) -> str:

@@ -5,13 +5,12 @@ from typing import Any
 
 from sqlbuffer.arguments import (
     check_batch_size,
-    check_sufficient,
     described,
-    ineligible_rows,
 )
 from sqlbuffer.config.setting_checks import MAX_LIMIT
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
+from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
@@ -42,7 +41,12 @@ class BatchSampler:
         check_batch_size(batch_size)
         n = min(int(batch_size), MAX_LIMIT)
         batch = self._store.draws.sample_batch(node, reader, sampler, n)
-        check_sufficient(batch.n_rows, batch_size, True, self._ineligible(sampler))
+        check_sufficient(
+            batch.n_rows,
+            batch_size,
+            True,
+            lambda: undrawn(self._store, node, sampler, reader),
+        )
         if n:
             sampler.handed_out()
         return batch
@@ -70,7 +74,7 @@ class BatchSampler:
             node, sampler, n, n if strict else 0, payloads
         )
         rows = RowList(decoder.rows(drawn.rows), drawn.columns, number)
-        check_sufficient(len(rows), batch_size, strict, self._ineligible(sampler))
+        check_sufficient(len(rows), batch_size, strict, lambda: undrawn(self._store, node, sampler))
         if rows:
             sampler.handed_out()
         return rows
@@ -97,7 +101,7 @@ class BatchSampler:
         drawn, number = self._store.draws.sample_tasks(
             node, sampler, most, most if strict else 0, payloads
         )
-        check_sufficient(len(drawn), n, strict, self._ineligible(sampler))
+        check_sufficient(len(drawn), n, strict, lambda: undrawn(self._store, node, sampler))
         return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:
@@ -111,11 +115,6 @@ class BatchSampler:
             chosen = sampler.choose_tasks(candidates, n) if n else []
         tasks = self._store.rows.tasks(chosen)
         return [decoder.rows(rows) for rows in tasks.values() if rows]
-
-    def _ineligible(self, sampler: Sampler | TaskSampler) -> str:
-        by_priority = isinstance(sampler, Sampler) and sampler.reads_priorities
-        quarantine = self._store.source.restrictions.has_quarantine
-        return ineligible_rows(self._store.info, by_priority=by_priority, quarantine=quarantine)
 
 
 def converted(converter: AnyConverter | None, value: Any) -> Any:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from sqlbuffer.arguments import check_sufficient, ineligible_rows
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.order import Order
 from sqlbuffer.loading.source import BatchSource, Place
+from sqlbuffer.loading.sufficient_data import check_sufficient
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.samplers.seeding import generator_of, own_copy
 from sqlbuffer.steps.batches import Batch
@@ -63,13 +63,9 @@ class Draws:
         sampler = own_sampler(self.sampler, self.replace, run.seed)
         for number in count(progress.get("batch", 0)):
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
-            store = self.source.store
-            ineligible = ineligible_rows(
-                store.info,
-                by_priority=sampler.reads_priorities,
-                quarantine=store.source.restrictions.has_quarantine,
+            check_sufficient(
+                batch.n_rows, self.batch_size, True, lambda: self.source.undrawn(sampler)
             )
-            check_sufficient(batch.n_rows, self.batch_size, True, ineligible)
             sampler.handed_out()
             yield batch, {"batch": number + 1}
 
@@ -109,7 +105,7 @@ class Passes:
             if is_empty and self.epochs is None:  # or it would look for ever
                 raise InsufficientDataError(
                     f"a pass has no batch of {self.batch_size}; wait for more data or lower the "
-                    f"batch size"
+                    f"batch size{self.source.undrawn()}"
                 )
             progress = {}
 

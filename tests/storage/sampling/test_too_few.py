@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sqlbuffer import PrioritizedSampler, RandomSampler, ReplayBuffer
+from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
 
 FIELDS = {"obs": "float32"}
@@ -15,20 +15,75 @@ CALLS = {
 }
 
 
+def why(buffer, call, sampler=None):
+    """Return the end of the error of a call, which says what was not drawn."""
+    with pytest.raises(InsufficientDataError, match="and 0 match") as caught:
+        CALLS[call](buffer, sampler or RandomSampler())
+    return str(caught.value).partition("of the rows that match, ")[2]
+
+
 @pytest.mark.parametrize("call", CALLS)
-def test_the_error_names_the_limits_of_use_and_staleness(buffer_url, call):
+def test_the_error_counts_steps_that_are_too_old(buffer_url, call):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_use=2, max_staleness=3) as buffer:
-        buffer.extend({"obs": np.zeros(4)}, model_version=1)
+        buffer.store_episode({"obs": np.zeros(4)}, model_version=1)
         buffer.set_clock(9)
-        limits = r"sampled 2 times \(max_use\) or are more than 3 behind the clock \(max_stale"
-        with pytest.raises(InsufficientDataError, match=f"0 match; .*{limits}"):
-            CALLS[call](buffer, RandomSampler())
+        assert why(buffer, call) == "4 more than 3 behind the clock (max_staleness)"
 
 
-def test_the_error_of_tasks_names_the_limits(buffer_url):
-    said = pytest.raises(InsufficientDataError, match=r"sampled 1 times \(max_use\)$")
-    with ReplayBuffer(buffer_url, max_use=1) as buffer, said:
-        buffer.sample_tasks(1, strict=True)
+@pytest.mark.parametrize("call", ["rows", "arrays", "loader"])
+def test_the_error_counts_steps_that_are_used_up(buffer_url, call):
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_use=1, keep_expired=True) as buffer:
+        buffer.extend({"obs": np.zeros(3)})
+        assert len(buffer.sample(3)) == 3
+        assert why(buffer, call) == "3 sampled 1 times (max_use)"
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_error_counts_steps_of_other_sessions(buffer_url, call):
+    with ReplayBuffer(buffer_url, fields=FIELDS, current_session_only=True) as buffer:
+        buffer.start_session("first")
+        buffer.store_episode({"obs": np.zeros(3)}, session_id="first")
+        buffer.start_session("second")
+        assert why(buffer, call) == "3 of another session (current_session_only)"
+
+
+@pytest.mark.parametrize("fields", [None, FIELDS], ids=["rows", "chunks"])
+def test_the_error_counts_rows_in_quarantine_that_match(buffer_url, fields):
+    with ReplayBuffer(buffer_url, fields=fields) as buffer:
+        values = {"obs": np.zeros(6)} if fields else {}
+        buffer.extend({**values, "reward": np.ones(6), "task_id": ["a", "b"] * 3})
+        of_a = QueryBuilder().eq("exp_meta.task_id", "a")
+        buffer.quarantine(of_a, reason="broken")
+        with pytest.raises(InsufficientDataError, match=r"not drawn .* match, 3 in quarantine$"):
+            buffer.sample(4, strict=True)
+        of_b = QueryBuilder().eq("exp_meta.task_id", "b")
+        with pytest.raises(InsufficientDataError, match=r"and 3 match; .*lower the batch size$"):
+            buffer.sample(4, condition=of_b, strict=True)
+
+
+def test_the_error_of_transitions_counts_steps_in_no_episode(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
+        buffer.extend({"obs": np.zeros(5)})
+        found = why(buffer, "transitions")
+        assert found.startswith("5 in no episode (store_episode or episode() stores")
+        assert "declare next_obs" in found
+        with pytest.raises(InsufficientDataError, match=r"asked for 6, .*lower the batch size$"):
+            buffer.sample(6, strict=True)
+
+
+def test_a_buffer_below_its_least_size_is_counted(buffer_url):
+    with ReplayBuffer(buffer_url, min_size=10) as buffer:
+        buffer.add(state=1)
+        with pytest.raises(InsufficientDataError, match=r"1 rows, .* from 10 on \(min_size\)"):
+            buffer.sample(1)
+
+
+def test_the_error_of_tasks_counts_their_rows(buffer_url):
+    with ReplayBuffer(buffer_url, max_use=1, keep_expired=True) as buffer:
+        buffer.add(state=1)
+        assert len(buffer.sample_tasks(1, strict=True)) == 1
+        with pytest.raises(InsufficientDataError, match=r"1 sampled 1 times \(max_use\)$"):
+            buffer.sample_tasks(1, strict=True)
 
 
 @pytest.mark.parametrize("call", CALLS)

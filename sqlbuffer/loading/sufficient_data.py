@@ -1,0 +1,67 @@
+"""Batches that are too small: the error says which rows could not be drawn, and how many."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from sqlbuffer.errors import InsufficientDataError, StorageError
+from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.samplers import Sampler, TaskSampler
+from sqlbuffer.storage.inspect.undrawn_rows import undrawn_rows
+from sqlbuffer.storage.sampling.readers.base import BatchReader
+from sqlbuffer.storage.sampling.readers.single_steps import StepReader
+from sqlbuffer.storage.store import BufferStore
+
+_IN_NO_EPISODE = (
+    "in no episode (store_episode or episode() stores steps in one; or declare next_obs and use "
+    "sample_arrays)"
+)
+
+
+def check_sufficient(found: int, wanted: int, strict: bool, why: Callable[[], str]) -> None:
+    """Raise where fewer were found than must be.
+
+    Args:
+        found: How many were.
+        wanted: How many were asked for.
+        strict: Whether so many must be.
+        why: Returns which rows could not be drawn; see `undrawn`.
+    """
+    if strict and found < wanted:
+        raise InsufficientDataError(
+            f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
+            f"{why()}"
+        )
+
+
+def undrawn(
+    store: BufferStore,
+    node: Node,
+    sampler: Sampler | TaskSampler | None,
+    reader: BatchReader | None = None,
+) -> str:
+    """Return which rows are not drawn though they match, as the end of a message; empty where all
+    are.
+
+    Args:
+        store: The buffer.
+        node: Which rows were to be drawn.
+        sampler: Chose among them.
+        reader: Makes arrays of them; None: they are returned as rows.
+    """
+    limits, causes = store.info.config.sampling, []
+    # What was drawn is too little, even where the rest cannot be counted.
+    with suppress(StorageError):
+        rows = undrawn_rows(store.source, node)
+        of_episodes = reader is not None and not isinstance(reader, StepReader)
+        for n, cause in (
+            (rows.in_no_episode if of_episodes else 0, _IN_NO_EPISODE),
+            (rows.in_quarantine, "in quarantine"),
+            (rows.stale, f"more than {limits.max_staleness} behind the clock (max_staleness)"),
+            (rows.of_other_sessions, "of another session (current_session_only)"),
+            (rows.used_up, f"sampled {limits.max_use} times (max_use)"),
+        ):
+            if n:
+                causes.append(f"{n} {cause}")
+    if isinstance(sampler, Sampler) and sampler.reads_priorities:
+        causes.append("those that have the priority 0")
+    return f"; not drawn are, of the rows that match, {', '.join(causes)}" if causes else ""

@@ -1,0 +1,67 @@
+"""Count the rows that match and cannot be drawn, by cause."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, func, select
+
+from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+
+
+@dataclass(frozen=True)
+class UndrawnRows:
+    """How many rows match and cannot be drawn. A row with two causes counts in both.
+
+    Attributes:
+        in_no_episode: They belong to no episode.
+        in_quarantine: They are in quarantine.
+        stale: They are too far behind the clock.
+        of_other_sessions: They are not of the current session.
+        used_up: They were sampled as often as they may be.
+    """
+
+    in_no_episode: int
+    in_quarantine: int
+    stale: int
+    of_other_sessions: int
+    used_up: int
+
+
+def undrawn_rows(source: CandidateSource, node: Node) -> UndrawnRows:
+    """Return how many rows match and cannot be drawn, now. Each cause takes a scan.
+
+    Args:
+        source: Opens the rows of the buffer.
+        node: Which rows were to be drawn.
+    """
+    return source.buffer.with_retries(lambda: _counted(source, node))
+
+
+def _counted(source: CandidateSource, node: Node) -> UndrawnRows:
+    buffer = source.buffer
+    with translated(buffer.url), snapshot(buffer.engine) as connection:
+        now = source.sampled_window(connection)
+        matching = resolve_labels(node, bool(now.has_labels))
+        where = statements.in_window(buffer.info.id, now.low, matching)
+        limits = source.restrictions.limits(now)
+
+        def count(cause: ColumnElement[bool]) -> int:
+            query = select(func.count()).select_from(experiences).where(where, cause)
+            return int(connection.execute(query).scalar_one())
+
+        def barred(limit: Eligibility) -> int:
+            return count(limit.is_ineligible(experiences)) if limit else 0
+
+        return UndrawnRows(
+            count(experiences.c.episode_id.is_(None)),
+            barred(Eligibility(quarantine=limits.quarantine)),
+            barred(Eligibility(oldest_version=limits.oldest_version)),
+            barred(Eligibility(session=limits.session)),
+            barred(Eligibility(max_use=limits.max_use)),
+        )
