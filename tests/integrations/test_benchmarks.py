@@ -50,6 +50,8 @@ LINES = {
     "room on disk of small steps vs their raw bytes, {}": BOTH,
     "tables of small steps after 10 turnovers": {"PostgreSQL"},
     "tables of frames of 28 KB after 10 turnovers": {"PostgreSQL"},
+    "a draw of 64 after each step vs after each 4th": BOTH,
+    "steps in a chunk of that loop over 32": BOTH,
     "transitions of 4 stacked (84, 84) frames": BOTH,
     "trajectories, a batch of 16 x 500 steps": BOTH,
     "fragments of 8 MB written vs a plain file": BOTH,
