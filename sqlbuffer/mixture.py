@@ -300,6 +300,10 @@ class _MixedDraws:
             and all(isinstance(credit, float) and math.isfinite(credit) for credit in credits)
         )
 
+    def n_batches(self) -> int | None:
+        """Return None: draws have no end."""
+        return None
+
 
 def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
     """Return the rows of batches of several sources, one after the other, with their sources in

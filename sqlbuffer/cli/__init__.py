@@ -30,7 +30,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     # Its tracebacks show local variables, and a URL among them has a password.
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.command("demo", epilog=run_demo.EPILOG)(run_demo.demo)
 app.command("info", epilog=info.EPILOG)(info.info)

@@ -103,6 +103,8 @@ class StepWriter:
                 record._replace(session_key=session) if record.session_key is None else record
                 for record in records
             ]
+        if any(row.exp_meta.execute_time is None for row in rows):
+            ignore |= MADE_TIME
         return self._insert(WriteBatch(records, ignore))
 
     def add(self, given: dict[str, Any]) -> StoreResult | None:

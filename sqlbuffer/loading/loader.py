@@ -57,6 +57,20 @@ class Loader:
         self._run, self._progress, self._next_run = run, progress, run + 1
         return self._noted(LoaderRun(self.seed, run), progress)
 
+    def __len__(self) -> int:
+        """Return how many batches an iteration over passes has, of what the buffer holds now.
+
+        Raises:
+            TypeError: The iteration has no end.
+        """
+        found = self._plan.n_batches()
+        if found is None:
+            raise TypeError("the loader has no end, and so no len; give epochs=... for passes")
+        return found
+
+    def __bool__(self) -> bool:
+        return True  # whatever it holds, and where it has no len
+
     @property
     def next_run(self) -> int:
         """Number of the next iteration.

@@ -31,6 +31,9 @@ class BatchPlan(Protocol):
     def knows(self, progress: Progress) -> bool:
         """Tell whether something is what `batches` yields beside a batch."""
 
+    def n_batches(self) -> int | None:
+        """Return how many batches an iteration has, of what there is now; None: it has no end."""
+
 
 def is_count(value: object) -> bool:
     """Tell whether something is an integer from 0 on."""
@@ -73,6 +76,10 @@ class Draws:
         """Tell whether something is the progress of draws."""
         return not progress or (set(progress) == {"batch"} and is_count(progress["batch"]))
 
+    def n_batches(self) -> int | None:
+        """Return None: draws have no end."""
+        return None
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -113,6 +120,13 @@ class Passes:
         """Tell whether something is the progress of passes."""
         names = {"pass", "low", "high", "place"}
         return not progress or (set(progress) == names and all(map(is_count, progress.values())))
+
+    def n_batches(self) -> int | None:
+        """Return how many batches the passes have, of what there is now; None: they have no end."""
+        if self.epochs is None:
+            return None
+        n = len(self.source.numbers())
+        return self.epochs * (n // self.batch_size if self.drop_last else -(-n // self.batch_size))
 
     def _one(
         self, run: LoaderRun, number: int, progress: Progress

@@ -46,6 +46,9 @@ class Batch(Mapping[str, Any]):
             raise AttributeError(f"the batch has no {name!r}; it has {', '.join(arrays)}")
         return arrays[name]
 
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *self._arrays]
+
     def __repr__(self) -> str:
         shown = (
             f"{name}: {None if a is None else f'{a.dtype}{list(a.shape)}'}"

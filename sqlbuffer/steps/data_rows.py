@@ -43,7 +43,7 @@ class ExpMeta:
         task_name: A readable name of the task.
         agent_id: The agent; numbers become text.
         step: Step within the task.
-        execute_time: Unix time in seconds.
+        execute_time: Unix time in seconds; None until it is stored: then the time of that.
         pre_agent: The agent that acted before.
         episode_id: Which rollout of the task, where there are several; numbers become text.
         model_version: Version of the model that acted.
@@ -52,13 +52,15 @@ class ExpMeta:
     Example:
         >>> ExpMeta("task_1", "search", "agent_1", 1, 1700000000.0).step
         1
+        >>> ExpMeta("task_1").agent_id
+        'default'
     """
 
     task_id: Key
-    task_name: Key | None
-    agent_id: Key
-    step: Integer
-    execute_time: Real
+    task_name: Key | None = None
+    agent_id: Key = "default"
+    step: Integer = 0
+    execute_time: Real | None = None
     pre_agent: Key | None = None
     episode_id: Key | None = field(default=None, kw_only=True)
     model_version: Integer | None = field(default=None, kw_only=True)
