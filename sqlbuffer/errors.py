@@ -43,6 +43,12 @@ class SchemaMissingError(StorageError):
     """The database has no sqlbuffer schema: run the command in the message."""
 
 
+class NamesTakenError(StorageError):
+    """The database has tables of another program by names that the schema needs: use another
+    database.
+    """
+
+
 class SchemaOutdatedError(StorageError):
     """The schema is older than the package: run the command in the message."""
 

@@ -1,6 +1,7 @@
 """Database errors by cause, as errors that tell the user what to do."""
 
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
     WrongPasswordError,
 )
-from sqlbuffer.storage.database.urls import shown_url, unread_log
+from sqlbuffer.storage.database.urls import shown_url, sqlite_path, unread_log
 
 # How the triggers of both databases begin to say that a buffer is unknown.
 NO_BUFFER = "sqlbuffer: no buffer"
@@ -213,7 +214,17 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
             f"cannot open {shown}: {reason}; check that the folder exists and may be written"
         )
     if "not a database" in reason:
-        return StorageUnreachableError(f"{shown} is not a SQLite file: {reason}; name another file")
+        return StorageUnreachableError(
+            f"{shown} is not a SQLite file: {reason}; name another file, or restore a backup if it "
+            f"was one"
+        )
+    if "malformed" in reason:
+        name = shlex.quote(str(sqlite_path(url)))
+        return StorageError(
+            f"{shown} is damaged: {reason}; stop its writers and copy the file with its -wal; "
+            f"`sqlbuffer doctor {name} --full` says where; restore a backup, or save what can "
+            f"be read: `sqlite3 {name} .recover | sqlite3 saved.db`"
+        )
     if "no such table" in reason or "no such view" in reason:
         return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")
     return StorageError(f"{shown}: {reason}")

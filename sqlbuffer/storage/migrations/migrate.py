@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import SchemaMissingError, SchemaOutdatedError, SchemaTooNewError
+from sqlbuffer.errors import (
+    NamesTakenError,
+    SchemaMissingError,
+    SchemaOutdatedError,
+    SchemaTooNewError,
+)
 from sqlbuffer.storage.database.engine import (
     SQLITE_FILE_PRAGMAS,
     engine_for,
@@ -34,6 +40,7 @@ HEAD = REVISIONS[-1]
 VERSION_TABLE = "sqlbuffer_alembic_version"
 _MIGRATION_LOCK = 7_239_471_001  # any number that is the same in every process
 _LOCK_TIMEOUT_S = 120.0
+_CREATED = re.compile(r"^CREATE (?:TABLE|VIEW) \"?(\w+)", re.MULTILINE)
 _alembic_lock = ForkLock()  # Alembic keeps its context in module globals
 
 
@@ -119,7 +126,10 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
         writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
         engine.connect() as connection,
     ):
-        _set_file_pragmas(connection)
+        if connection.dialect.name == "sqlite":
+            _refuse_taken_names(connection, resolved)
+            connection.rollback()
+            _set_file_pragmas(connection)
         connection = connection.execution_options(**{BEGIN: Begin(writes=True, patient=True)})
         with connection.begin():
             if connection.dialect.name == "postgresql":
@@ -130,10 +140,27 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
             if found not in (None, *REVISIONS):
                 check(connection, resolved, found)
                 return
+            if found is None:
+                _refuse_taken_names(connection, resolved)
             # Another process was faster. Alembic takes a quarter of a second, and all would wait.
             if found == HEAD and revision in ("head", HEAD):
                 return
             _run_alembic(connection, "upgrade", revision)
+
+
+def _refuse_taken_names(connection: Connection, url: URL) -> None:
+    """Raise if a database without the schema has tables or views by names of the schema."""
+    inspector = inspect(connection)
+    present = {*inspector.get_table_names(), *inspector.get_view_names()}
+    if not present or VERSION_TABLE in present:
+        return
+    taken = sorted(present.intersection(_CREATED.findall(sql(connection.dialect.name))))
+    if taken:
+        raise NamesTakenError(
+            f"{shown_url(url)} has tables of another program by names that sqlbuffer needs: "
+            f"{', '.join(taken)}; nothing was changed; use another database, or on PostgreSQL "
+            f"another schema (the search_path of the role)"
+        )
 
 
 def downgrade(url: Database, revision: str) -> None:

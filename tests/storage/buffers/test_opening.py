@@ -348,6 +348,18 @@ def test_an_unknown_driver_or_a_url_that_is_none_is_refused(url, message):
         ReplayBuffer(url)
 
 
+def test_a_damaged_file_says_what_to_try(sqlite_url):
+    with ReplayBuffer(sqlite_url) as buffer:
+        buffer.store_batch(make_rows(range(500)))
+    with open(path_of(sqlite_url), "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (os.path.getsize(path_of(sqlite_url)) - 4096))
+    said = r"is damaged: .*restore a backup, or save what can be read: `sqlite3 .* \.recover"
+    with pytest.raises(StorageError, match=said) as info:
+        ReplayBuffer(sqlite_url).sample(4)
+    assert f"`sqlbuffer doctor {path_of(sqlite_url)} --full`" in str(info.value)
+
+
 def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("not a database, " * 100)

@@ -11,8 +11,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Text, inspect, make_url, text
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import NamesTakenError
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.migrations import migrate
+from sqlbuffer.storage.migrations import migrate, status
 from sqlbuffer.storage.schema.metadata import metadata
 from sqlbuffer.storage.schema.number_keys import is_of_the_model
 from tests.support.sql import connected, is_sqlite, run, scalar
@@ -256,6 +257,30 @@ def test_tables_of_others_and_their_alembic_are_left_alone(stepwise_url):
     migrate.downgrade(stepwise_url, "base")
     assert scalar(stepwise_url, "SELECT version_num FROM alembic_version") == "theirs"
     assert run(stepwise_url, "SELECT id FROM orders ORDER BY id") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "theirs", ["CREATE TABLE tasks (n integer)", "CREATE VIEW v_tasks AS SELECT 1 AS n"]
+)
+def test_tables_of_others_by_names_of_the_schema_are_recognised(database_url, theirs):
+    run(database_url, theirs)
+    name = theirs.split()[2]
+    is_file = database_url.startswith("sqlite")
+    path = Path(make_url(database_url).database)
+    before = path.read_bytes() if is_file else b""
+    for make in (
+        lambda: migrate.upgrade(database_url),
+        lambda: status.create(database_url),
+        lambda: ReplayBuffer(database_url, create=True),
+    ):
+        with pytest.raises(NamesTakenError, match=f"needs: {name}; nothing was changed"):
+            make()
+    with connected(database_url) as connection:
+        found = inspect(connection)
+        assert [*found.get_table_names(), *found.get_view_names()] == [name]
+    if is_file:
+        assert path.read_bytes() == before
+        assert scalar(database_url, "PRAGMA journal_mode") == "delete"
 
 
 def test_a_schema_other_than_public_is_used_throughout(postgres_url):
