@@ -1,5 +1,6 @@
 """Build conditions as plain data, by chained calls of `QueryBuilder`."""
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,15 @@ class QueryBuilder:
     def __init__(self) -> None:
         self._conditions: list[dict[str, Any]] = []
         self._operators: list[str] = []
+
+    def __repr__(self) -> str:
+        parts = (_shown(each) for each in self._conditions)
+        first = next(parts, "empty")
+        joined = (
+            f" {word.rstrip('_')} {part}"
+            for word, part in zip(self._operators, parts, strict=False)
+        )
+        return f"QueryBuilder({first}{''.join(joined)})"
 
     def eq(self, field: str, value: Any) -> "QueryBuilder":
         """Match rows whose field equals the value; None also matches a missing field."""
@@ -126,6 +136,13 @@ class QueryBuilder:
     def _leaf(self, field: str, op: str, value: Any) -> "QueryBuilder":
         self._conditions.append({"field": field, "value": as_data(value), "op": op})
         return self
+
+
+def _shown(condition: Mapping[str, Any]) -> str:
+    if "field" not in condition:
+        return f"({reprlib.repr(dict(condition))})"
+    value = f" {reprlib.repr(condition['value'])}" if "value" in condition else ""
+    return f"{condition['field']} {condition['op']}{value}"
 
 
 def as_data(value: Any, depth: int = 0) -> Any:

@@ -15,6 +15,9 @@ class FifoSampler(Sampler):
         >>> sampler = FifoSampler()
     """
 
+    def __repr__(self) -> str:
+        return "FifoSampler()"
+
     def choose(self, candidates: "Candidates", batch_size: int) -> list[int]:
         """Return the `batch_size` least seq, ascending."""
         return candidates.oldest(batch_size)

@@ -15,6 +15,9 @@ class LatestSampler(Sampler):
         >>> sampler = LatestSampler()
     """
 
+    def __repr__(self) -> str:
+        return "LatestSampler()"
+
     def choose(self, candidates: "Candidates", batch_size: int) -> list[int]:
         """Return the `batch_size` greatest seq, descending."""
         return candidates.newest(batch_size)

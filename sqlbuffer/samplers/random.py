@@ -42,6 +42,9 @@ class RandomSampler(Sampler):
         self.replace = replace
         self._seeding = Seeding(seed)
 
+    def __repr__(self) -> str:
+        return f"RandomSampler(replace={self.replace}, seed={self._seeding.seed})"
+
     def choose(self, candidates: "Candidates", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq, uniform over the rows that match."""
         rng = self._seeding.generator()

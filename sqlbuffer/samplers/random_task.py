@@ -42,6 +42,9 @@ class RandomTaskSample(TaskSampler):
     def __init__(self, *, seed: int | None = None) -> None:
         self._seeding = Seeding(seed)
 
+    def __repr__(self) -> str:
+        return f"RandomTaskSample(seed={self._seeding.seed})"
+
     def choose_tasks(self, candidates: "Candidates", batch_size: int) -> Sequence[str]:
         """Return up to `batch_size` task ids, uniform over the tasks with a row that matches."""
         rng = self._seeding.generator()
