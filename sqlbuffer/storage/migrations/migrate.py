@@ -1,10 +1,12 @@
 """The schema of a database: what it is, what it should be, and the way between."""
 
 import io
+import logging
 import os
 import re
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,9 +215,29 @@ def sql(dialect: str, start: str | None = None) -> str:
 
 
 def _run_alembic(connection: Connection, command: str, revision: str) -> None:
-    config = _config()
-    config.attributes["connection"] = connection
-    _command(command, config, revision)
+    with _at_debug_level("alembic.runtime.migration", "alembic.runtime.plugins"):
+        config = _config()
+        config.attributes["connection"] = connection
+        _command(command, config, revision)
+
+
+@contextmanager
+def _at_debug_level(*names: str) -> Iterator[None]:
+    """Log what loggers say about a normal run at level DEBUG: to open a buffer is no event."""
+    loggers = [logging.getLogger(name) for name in names]
+
+    def demote(record: logging.LogRecord) -> bool:
+        if record.levelno == logging.INFO:
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return logging.getLogger(record.name).isEnabledFor(record.levelno)
+
+    for logger in loggers:
+        logger.addFilter(demote)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(demote)
 
 
 def _config(**settings: Any) -> "Config":

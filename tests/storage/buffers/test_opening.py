@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -346,6 +348,19 @@ def test_an_unreachable_server_is_named():
 def test_an_unknown_driver_or_a_url_that_is_none_is_refused(url, message):
     with pytest.raises(URLError, match=message):
         ReplayBuffer(url)
+
+
+def test_opening_logs_nothing_above_debug(database_url):
+    code = f"""
+import logging
+logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s")
+from sqlbuffer import ReplayBuffer
+ReplayBuffer({database_url!r}, create=True).close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert "DEBUG alembic.runtime.migration" in lines
+    assert {line.split()[0] for line in lines} == {"DEBUG"}
 
 
 def test_a_damaged_file_says_what_to_try(sqlite_url):

@@ -93,7 +93,10 @@ def _schema(engine: Engine, url: URL) -> Finding:
         with translated(url), engine.connect() as connection:
             revision = migrate.current(connection)
             migrate.check(connection, url, revision)
-            return Finding("schema", "OK", f"revision {revision}")
+            later = f", later than this package's own, {migrate.HEAD}, which it serves"
+            return Finding(
+                "schema", "OK", f"revision {revision}{'' if revision == migrate.HEAD else later}"
+            )
     except StorageError as error:
         return failure("schema", error)
 
