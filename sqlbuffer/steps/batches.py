@@ -1,9 +1,13 @@
 """What a learner gets: arrays by name."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from typing import Any
 
 from numpy.typing import NDArray
+
+# A list of rows that is printed shows as many.
+SHOWN_ROWS = 5
 
 
 class Batch(Mapping[str, Any]):
@@ -56,6 +60,14 @@ class Batch(Mapping[str, Any]):
         )
         return f"Batch({', '.join(shown)})"
 
+    def _repr_html_(self) -> str:
+        """Return a table of the arrays, for notebooks."""
+        rows = (
+            [name, "unknown", ""] if a is None else [name, str(a.dtype), str(tuple(a.shape))]
+            for name, a in self.items()
+        )
+        return _html_table(["array", "dtype", "shape"], rows)
+
 
 class RowList(list[Any]):
     """A list of rows, or of tasks, and what their sampler says of them: arrays, by name and as
@@ -88,3 +100,21 @@ class RowList(list[Any]):
         if name not in columns:
             raise AttributeError(f"the rows have no {name!r}; they have {', '.join(columns)}")
         return columns[name]
+
+    def __repr__(self) -> str:
+        first = [repr(row) for row in self[:SHOWN_ROWS]]
+        more = [f"... {len(self) - SHOWN_ROWS} more"] if len(self) > SHOWN_ROWS else []
+        return f"RowList([{', '.join([*first, *more])}])"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first rows, for notebooks."""
+        rows = ([str(i), repr(row)] for i, row in enumerate(self[:SHOWN_ROWS]))
+        return f"<p>{len(self)} rows</p>{_html_table(['', 'row'], rows)}"
+
+
+def _html_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f"<table><tr>{top}</tr>{body}</table>"
