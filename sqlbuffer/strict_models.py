@@ -28,6 +28,14 @@ class StrictModel(BaseModel):
         with self._own_errors():
             super().__init__(**values)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        with self._own_errors():
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        with self._own_errors():
+            super().__delattr__(name)
+
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
         """Return the model of a dict; see pydantic."""
