@@ -51,10 +51,10 @@ def undrawn(
     limits, causes = store.info.config.sampling, []
     # What was drawn is too little, even where the rest cannot be counted.
     with suppress(StorageError):
-        rows = undrawn_rows(store.source, node)
         of_episodes = reader is not None and not isinstance(reader, StepReader)
+        rows = undrawn_rows(store.source, node, of_episodes=of_episodes)
         for n, cause in (
-            (rows.in_no_episode if of_episodes else 0, _IN_NO_EPISODE),
+            (rows.in_no_episode, _IN_NO_EPISODE),
             (rows.in_quarantine, "in quarantine"),
             (rows.stale, f"more than {limits.max_staleness} behind the clock (max_staleness)"),
             (rows.of_other_sessions, "of another session (current_session_only)"),
@@ -64,4 +64,4 @@ def undrawn(
                 causes.append(f"{n} {cause}")
     if isinstance(sampler, Sampler) and sampler.reads_priorities:
         causes.append("those that have the priority 0")
-    return f"; not drawn are, of the rows that match, {', '.join(causes)}" if causes else ""
+    return f"; of the rows that match these are not drawn: {', '.join(causes)}" if causes else ""

@@ -19,7 +19,7 @@ class UndrawnRows:
     """How many rows match and cannot be drawn. A row with two causes counts in both.
 
     Attributes:
-        in_no_episode: They belong to no episode.
+        in_no_episode: They belong to no episode, and only rows of episodes are drawn.
         in_quarantine: They are in quarantine.
         stale: They are too far behind the clock.
         of_other_sessions: They are not of the current session.
@@ -33,17 +33,18 @@ class UndrawnRows:
     used_up: int
 
 
-def undrawn_rows(source: CandidateSource, node: Node) -> UndrawnRows:
-    """Return how many rows match and cannot be drawn, now. Each cause takes a scan.
+def undrawn_rows(source: CandidateSource, node: Node, *, of_episodes: bool) -> UndrawnRows:
+    """Return how many rows match and cannot be drawn now. Each possible cause takes a scan.
 
     Args:
         source: Opens the rows of the buffer.
         node: Which rows were to be drawn.
+        of_episodes: Only rows of episodes are drawn; else those of none are not counted.
     """
-    return source.buffer.with_retries(lambda: _counted(source, node))
+    return source.buffer.with_retries(lambda: _counted(source, node, of_episodes))
 
 
-def _counted(source: CandidateSource, node: Node) -> UndrawnRows:
+def _counted(source: CandidateSource, node: Node, of_episodes: bool) -> UndrawnRows:
     buffer = source.buffer
     with translated(buffer.url), snapshot(buffer.engine) as connection:
         now = source.sampled_window(connection)
@@ -59,7 +60,7 @@ def _counted(source: CandidateSource, node: Node) -> UndrawnRows:
             return count(limit.is_ineligible(experiences)) if limit else 0
 
         return UndrawnRows(
-            count(experiences.c.episode_id.is_(None)),
+            count(experiences.c.episode_id.is_(None)) if of_episodes else 0,
             barred(Eligibility(quarantine=limits.quarantine)),
             barred(Eligibility(oldest_version=limits.oldest_version)),
             barred(Eligibility(session=limits.session)),
