@@ -1,7 +1,7 @@
 """Check and encode steps, and hand them to the database."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -47,6 +47,8 @@ MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 # Arguments of `add` that chunks of many steps seldom have: such a step is stored by itself.
 SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent", "adv_t", "v_t"))
 _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
+# Other names that `add` takes, and what a step calls the same.
+_NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
 MAX_STREAMS = 1_000
 
 
@@ -123,13 +125,13 @@ class StepWriter:
     def _added(self, given: dict[str, Any]) -> PackedStep:
         """Return a step that waits for others of the same task and agent."""
         keys = tuple(_hashable(given.pop(name, None), name) for name in _OF_STREAM)
-        step, action = given.pop("step", None), given.pop("action", None)
-        if action is not None and "action" in self._store.layout.specs:
-            given["action"] = action
-        elif action is not None:
-            given["actions"] = [action]
-        if "reward_t" in given:
-            given.setdefault("reward", given.pop("reward_t"))
+        step = given.pop("step", None)
+        for name, also in _NAMES_OF_SAME.items():
+            if name in given and name not in self._store.layout.specs:
+                if given.get(also) is not None:
+                    raise FieldError(f"give {also}=... or {name}=..., not both")
+                value = given.pop(name)
+                given[also] = [value] if name == "action" and value is not None else value
         stream = self._streams.get(keys)
         if stream is None:
             if len(self._streams) >= MAX_STREAMS:
@@ -336,7 +338,7 @@ def _hashable(key: Any, name: str) -> Any:
     """Return a key; numbers are texts, as in the rows of other buffers."""
     if name != "model_version" and isinstance(key, (int, float, np.number)):
         return str(key)
-    if isinstance(key, (str, int, np.integer, type(None))):
+    if isinstance(key, Hashable):  # what it is to be, the encoder says
         return key
     raise FieldError(f"{name}: expected one value, got {key!r:.100}")
 

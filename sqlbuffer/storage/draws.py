@@ -114,7 +114,11 @@ class BatchDraws:
                 f"(leases=True with max_use={info.config.sampling.max_use}); use "
                 f"buffer.lease(n), or a buffer without max_use"
             )
-        self._own_writes.store_before_draw(n, lambda: self._queries.count_stored(EVERYTHING))
+        # A full buffer that is smaller than the batch will never have more.
+        most = info.config.retention.max_capacity or n
+        self._own_writes.store_before_draw(
+            min(n, most), lambda: self._queries.count_stored(EVERYTHING)
+        )
         if getattr(sampler, "reads_priorities", False):
             self._priorities.summarize_due(self._source)
         with self._sessions.open(n) as session:

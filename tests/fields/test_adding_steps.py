@@ -61,6 +61,16 @@ def test_steps_of_several_tasks_keep_their_order(buffer):
     assert {row.exp_meta.model_version for row in buffer} == {0, 1, 2}
 
 
+def test_a_step_takes_the_names_of_other_buffers_too(buffer_url):
+    with ReplayBuffer(buffer_url, fields={"obs": "float32"}) as buffer:
+        buffer.add(obs=1.0, action="left", reward_t=2.0)
+        buffer.add(obs=1.0, actions=["left", "up"])
+        with pytest.raises(FieldError, match=r"give actions=\.\.\. or action=\.\.\., not both"):
+            buffer.add(obs=1.0, action="left", actions=["up"])
+        found = [(row.exp_data.actions, row.exp_data.reward_t) for row in buffer]
+        assert found == [(["left"], 2.0), (["left", "up"], None)]
+
+
 def test_a_step_number_that_is_given_is_kept(buffer):
     for number in (5, 7, -1, 7):
         buffer.add(**step(0, step=number))
@@ -86,6 +96,8 @@ def test_what_chunks_seldom_have_is_stored_at_once_and_in_order(buffer):
         (step(0, action=0.5), "action"),
         (step(0, task_id=["a"]), "task_id: expected one value"),
         (step(0, step=0.5), "step: expected an integer"),
+        (step(0, model_version=0.5), "model_version: expected an integer"),
+        (step(0, reward_t=2.0), r"give reward=\.\.\. or reward_t=\.\.\., not both"),
         (step(0, reward="much"), "reward"),
         (step(0, priority=1.0), "priorit"),
         (step(0, task_id="\0"), "task_id"),

@@ -79,6 +79,18 @@ def test_draws_leave_out_the_last_few_steps(make):
     episode.end()
 
 
+def test_a_full_buffer_that_is_smaller_than_a_batch_is_no_reason_to_store(make):
+    buffer, other = make(max_capacity=640), make()
+    fill(buffer, 640)
+    with buffer.episode() as episode:
+        append(episode, 10, buffer)
+        buffer.sample_arrays(1_000)
+        assert [row.exp_meta.step for row in other][-1] == 639
+        append(episode, 1, buffer)
+        buffer.sample_arrays(1_000)
+        assert [row.exp_meta.step for row in other][-1] == 10
+
+
 def test_nothing_is_stored_twice_by_readers_and_writers_at_once(make):
     buffer = make(flush_s=0.001)
     done = threading.Event()
