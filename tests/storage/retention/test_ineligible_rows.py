@@ -87,7 +87,7 @@ def test_a_strict_call_raises_where_too_few_are_left(buffers):
     n = len(FREE)
     for buffer in buffers.values():
         assert len(buffer.sample(n, strict=True)) == n
-        with pytest.raises(InsufficientDataError, match=r"not drawn .* (session|quarantine)"):
+        with pytest.raises(InsufficientDataError, match=r"not drawn: .* (session|quarantine)"):
             buffer.sample(n + 1, strict=True)
 
 
