@@ -11,9 +11,10 @@ from sqlbuffer.errors import FieldError, InsufficientDataError, MissingExtraErro
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import check_drawn, options_of
-from sqlbuffer.loading.output import Output, as_tensor
+from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.worker_consensus import Meeting
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.tensors import as_tensor
 
 try:
     from torch.utils import data

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from sqlbuffer.errors import FieldError, MissingExtraError
+from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.tensors import as_tensor, check_device
 
 INFO = "info"
-_PARTS = (INFO, "n_rows", "keys", "values", "items", "get")
+_PARTS = (INFO, "n_rows", "keys", "values", "items", "get", "to", "to_torch", "to_pandas")
 
 
 @dataclass(frozen=True)
@@ -75,42 +74,6 @@ def renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
         both = [name for name in arrays if names.get(name, name) == double]
         raise FieldError(f"fieldname_map gives {' and '.join(both)} the same name {double!r}")
     return found
-
-
-def as_tensor(array: Any, device: Any) -> Any:
-    """Return an array as a tensor on a device, without a copy on the CPU; texts, objects and what
-    torch has no dtype for stay arrays, and tensors what they are.
-    """
-    import torch
-
-    if not isinstance(array, np.ndarray) or array.dtype.kind in "OSUV":
-        return array
-    if not (array.dtype.isnative and array.flags.writeable and array.flags.c_contiguous):
-        array = np.array(array, array.dtype.newbyteorder("="), order="C")
-    try:
-        tensor = torch.from_numpy(array)
-    except TypeError:
-        return array
-    return tensor.to(device)
-
-
-def check_device(device: Any) -> None:
-    """Raise unless tensors can be made there."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError(
-            "device=... makes tensors, which needs `pip install sqlbuffer[torch]`; leave it out "
-            "for numpy arrays"
-        ) from None
-    try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device is one of torch, such as 'cpu' or 'cuda', got {device!r}"
-        ) from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}, and torch finds no CUDA here; use device='cpu'")
 
 
 def made_tuple(names: tuple[str, ...], parts: Sequence[Any]) -> Any:

@@ -6,6 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from sqlbuffer.steps.tables import as_table
+from sqlbuffer.steps.tensors import as_tensor, check_device
+
 # A list of rows that is printed shows as many.
 SHOWN_ROWS = 5
 
@@ -34,6 +37,44 @@ class Batch(Mapping[str, Any]):
         """How many rows it holds; `len` is the number of arrays, as of any mapping."""
         arrays = (*self.values(), *self.info.values())
         return next((len(array) for array in arrays if array is not None), 0)
+
+    def to(self, device: Any) -> "Batch":
+        """Return the batch with its arrays as tensors of the same shapes and dtypes.
+
+        Texts, objects and dtypes that torch does not have stay arrays, and so does `info`.
+
+        Args:
+            device: Where the tensors are, such as `cuda`. Those on `cpu` share the arrays' memory
+                where it can be written.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+            ValueError: torch has no such device, or it is not there.
+        """
+        check_device(device)
+        return Batch({name: as_tensor(array, device) for name, array in self.items()}, self.info)
+
+    def to_torch(self) -> "Batch":
+        """Return the batch with its arrays as tensors on the CPU; see `to`.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        return self.to("cpu")
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with one row for each row of the batch.
+
+        The columns of `info` come first. An array of shape (n,) is a column of its dtype. One with
+        more dimensions, such as an image or a window of steps, is a column of n numpy arrays:
+        `np.stack(table["obs"])` has the shape of the batch again. Values of varying length keep
+        their padding, next to the column `<name>_lens`. An array that is not known is a column of
+        None. Where an array has a name of `info`, that column of `info` is `info.<name>`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return as_table(self._arrays, self.info, self.n_rows)
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]

@@ -6,7 +6,8 @@ from typing import Any
 from sqlbuffer.compat.memmap.datasets.argument_checks import UnknownNameError
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.loading.output import as_tensor, made_tuple
+from sqlbuffer.loading.output import made_tuple
+from sqlbuffer.steps.tensors import as_tensor
 
 try:
     import torch
