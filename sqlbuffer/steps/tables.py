@@ -19,7 +19,7 @@ def as_table(arrays: Mapping[str, Any], info: Mapping[str, NDArray[Any]], n_rows
         import pandas
     except ImportError:
         raise MissingExtraError(
-            "to_pandas() needs `pip install sqlbuffer[pandas]`; the arrays of the batch need nothing"
+            "to_pandas() needs `pip install sqlbuffer[pandas]`; arrays of numpy need nothing"
         ) from None
     named = {f"info.{name}" if name in arrays else name: array for name, array in info.items()}
     columns = {name: _column(array, n_rows) for name, array in {**named, **arrays}.items()}
