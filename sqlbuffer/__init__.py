@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sqlbuffer.front.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.front.row_changes import PriorityUpdate
+    from sqlbuffer.interchange.copy_report import CopyReport
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query.builder import QueryBuilder
@@ -38,6 +39,7 @@ _HOME = {
     "BufferConfig": "config.buffer_config",
     "Candidates": "storage.sampling.candidates",
     "Connection": "config.connection",
+    "CopyReport": "interchange.copy_report",
     "EpisodeWriter": "episode_writer",
     "FieldSpec": "fields.specs",
     "LeasedBatch": "front.leasing",
@@ -78,6 +80,7 @@ __all__ = [
     "ColumnsConverter",
     "Connection",
     "Converter",
+    "CopyReport",
     "DataRow",
     "DefaultConverter",
     "EpisodeWriter",

@@ -36,6 +36,8 @@ from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
 from sqlbuffer.front.row_changes import EPS, PriorityUpdate, RowChanges
 from sqlbuffer.front.row_reader import RowReader
 from sqlbuffer.front.step_writer import StepWriter
+from sqlbuffer.interchange.copy_report import CopyReport
+from sqlbuffer.interchange.copying import OnProgress, copy_buffer
 from sqlbuffer.loading.factory import open_loader
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions
@@ -1046,6 +1048,52 @@ class ReplayBuffer:
         if node == EVERYTHING:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
         return self._store.retention.delete(node)
+
+    def copy_to(
+        self,
+        other: "ReplayBuffer",
+        condition: Condition = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> CopyReport:
+        """Copy the steps of this buffer into an empty one, in this database or in another.
+
+        The copy has the steps that are there now, with their `seq`, times, ids, typed fields,
+        episodes, sessions, labels and their history, priorities, quarantine and use counts. Leases
+        and the sample log are not copied. Labels, priorities and use counts are those of the time
+        at which a step is read.
+
+        Until the copy is complete `other` shows the steps that it has so far, and refuses others.
+        If the process is killed, call this again: it goes on where it was. The target needs the
+        role that owns its tables.
+
+        Args:
+            other: The empty buffer. Its fields and what it evicts, keeps and leases must be as
+                here; `config=buffer.config` makes one like that.
+            condition: Which steps. Chunks of steps are copied whole if one step matches; the others
+                are deleted in the copy, but their bytes are in its files.
+            on_progress: Called after each batch with the number of steps copied so far, the last
+                `seq` that was copied, and the range of those to copy.
+
+        Raises:
+            CopyError: The target is not empty, or cannot hold the same steps; or steps left this
+                buffer before they were copied.
+            StorageBusyError: A transaction that writes to this buffer does not end.
+            StorageReadOnlyError: The role may not write to the target.
+
+        Example:
+            >>> source = ReplayBuffer("sqlite://", "source")
+            >>> source.add(task_id="t1", state={"x": 1}, reward=1.0).inserted
+            1
+            >>> copy = ReplayBuffer("sqlite://", "copy", config=source.config)
+            >>> source.copy_to(copy).n_steps
+            1
+            >>> list(copy) == list(source)
+            True
+        """
+        node = self._conditions.node(condition)
+        self.flush()
+        return copy_buffer(self._store, other._store, node, on_progress)
 
     def clear(self) -> int:
         """Delete every row and return how many there were."""

@@ -95,6 +95,12 @@ class SessionNotFoundError(SQLBufferError, KeyError):
     __str__ = Exception.__str__
 
 
+class CopyError(SQLBufferError):
+    """A buffer cannot be copied into another one: the message says what differs, or which steps are
+    missing, and what to do.
+    """
+
+
 class InsufficientDataError(SQLBufferError, ValueError):
     """Fewer experiences match than a strict call asked for."""
 

@@ -29,6 +29,8 @@ from sqlbuffer.storage.database.urls import shown_url, sqlite_path, unread_log
 
 # How the triggers of both databases begin to say that a buffer is unknown.
 NO_BUFFER = "sqlbuffer: no buffer"
+# How they say that an unfinished copy takes no other steps.
+UNFINISHED_COPY = "sqlbuffer: the buffer is an unfinished copy"
 # What the drivers raise when another writer holds an id.
 UniqueViolation = psycopg.errors.UniqueViolation
 # What a server raises where a value is larger than its type takes.
@@ -126,6 +128,11 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
     state = getattr(error, "sqlstate", None) or ""
     if NO_BUFFER in reason or (state == "42P01" and "sqlbuffer_seq_" in reason):
         return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it anew")
+    if UNFINISHED_COPY in reason:
+        return StorageReadOnlyError(
+            f"{shown}: the buffer is an unfinished copy, and takes no other steps; run the copy "
+            f"again to complete it (`sqlbuffer info` names its source), or drop the buffer"
+        )
     if isinstance(error, sqlite3.Error):
         return _translate_sqlite(error, url, reason)
     if _is_recovery_conflict(error, state):

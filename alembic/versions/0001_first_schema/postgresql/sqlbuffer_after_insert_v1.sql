@@ -14,6 +14,9 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', written.buffer_id USING ERRCODE = 'foreign_key_violation';
         END IF;
+        IF b.is_copying THEN
+            RAISE EXCEPTION 'sqlbuffer: the buffer is an unfinished copy' USING ERRCODE = 'object_not_in_prerequisite_state';
+        END IF;
         IF b.has_chunks THEN
             RAISE EXCEPTION 'sqlbuffer: buffer % keeps chunks; insert its rows without seq', b.name
             USING ERRCODE = 'integrity_constraint_violation';

@@ -37,6 +37,7 @@ CREATE TABLE buffers (
     has_step_ids BOOLEAN DEFAULT false NOT NULL,
     has_deleted BOOLEAN DEFAULT false NOT NULL,
     has_followers BOOLEAN DEFAULT false NOT NULL,
+    is_copying BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_buffers PRIMARY KEY (id),
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
@@ -81,6 +82,7 @@ COMMENT ON COLUMN buffers.has_chunks IS 'its steps are in chunks, and not in exp
 COMMENT ON COLUMN buffers.has_step_ids IS 'steps of chunks may have a row in step_ids';
 COMMENT ON COLUMN buffers.has_deleted IS 'steps of chunks may have a row in deleted_steps';
 COMMENT ON COLUMN buffers.has_followers IS 'priorities, tasks and episodes that leave are logged as well';
+COMMENT ON COLUMN buffers.is_copying IS 'an unfinished copy: it takes steps from nowhere else';
 
 CREATE TABLE experiences (
     buffer_id INTEGER NOT NULL,
@@ -757,6 +759,34 @@ COMMENT ON COLUMN followers.follower_id IS 'random id of the follower';
 COMMENT ON COLUMN followers.registered_at IS 'since when';
 COMMENT ON COLUMN followers.live_until IS 'it is gone unless it renews this in time';
 
+CREATE TABLE copies (
+    buffer_id INTEGER NOT NULL,
+    source_database TEXT NOT NULL,
+    source_buffer TEXT COLLATE "C" NOT NULL,
+    source_id INTEGER NOT NULL,
+    source_created_at TEXT NOT NULL,
+    condition TEXT,
+    low_seq BIGINT NOT NULL,
+    high_seq BIGINT NOT NULL,
+    copied_seq BIGINT NOT NULL,
+    n_steps BIGINT NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    finished_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_copies PRIMARY KEY (buffer_id)
+);
+COMMENT ON COLUMN copies.buffer_id IS 'the buffer';
+COMMENT ON COLUMN copies.source_database IS 'URL of the source, no password';
+COMMENT ON COLUMN copies.source_buffer IS 'name of the buffer that is copied';
+COMMENT ON COLUMN copies.source_id IS 'buffer_id of the source, in its database';
+COMMENT ON COLUMN copies.source_created_at IS 'when the source was created, UTC';
+COMMENT ON COLUMN copies.condition IS 'which steps are copied; null: all';
+COMMENT ON COLUMN copies.low_seq IS 'steps above this seq are copied';
+COMMENT ON COLUMN copies.high_seq IS 'no step above this seq is copied';
+COMMENT ON COLUMN copies.copied_seq IS 'steps up to this seq are copied';
+COMMENT ON COLUMN copies.n_steps IS 'steps copied so far';
+COMMENT ON COLUMN copies.started_at IS 'when it began';
+COMMENT ON COLUMN copies.finished_at IS 'when it was complete; null: it is not';
+
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
     CONSTRAINT pk_schema_info PRIMARY KEY (min_client)
@@ -839,6 +869,7 @@ ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log_starts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE followers ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE copies ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;

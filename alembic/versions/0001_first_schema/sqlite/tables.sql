@@ -37,6 +37,7 @@ CREATE TABLE buffers (
     has_step_ids BOOLEAN DEFAULT 0 NOT NULL,
     has_deleted BOOLEAN DEFAULT 0 NOT NULL,
     has_followers BOOLEAN DEFAULT 0 NOT NULL,
+    is_copying BOOLEAN DEFAULT 0 NOT NULL,
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
     CONSTRAINT ck_buffers_evict_unit_known CHECK (evict_unit IN ('row', 'task', 'episode')),
@@ -469,6 +470,22 @@ CREATE TABLE followers (
     registered_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     live_until TEXT NOT NULL,
     CONSTRAINT pk_followers PRIMARY KEY (buffer_id, follower_id)
+);
+
+CREATE TABLE copies (
+    buffer_id INTEGER NOT NULL,
+    source_database TEXT NOT NULL,
+    source_buffer TEXT NOT NULL,
+    source_id INTEGER NOT NULL,
+    source_created_at TEXT NOT NULL,
+    condition TEXT,
+    low_seq BIGINT NOT NULL,
+    high_seq BIGINT NOT NULL,
+    copied_seq BIGINT NOT NULL,
+    n_steps BIGINT NOT NULL,
+    started_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    finished_at TEXT,
+    CONSTRAINT pk_copies PRIMARY KEY (buffer_id)
 );
 
 CREATE TABLE schema_info (

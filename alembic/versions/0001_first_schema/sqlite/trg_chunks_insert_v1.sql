@@ -3,13 +3,15 @@
 -- a queue, nothing is left to do.
 CREATE TRIGGER trg_chunks_insert_v1 AFTER INSERT ON chunks
 WHEN coalesce((
-    SELECT next_seq < NEW.first_seq + NEW.n_steps OR evict_unit <> 'row' OR has_queue OR NOT has_chunks
+    SELECT next_seq < NEW.first_seq + NEW.n_steps OR evict_unit <> 'row' OR has_queue OR NOT has_chunks OR is_copying
     FROM buffers WHERE id = NEW.buffer_id), true)
 BEGIN
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this buffer_id')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE id = NEW.buffer_id);
     SELECT RAISE(ABORT, 'sqlbuffer: this buffer keeps rows in experiences, and no chunks')
     WHERE NOT (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
+    SELECT RAISE(ABORT, 'sqlbuffer: the buffer is an unfinished copy')
+    WHERE (SELECT is_copying FROM buffers WHERE id = NEW.buffer_id);
     UPDATE buffers SET next_seq = NEW.first_seq + NEW.n_steps
     WHERE id = NEW.buffer_id AND next_seq < NEW.first_seq + NEW.n_steps;
     INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)

@@ -2,10 +2,12 @@
 -- evicts behind it, once for all of its rows; of a buffer that evicts by row the trigger then has nothing to do. A row of a
 -- buffer with chunks becomes a chunk of one step.
 CREATE TRIGGER trg_experiences_insert_v1 AFTER INSERT ON experiences
-WHEN coalesce((SELECT next_seq <= NEW.seq OR evict_unit <> 'row' OR has_queue OR has_chunks FROM buffers WHERE id = NEW.buffer_id), true)
+WHEN coalesce((SELECT next_seq <= NEW.seq OR evict_unit <> 'row' OR has_queue OR has_chunks OR is_copying FROM buffers WHERE id = NEW.buffer_id), true)
 BEGIN
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this buffer_id')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE id = NEW.buffer_id);
+    SELECT RAISE(ABORT, 'sqlbuffer: the buffer is an unfinished copy')
+    WHERE (SELECT is_copying FROM buffers WHERE id = NEW.buffer_id);
     INSERT INTO new_experiences (
         buffer_id, id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages, extra,
         reward_t, adv_t, v_t, terminated, truncated, model_version

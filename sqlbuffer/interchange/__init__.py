@@ -1,0 +1,1 @@
+"""Take the steps of a buffer elsewhere."""

@@ -1,0 +1,126 @@
+"""Copy a buffer into another one, of the same database or of another."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.errors import CopyError
+from sqlbuffer.interchange.copy_report import CopyReport
+from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.storage.copies.copy_start import begin_copy
+from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
+from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.store import BufferStore
+
+# Called with the steps copied so far, the last number that was copied and the range of numbers.
+OnProgress = Callable[[int, int, range], None]
+# Settings that decide what steps, or what belongs to them, look like.
+_SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "compression", "priorities")
+
+
+def copy_buffer(
+    source: BufferStore, target: BufferStore, node: Node, on_progress: OnProgress | None = None
+) -> CopyReport:
+    """Copy the steps of a buffer that match into an empty one; go on with an unfinished copy.
+
+    Args:
+        source: The buffer.
+        target: The empty one.
+        node: Which steps.
+        on_progress: Called after each batch.
+
+    Raises:
+        CopyError: The buffers cannot hold the same steps, the target is not empty, or steps have
+            left the source.
+    """
+    began_at = time.monotonic()
+    _check_kinds(source, target)
+    reader = CopySource(source, node)
+    writer = CopyTarget(target, reader)
+    identity = reader.identity()
+    progress = writer.progress(identity)
+    if progress is None:
+        check_agreement(source, target)
+        begin_copy(reader, writer, identity)
+        progress = writer.progress(identity)
+        assert progress is not None
+    n_before, was_finished = progress.n_steps, progress.is_finished
+    if not was_finished:
+        progress = _copy_steps(reader, writer, progress, on_progress)
+        target.write(writer.finish)
+    return CopyReport(
+        _shown(source), _shown(target), progress.range.low, progress.range.high, progress.n_steps,
+        progress.n_steps - n_before, was_finished, time.monotonic() - began_at,
+    )  # fmt: skip
+
+
+def _copy_steps(
+    reader: CopySource, writer: CopyTarget, progress: CopyProgress, on_progress: OnProgress | None
+) -> CopyProgress:
+    """Copy the steps that are left, a batch at a time; return how far that is."""
+    keys = writer.keys()
+    copied, n_steps = progress.range, progress.n_steps
+    while copied.cursor < copied.high:
+        batch = reader.batch(copied)
+        writer.buffer.write(partial(writer.write, batch=batch, keys=keys))
+        copied, n_steps = replace(copied, cursor=batch.end), n_steps + batch.n_steps
+        if on_progress is not None:
+            on_progress(n_steps, copied.cursor, range(copied.low, copied.high))
+    return CopyProgress(copied, n_steps, True)
+
+
+def _check_kinds(source: BufferStore, target: BufferStore) -> None:
+    for store in (source, target):
+        if store.info.layout is not None:
+            raise CopyError(
+                f"buffer {store.info.name!r} in {store.shown_url} has the layout "
+                f"{store.info.layout!r} of sqlbuffer.compat, and is not copied alone; copy the "
+                f"whole database (`pg_dump`, or `.backup` of SQLite)"
+            )
+    if source.url == target.url and source.info.id == target.info.id:
+        raise CopyError(f"{_shown(source)} cannot be copied into itself")
+
+
+def check_agreement(source: BufferStore, target: BufferStore) -> None:
+    """Raise unless a buffer can hold what another one holds.
+
+    Raises:
+        CopyError: It cannot; the message lists the settings.
+    """
+    here, there = source.current_config(), target.current_config()
+    ours, theirs = here.settings(), there.settings()
+    lines = [
+        f"{name}: {_value(ours[name])} there, {_value(theirs[name])} in the copy"
+        for name in _SAME
+        if ours[name] != theirs[name]
+    ]
+    if here.leases.enabled != there.leases.enabled:
+        lines.append(f"leases: {here.leases.enabled} there, {there.leases.enabled} in the copy")
+    elif here.sampling.max_use is not None and there.sampling.max_use is None:
+        lines.append(f"max_use: {here.sampling.max_use} there, none in the copy")
+    lines += _too_small(here, there)
+    if lines:
+        raise CopyError(
+            f"{_shown(target)} cannot hold what {_shown(source)} holds:\n  "
+            + ";\n  ".join(lines)
+            + "\nmake a buffer with `config=source.config`, or with these settings alike"
+        )
+
+
+def _too_small(here: BufferConfig, there: BufferConfig) -> list[str]:
+    lines = []
+    for name in ("max_capacity", "max_episodes"):
+        ours, theirs = getattr(here.retention, name), getattr(there.retention, name)
+        if theirs is not None and (ours is None or ours > theirs):
+            lines.append(f"{name}: {_value(ours)} there, {_value(theirs)} in the copy")
+    return lines
+
+
+def _value(setting: object) -> str:
+    return "unlimited" if setting is None else repr(setting)
+
+
+def _shown(store: BufferStore) -> str:
+    return f"{store.info.name!r} in {store.shown_url}"

@@ -1,0 +1,326 @@
+"""What a copy writes to its target, batch by batch, each in one transaction with how far it is."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, func, insert, select, text, update
+
+from sqlbuffer.errors import CopyError, StorageBusyError
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
+from sqlbuffer.storage.buffers.stored_config import read_config
+from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
+from sqlbuffer.storage.chunks.tables import chunks
+from sqlbuffer.storage.copies import postgresql, sqlite
+from sqlbuffer.storage.copies.copied_tables import TableRows
+from sqlbuffer.storage.copies.source_steps import (
+    CopiedRange,
+    CopySource,
+    SourceIdentity,
+    SourceState,
+    StepBatch,
+)
+from sqlbuffer.storage.copies.tables import copies
+from sqlbuffer.storage.copies.value_forms import converted
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.flow import limiters
+from sqlbuffer.storage.schema.server_clock import utc_now
+
+write_rows = by_database(sqlite=sqlite.write_rows, postgresql=postgresql.write_rows)
+episode_ids = by_database(sqlite=sqlite.episode_ids, postgresql=postgresql.episode_ids)
+take_numbers = by_database(sqlite=sqlite.take_numbers, postgresql=postgresql.take_numbers)
+before_batch = by_database(sqlite=sqlite.before_batch, postgresql=postgresql.before_batch)
+after_batch = by_database(sqlite=sqlite.after_batch, postgresql=postgresql.after_batch)
+wait_for_writers = by_database(
+    sqlite=sqlite.wait_for_writers, postgresql=postgresql.wait_for_writers
+)
+
+# Nothing leaves an unfinished copy: what it holds is not what it will hold. The configuration has
+# the limits that hold later.
+_NO_LIMITS = {"max_capacity": None, "max_episodes": None, "keep_episodes": 2**62}
+# A step is free when it is copied: the leases of the source are not.
+_LEASES = ("lease_id", "leased_until")
+_FORGET_TASKS = text("DELETE FROM tasks WHERE buffer_id = :id")
+_COUNT_TASKS = text(
+    "INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq) "
+    "SELECT buffer_id, task_id, count(*), max(seq) FROM step_numbers "
+    "WHERE buffer_id = :id GROUP BY buffer_id, task_id"
+)
+_COUNT_EPISODES = text(
+    "UPDATE episodes SET n_rows = g.n FROM (SELECT episode_id, count(*) AS n FROM step_numbers "
+    "WHERE buffer_id = :id AND episode_id IS NOT NULL GROUP BY episode_id) AS g "
+    "WHERE episodes.id = g.episode_id"
+)
+_COUNT_STEPS = text("SELECT count(*) FROM step_numbers WHERE buffer_id = :id")
+_FORGET_QUEUED = text(
+    "DELETE FROM queue_items WHERE buffer_id = :id AND seq > :low AND seq <= :high"
+)
+_DROP_EPISODES = text(
+    "DELETE FROM episodes WHERE buffer_id = :id AND id NOT IN (SELECT episode_id FROM step_numbers "
+    "WHERE buffer_id = :id AND episode_id IS NOT NULL)"
+)
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """How far a copy is.
+
+    Attributes:
+        range: Which steps it takes, and behind which it goes on.
+        n_steps: Steps copied so far.
+        is_finished: It is complete.
+    """
+
+    range: CopiedRange
+    n_steps: int
+    is_finished: bool
+
+
+@dataclass(frozen=True)
+class TargetKeys:
+    """Which keys rows of other tables have in the target.
+
+    Attributes:
+        episodes: Those of the source, in ascending order, and those of the target; 0: none.
+        sessions: Those of the target by those of the source.
+    """
+
+    episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
+    sessions: dict[int, int]
+
+    def renamed(self, rows: TableRows) -> TableRows:
+        """Return rows that name their episodes and sessions as the target does."""
+        values = dict(rows.values)
+        if "episode_id" in values:
+            values["episode_id"] = self._episode_ids(values["episode_id"])
+        if "session_id" in values:
+            values["session_id"] = [self.sessions.get(each) for each in values["session_id"]]
+        for name in _LEASES:
+            if name in values:
+                values[name] = [None] * len(rows)
+        return TableRows(rows.table, values)
+
+    def _episode_ids(self, given: list[int | None]) -> list[int | None]:
+        theirs, ours = self.episodes
+        if not len(theirs) or given.count(None) == len(given):
+            return [None] * len(given)
+        wanted = np.array([-1 if each is None else each for each in given], np.int64)
+        places = np.minimum(np.searchsorted(theirs, wanted), len(theirs) - 1)
+        found = np.where(theirs[places] == wanted, ours[places], 0)
+        return [number or None for number in found.tolist()]
+
+
+class CopyTarget:
+    """Writes to the buffer that a copy goes to.
+
+    Args:
+        buffer: The buffer.
+        source: Where the copy is from.
+    """
+
+    def __init__(self, buffer: OpenBuffer, source: CopySource) -> None:
+        self.buffer, self._source = buffer, source
+        self._id = buffer.info.id
+
+    def progress(self, identity: SourceIdentity) -> CopyProgress | None:
+        """Return how far the copy is; None: it has not begun.
+
+        Raises:
+            CopyError: The buffer holds another copy.
+        """
+
+        def look() -> CopyProgress | None:
+            own = select(copies).where(copies.c.buffer_id == self._id)
+            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+                row = connection.execute(own).one_or_none()
+            if row is None:
+                return None
+            stored = SourceIdentity(
+                identity.database, row.source_buffer, row.source_id, row.source_created_at,
+                row.condition,
+            )  # fmt: skip
+            if stored != identity:
+                state = "a copy" if row.finished_at is not None else "an unfinished copy"
+                of = f"of buffer {row.source_buffer!r} in {row.source_database}"
+                raise CopyError(
+                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} holds {state} "
+                    f"{of}, with another source or condition; copy into another buffer, or drop "
+                    f"this one"
+                )
+            copied = CopiedRange(row.low_seq, row.high_seq, row.copied_seq)
+            return CopyProgress(copied, row.n_steps, row.finished_at is not None)
+
+        return self.buffer.with_retries(look)
+
+    def begin(
+        self,
+        connection: Connection,
+        identity: SourceIdentity,
+        state: SourceState,
+        pages: Iterable[TableRows],
+    ) -> None:
+        """Write what belongs to the buffer as a whole, and refuse other writers from now on.
+
+        Raises:
+            CopyError: The buffer is not empty.
+        """
+        wait_for_writers(connection, self._id)
+        self.buffer.lock(connection)
+        self._check_empty(connection)
+        copied = state.range
+        started = {
+            "buffer_id": self._id,
+            "source_database": identity.database,
+            "source_buffer": identity.name,
+            "source_id": identity.buffer_id,
+            "source_created_at": identity.created_at,
+            "condition": identity.condition,
+            "low_seq": copied.low,
+            "high_seq": copied.high,
+            "copied_seq": copied.cursor,
+            "n_steps": 0,
+        }
+        connection.execute(insert(copies).values(started))
+        take_numbers(connection, self._id, copied.high)
+        for key, version in state.sessions.items():
+            connection.execute(INSERT_SESSION, {"buffer_id": self._id, "key": key})
+            own = (sessions.c.buffer_id == self._id) & (sessions.c.key == key)
+            connection.execute(update(sessions).where(own).values(current_version=version))
+        current = select(sessions.c.id).where(
+            sessions.c.buffer_id == self._id, sessions.c.key == state.session
+        )
+        columns = {
+            **state.columns,
+            **_NO_LIMITS,
+            "session_id": connection.execute(current).scalar_one_or_none(),
+            "low_seq": copied.low,
+            "clean_seq": copied.low,
+            "is_copying": True,
+        }
+        self._update(connection, columns)
+        for page in pages:
+            rows = page.without("id")
+            rows.values["n_rows"] = [None if n is None else 0 for n in rows.values["n_rows"]]
+            write_rows(connection, self._id, self._converted(rows))
+
+    def _check_empty(self, connection: Connection) -> None:
+        for table, what in ((experiences, "rows"), (chunks, "steps"), (episodes, "episodes")):
+            # Of all steps, those that have left the window too; not rewritten, as text is not.
+            found = connection.execute(
+                text(f"SELECT 1 FROM {table.name} WHERE buffer_id = :id LIMIT 1"), {"id": self._id}
+            )
+            if found.one_or_none() is not None:
+                raise CopyError(
+                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has {what} "
+                    f"already; copy into a buffer that is empty, such as one of another name"
+                )
+
+    def keys(self) -> TargetKeys:
+        """Return the keys of episodes and sessions here by those in the source."""
+        theirs: list[NDArray[np.int64]] = []
+        ours: list[NDArray[np.int64]] = []
+        for page in self._source.episode_names():
+            found = self._episode_ids([(key, task) for _, key, task in page])
+            theirs.append(np.array([number for number, _, _ in page], np.int64))
+            ours.append(np.array([number or 0 for number in found], np.int64))
+        empty = np.empty(0, np.int64)
+        of_episodes = np.concatenate([empty, *theirs]), np.concatenate([empty, *ours])
+        return TargetKeys(of_episodes, self._session_ids())
+
+    def _episode_ids(self, names: list[tuple[str, str]]) -> list[int | None]:
+        def look() -> list[int | None]:
+            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+                connection.begin()
+                return episode_ids(connection, self._id, names)
+
+        return self.buffer.with_retries(look)
+
+    def _session_ids(self) -> dict[int, int]:
+        def look() -> dict[str, int]:
+            own = select(sessions.c.key, sessions.c.id).where(sessions.c.buffer_id == self._id)
+            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+                return {row.key: row.id for row in connection.execute(own)}
+
+        by_key = self.buffer.with_retries(look)
+        found = self._source.session_keys()
+        return {number: by_key[key] for number, key in found.items() if key in by_key}
+
+    def write(self, connection: Connection, batch: StepBatch, keys: TargetKeys) -> None:
+        """Write a batch.
+
+        Raises:
+            StorageBusyError: Another process goes on with the same copy.
+        """
+        advanced = connection.execute(
+            update(copies)
+            .where(copies.c.buffer_id == self._id, copies.c.copied_seq == batch.begin)
+            .values(copied_seq=batch.end, n_steps=copies.c.n_steps + batch.n_steps)
+        )
+        if advanced.rowcount != 1:
+            raise StorageBusyError(
+                f"another process copies into buffer {self.buffer.info.name!r} of "
+                f"{self.buffer.shown_url} as well, or the buffer was dropped; wait until it has "
+                f"ended, and copy again"
+            )
+        # Others see nothing of what changes only until the end of the transaction.
+        self._update(connection, {**_NO_LIMITS, **dict.fromkeys(batch.flags, True)}, False)
+        before_batch(connection, self._id)
+        for rows in batch.tables:
+            if rows.table.name == "queue_items":
+                # Triggers have put the steps there, as unused ones.
+                own = {"id": self._id, "low": batch.begin, "high": batch.end}
+                connection.execute(_FORGET_QUEUED, own)
+            write_rows(connection, self._id, self._converted(keys.renamed(rows)))
+        after_batch(connection, self._id)
+        self._update(connection, {}, True)
+
+    def finish(self, connection: Connection) -> None:
+        """Count what is counted, and let writers in."""
+        self.buffer.lock(connection)
+        own = {"id": self._id}
+        done = connection.execute(
+            update(copies)
+            .where(copies.c.buffer_id == self._id, copies.c.finished_at.is_(None))
+            .values(finished_at=utc_now())
+            .returning(copies.c.condition)
+        ).one_or_none()
+        if done is None:
+            return
+        if done.condition is not None:
+            connection.execute(_DROP_EPISODES, own)
+        config = read_config(connection, self._id)
+        counts: dict[str, Any] = {"deletions": buffers.c.deletions + 1}
+        if config.retention.evict_by != "row":
+            connection.execute(_FORGET_TASKS, own)
+            if config.retention.evict_by == "task":
+                connection.execute(_COUNT_TASKS, own)
+            else:
+                connection.execute(_COUNT_EPISODES, own)
+            held = select(func.count()).where(
+                episodes.c.buffer_id == self._id, episodes.c.n_rows > 0
+            )
+            counts["live_rows"] = connection.execute(_COUNT_STEPS, own).scalar_one()
+            counts["live_episodes"] = connection.execute(held).scalar_one()
+        self._update(connection, counts, False)
+        # Counts what the rate limiter begins at, and sets the columns that say what the
+        # configuration says.
+        limiters.set_policy(connection, self._id, config.flow.rate_limiter)
+
+    def _update(
+        self, connection: Connection, columns: dict[str, Any], is_copying: bool | None = None
+    ) -> None:
+        given = columns if is_copying is None else {**columns, "is_copying": is_copying}
+        connection.execute(update(buffers).where(buffers.c.id == self._id).values(given))
+
+    def _converted(self, rows: TableRows) -> TableRows:
+        source, target = self._source.dialect, self.buffer.engine.dialect.name
+        forms = dict(zip(rows.table.columns, rows.table.forms, strict=True))
+        values = {
+            name: converted(own, forms[name], source, target) for name, own in rows.values.items()
+        }
+        return TableRows(rows.table, values)

@@ -1,0 +1,377 @@
+"""What a copy reads of its source, a limited number of steps at a time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from sqlalchemy import Connection, and_, func, select
+
+from sqlbuffer.errors import CopyError, StorageBusyError
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.settling import settled_seq
+from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
+from sqlbuffer.storage.chunks.tables import chunks
+from sqlbuffer.storage.copies import postgresql, sqlite
+from sqlbuffer.storage.copies.copied_tables import (
+    TableRows,
+    episode_table,
+    overlay_tables,
+    step_tables,
+)
+from sqlbuffer.storage.copies.value_forms import time_text
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rows.statements import in_window
+from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
+
+# A batch has at most this many rows or chunks, and ends behind the one that makes it this large.
+MOST_ROWS, MOST_CHUNKS = 5_000, 512
+BATCH_BYTES = 8 * 2**20
+EPISODES_AT_ONCE = 2_000
+# How long a copy waits at its start for the writers under way.
+SETTLING_S = 30.0
+# What the buffer as a whole has, besides its configuration.
+BUFFER_COLUMNS = (
+    "clock", "max_priority", "n_expired", "n_used_up", "n_other_session", "n_partial",
+)  # fmt: skip
+_FLAGS = sorted({table.flag for has in (False, True) for table in step_tables(has) if table.flag})
+
+T = TypeVar("T")
+
+sizes = by_database(sqlite=sqlite.sizes, postgresql=postgresql.sizes)
+read_rows = by_database(sqlite=sqlite.read_rows, postgresql=postgresql.read_rows)
+read_episodes = by_database(sqlite=sqlite.read_episodes, postgresql=postgresql.read_episodes)
+
+
+@dataclass(frozen=True)
+class SourceIdentity:
+    """Which buffer of which database a copy is of."""
+
+    database: str
+    name: str
+    buffer_id: int
+    created_at: str
+    condition: str | None
+
+
+@dataclass(frozen=True)
+class CopiedRange:
+    """Which steps a copy takes: those with low < seq <= high. It reads on behind `cursor`."""
+
+    low: int
+    high: int
+    cursor: int
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """What a copy takes of the buffer as a whole.
+
+    Attributes:
+        range: Which steps it takes.
+        columns: Values of `BUFFER_COLUMNS`.
+        session: The current session.
+        sessions: The model version of each session.
+    """
+
+    range: CopiedRange
+    columns: dict[str, Any]
+    session: str | None
+    sessions: dict[str, int | None]
+
+
+@dataclass
+class StepBatch:
+    """Some steps with all that belongs to them.
+
+    Attributes:
+        begin: The batch has the copied steps above this number,
+        end: and up to this one.
+        n_steps: How many there are.
+        tables: Their rows, in the order in which they are written.
+    """
+
+    begin: int
+    end: int
+    n_steps: int
+    tables: list[TableRows] = field(default_factory=list)
+
+    @property
+    def flags(self) -> set[str]:
+        """The columns of `buffers` that say which tables have rows."""
+        return {rows.table.flag for rows in self.tables if rows.table.flag and len(rows)}
+
+
+class CopySource:
+    """Reads a buffer that is copied.
+
+    Args:
+        buffer: The buffer.
+        node: Which steps are copied.
+    """
+
+    def __init__(self, buffer: OpenBuffer, node: Node) -> None:
+        self.buffer, self._node = buffer, node
+        self._id, self._has_chunks = buffer.info.id, buffer.info.has_chunks
+
+    @property
+    def dialect(self) -> str:
+        """The kind of its database."""
+        return self.buffer.engine.dialect.name
+
+    def identity(self) -> SourceIdentity:
+        """Return which buffer this is."""
+
+        def look() -> SourceIdentity:
+            own = select(buffers.c.created_at).where(buffers.c.id == self._id)
+            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+                created = connection.execute(own).scalar_one_or_none()
+            if created is None:
+                raise self.buffer.dropped()
+            shown = time_text(created) if isinstance(created, datetime) else str(created)
+            condition = None if self._node == EVERYTHING else repr(self._node)
+            info = self.buffer.info
+            return SourceIdentity(self.buffer.shown_url, info.name, info.id, shown, condition)
+
+        return self.buffer.with_retries(look)
+
+    def settled(self) -> int | None:
+        """Return a number up to which all steps are there; None: that is the newest one.
+
+        Raises:
+            StorageBusyError: A transaction that writes to the buffer does not end.
+        """
+
+        def look() -> int | None:
+            buffer = self.buffer
+            with translated(buffer.url):
+                with buffer.engine.connect() as connection:
+                    last, stands_by = connection.execute(
+                        select(last_number(self._id), is_standby())
+                    ).one()
+                settled = settled_seq(buffer.engine, buffer.watermark, SETTLING_S)
+            if settled is not None and settled < last and not stands_by:
+                raise StorageBusyError(
+                    f"{buffer.shown_url}: a transaction that writes to buffer "
+                    f"{buffer.info.name!r} did not end within {SETTLING_S:.0f} s; end it "
+                    f"(`sqlbuffer doctor` names old ones), and copy again"
+                )
+            return settled
+
+        return self.buffer.with_retries(look)
+
+    def state(self, connection: Connection, settled: int | None) -> SourceState:
+        """Return what is copied, in a snapshot that was opened after `settled` was found."""
+        window = self.buffer.window_in(connection)
+        high = window.high if settled is None else min(settled, window.high)
+        low, cursor = min(window.low, high), min(window.low, high)
+        if self._has_chunks:
+            # Chunks are copied whole: the first may begin below the window. Numbers of one write
+            # are looked at in its middle at times.
+            low_chunk, high_chunk = (
+                self._chunk_at(connection, low),
+                self._chunk_at(connection, high),
+            )
+            if low_chunk is not None and low_chunk[1] > low:
+                cursor = low_chunk[0] - 1
+            if high_chunk is not None:
+                high = max(high, high_chunk[1])
+        own = buffers.c
+        found = connection.execute(
+            select(*(own[name] for name in BUFFER_COLUMNS), sessions.c.key.label("session"))
+            .outerjoin_from(buffers, sessions, own.session_id == sessions.c.id)
+            .where(own.id == self._id)
+        ).one()
+        versions = connection.execute(
+            select(sessions.c.key, sessions.c.current_version)
+            .where(sessions.c.buffer_id == self._id)
+            .order_by(sessions.c.id)
+        )
+        columns = {name: found._mapping[name] for name in BUFFER_COLUMNS}
+        return SourceState(
+            CopiedRange(low, high, cursor), columns, found.session,
+            {row.key: row.current_version for row in versions},
+        )  # fmt: skip
+
+    def _chunk_at(self, connection: Connection, seq: int) -> tuple[int, int] | None:
+        """Return the first and the last number of the last chunk that begins at or below one."""
+        own = chunks.c
+        found = connection.execute(
+            select(own.first_seq, own.first_seq + own.n_steps - 1)
+            .where(own.buffer_id == self._id, own.first_seq <= seq, own.first_seq > seq - 256)
+            .order_by(own.first_seq.desc())
+            .limit(1)
+        ).one_or_none()
+        return None if found is None else (found[0], found[1])
+
+    def episodes(self, connection: Connection, copied: CopiedRange) -> Iterator[TableRows]:
+        """Return all episodes as they were when the last step of the range was stored.
+
+        One that has steps above the range was open then; one that has no others did not exist.
+        """
+        begun_later = self._later_episodes(connection, copied.high)
+        after = -1
+        while True:
+            page = read_episodes(connection, episode_table(), self._id, after, EPISODES_AT_ONCE)
+            if not len(page):
+                return
+            after = page.numbers[-1]
+            is_kept = [begun_later.get(number) != 0 for number in page.numbers]
+            kept = page if all(is_kept) else page.where(is_kept)
+            for i, number in enumerate(kept.numbers):
+                if number in begun_later:
+                    _reopen(kept, i, begun_later[number] if self._has_chunks else None)
+            yield kept
+
+    def _later_episodes(self, connection: Connection, high: int) -> dict[int, int]:
+        """Return the first step above a number of each episode that has any."""
+        table, number = (chunks, "first_seq") if self._has_chunks else (experiences, "seq")
+        own = table.c
+        later = and_(own.buffer_id == self._id, own[number] > high, own.episode_id.is_not(None))
+        first = func.min(own.t).label("first")
+        found = connection.execute(
+            select(own.episode_id, first).where(later).group_by(own.episode_id)
+        )
+        return {row.episode_id: row.first for row in found}
+
+    def episode_names(self) -> Iterator[list[tuple[int, str, str]]]:
+        """Return the key, the id and the task of each episode, in the order of their keys."""
+        after = -1
+        while True:
+            page = self._read(
+                partial(
+                    read_episodes, table=episode_table(), buffer_id=self._id, after=after,
+                    limit=EPISODES_AT_ONCE,
+                )
+            )  # fmt: skip
+            if not len(page):
+                return
+            own = page.values
+            yield list(zip(own["id"], own["key"], own["task_id"], strict=True))
+            after = page.numbers[-1]
+
+    def session_keys(self) -> dict[int, str]:
+        """Return the sessions by their keys in this database."""
+
+        def read(connection: Connection) -> dict[int, str]:
+            own = sessions.c
+            found = connection.execute(select(own.id, own.key).where(own.buffer_id == self._id))
+            return {row.id: row.key for row in found}
+
+        return self._read(read)
+
+    def batch(self, copied: CopiedRange) -> StepBatch:
+        """Return the next steps behind the cursor.
+
+        Raises:
+            CopyError: Some of them have left.
+        """
+        return self._read(partial(self._batch, copied=copied))
+
+    def _read(self, read: Callable[[Connection], T]) -> T:
+        def look() -> T:
+            buffer = self.buffer
+            with translated(buffer.url), snapshot(buffer.engine, in_order=True) as connection:
+                connection.begin()
+                return read(connection)
+
+        return self.buffer.with_retries(look)
+
+    def _batch(self, connection: Connection, copied: CopiedRange) -> StepBatch:
+        begin, low = copied.cursor, max(copied.cursor, copied.low)
+        self._check_there(connection, low, copied.high)
+        most = MOST_CHUNKS if self._has_chunks else MOST_ROWS
+        found = sizes(connection, self._id, begin, copied.high, most, has_chunks=self._has_chunks)
+        n_bytes = np.cumsum([size for _, _, size in found])
+        n_taken = min(int(np.searchsorted(n_bytes, BATCH_BYTES)) + 1, len(found))
+        is_last = n_taken == len(found) < most
+        last = None if is_last else found[n_taken - 1]
+        end = copied.high if last is None else last[0] + last[1] - 1
+        batch = StepBatch(begin, end, 0)
+        flags = self._flags(connection)
+        for table in (*step_tables(self._has_chunks), *overlay_tables()):
+            if table.flag is None:
+                batch.tables.append(read_rows(connection, table, self._id, begin, end))
+            elif flags[table.flag]:
+                batch.tables.append(read_rows(connection, table, self._id, low, end))
+        if self._node == EVERYTHING:
+            batch.n_steps = self._n_steps(batch, low)
+        else:
+            matching = resolve_labels(self._node, bool(flags["has_labels"]))
+            where = and_(in_window(self._id, low, matching), experiences.c.seq <= end)
+            seqs = connection.scalars(select(experiences.c.seq).where(where))
+            _keep(batch, set(seqs), has_chunks=self._has_chunks)
+        return batch
+
+    def _n_steps(self, batch: StepBatch, low: int) -> int:
+        """Return how many steps a batch has above a number."""
+        by_name = {rows.table.name: rows for rows in batch.tables}
+        if not self._has_chunks:
+            return len(by_name["experiences"])
+        own = by_name["chunks"]
+        spans = zip(own.numbers, own.values["n_steps"], strict=True)
+        n_whole = sum(first + n - 1 - max(low, first - 1) for first, n in spans)
+        deleted = by_name.get("deleted_steps")
+        n_deleted = 0 if deleted is None else len(deleted)
+        return int(n_whole) - n_deleted
+
+    def _flags(self, connection: Connection) -> dict[str, bool]:
+        names = sorted({table.flag for table in overlay_tables() if table.flag} | {*_FLAGS})
+        own = select(*(buffers.c[name] for name in names)).where(buffers.c.id == self._id)
+        found = connection.execute(own).one()
+        return {name: bool(found._mapping[name]) for name in names}
+
+    def _check_there(self, connection: Connection, low: int, high: int) -> None:
+        """Raise unless the steps above a number are held."""
+        window = self.buffer.window_in(connection)
+        if window.evict_by == "row" and window.low > low and low < high:
+            raise self._missing(low + 1, min(window.low, high))
+
+    def _missing(self, first: int, last: int) -> CopyError:
+        return CopyError(
+            f"steps {first:,} to {last:,} of buffer {self.buffer.info.name!r} left "
+            f"{self.buffer.shown_url} before they were copied; drop the unfinished copy, and copy "
+            f"again while fewer steps are stored, or from a buffer of a larger capacity"
+        )
+
+
+def _reopen(episodes: TableRows, i: int, next_t: int | None) -> None:
+    """Change an episode to what it was while it was open."""
+    for name in ("length", "return", "reward", "first_seq", "last_seq", "final_arrays", "ended_at"):
+        episodes.values[name][i] = None
+    episodes.values["status"][i] = "open"
+    if next_t is not None:
+        episodes.values["next_t"][i] = next_t
+
+
+def _keep(batch: StepBatch, seqs: set[int], *, has_chunks: bool) -> None:
+    """Keep of a batch the steps that have one of the numbers.
+
+    Chunks are kept whole where one of their steps is: the others are noted as deleted.
+    """
+    batch.n_steps = len(seqs)
+    by_name = {rows.table.name: rows for rows in batch.tables}
+    deleted: list[int] = []
+    firsts: set[int] = set()
+    if has_chunks:
+        own = by_name["chunks"]
+        for first, n in zip(own.numbers, own.values["n_steps"], strict=True):
+            others = [seq for seq in range(first, first + n) if seq not in seqs]
+            if len(others) < n:
+                firsts.add(first)
+                deleted += others
+    kept = []
+    for rows in batch.tables:
+        numbers = firsts if rows.table.number == "first_seq" else seqs
+        if rows.table.name != "deleted_steps":
+            kept.append(rows.where([number in numbers for number in rows.numbers]))
+    if deleted:
+        table = next(each for each in step_tables(True) if each.name == "deleted_steps")
+        kept.insert(2, TableRows(table, {"seq": list(deleted)}))
+    batch.tables = kept

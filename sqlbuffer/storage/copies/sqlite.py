@@ -1,0 +1,111 @@
+"""Reads and writes the rows that a copy takes, on SQLite."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.copies.copied_tables import CopiedTable, TableRows
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+_OF_KEY = f"key > (:id << {NUMBER_BITS}) + :low AND key <= (:id << {NUMBER_BITS}) + :high"
+_PAYLOADS = ("state", "actions", "messages", "extra", "fields", "arrays")
+_N_BYTES = " + ".join(f"coalesce(length({name}), 0)" for name in _PAYLOADS)
+_SIZES = {
+    False: f"SELECT seq, 1, {_N_BYTES} + coalesce(payload_bytes, 0) FROM experiences",
+    True: "SELECT first_seq, n_steps, length(records) + coalesce(length(payload_arrays), 0) + "
+    "coalesce(length(payloads), 0) FROM chunk_data",
+}
+_EPISODE_IDS = """
+SELECT e.id FROM json_each(?) j
+LEFT JOIN episodes e ON e.buffer_id = ? AND e.key = json_extract(j.value, '$[0]')
+    AND e.task_id = json_extract(j.value, '$[1]')
+ORDER BY j.key
+"""
+
+
+def sizes(
+    connection: Connection, buffer_id: int, low: int, high: int, limit: int, *, has_chunks: bool
+) -> list[tuple[int, int, int]]:
+    """Return of the first rows or chunks with low < number <= high the number, how many steps it
+    has, and about how many bytes.
+    """
+    statement = f"{_SIZES[has_chunks]} WHERE {_OF_KEY} ORDER BY key LIMIT :limit"
+    parameters = {"id": buffer_id, "low": low, "high": high, "limit": limit}
+    return list(driver_of(connection).execute(statement, parameters))
+
+
+def read_rows(
+    connection: Connection, table: CopiedTable, buffer_id: int, low: int, high: int
+) -> TableRows:
+    """Return the rows of a table with low < number <= high, in order."""
+    of_number = f"buffer_id = :id AND {table.number} > :low AND {table.number} <= :high"
+    listed = ", ".join(f'"{name}"' for name in table.columns)
+    statement = (
+        f"SELECT {listed} FROM {table.name} WHERE {_OF_KEY if table.is_keyed else of_number} "
+        f"ORDER BY {'key' if table.is_keyed else table.number}"
+    )
+    parameters = {"id": buffer_id, "low": low, "high": high}
+    return TableRows.of(table, driver_of(connection).execute(statement, parameters).fetchall())
+
+
+def read_episodes(
+    connection: Connection, table: CopiedTable, buffer_id: int, after: int, limit: int
+) -> TableRows:
+    """Return the first episodes whose keys are above one."""
+    listed = ", ".join(f'"{name}"' for name in table.columns)
+    statement = (
+        f"SELECT {listed} FROM {table.name} WHERE buffer_id = ? AND id > ? ORDER BY id LIMIT ?"
+    )
+    rows = driver_of(connection).execute(statement, (buffer_id, after, limit))
+    return TableRows.of(table, rows.fetchall())
+
+
+def write_rows(connection: Connection, buffer_id: int, rows: TableRows) -> None:
+    """Write rows of a table."""
+    if not len(rows):
+        return
+    columns: dict[str, Sequence[Any]] = {"buffer_id": [buffer_id] * len(rows)}
+    if rows.table.is_keyed:
+        columns["key"] = [buffer_id << NUMBER_BITS | number for number in rows.numbers]
+    columns.update(rows.values)
+    quoted = {f'"{name}"': values for name, values in columns.items()}
+    large = [
+        name
+        for name, form in zip(rows.table.columns, rows.table.forms, strict=True)
+        if form in ("bytes", "json") and name in rows.values
+    ]
+    n_bytes = sum(len(value) for name in large for value in rows.values[name] if value is not None)
+    insert_columns(connection, rows.table.name, quoted, n_bytes)
+
+
+def episode_ids(
+    connection: Connection, buffer_id: int, names: Sequence[tuple[str, str]]
+) -> list[int | None]:
+    """Return the keys of episodes by their ids and tasks; None: there is none."""
+    found = driver_of(connection).execute(_EPISODE_IDS, (json.dumps(names), buffer_id))
+    return [id_ for (id_,) in found]
+
+
+def take_numbers(connection: Connection, buffer_id: int, high: int) -> None:
+    """Have the buffer number its next steps above a number."""
+    driver_of(connection).execute(
+        "UPDATE buffers SET next_seq = max(next_seq, ? + 1) WHERE id = ?", (high, buffer_id)
+    )
+
+
+def before_batch(connection: Connection, buffer_id: int) -> None:
+    """Have the triggers log no step that is deleted: it never was in this buffer."""
+    driver_of(connection).execute("UPDATE buffers SET is_deleting = 1 WHERE id = ?", (buffer_id,))
+
+
+def after_batch(connection: Connection, buffer_id: int) -> None:
+    """Have the triggers log steps that are deleted."""
+    driver_of(connection).execute("UPDATE buffers SET is_deleting = 0 WHERE id = ?", (buffer_id,))
+
+
+def wait_for_writers(connection: Connection, buffer_id: int) -> None:
+    """Do nothing: writers come one at a time."""

@@ -1,0 +1,28 @@
+"""The table of copies: what was copied into a buffer, and how far that is."""
+
+from sqlalchemy import BigInteger, Column, Integer, Table, Text
+
+from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.overlays import flag_column
+from sqlbuffer.storage.schema.server_clock import utc_now
+
+copies = Table(
+    "copies",
+    metadata,
+    buffer_key(),
+    Column("source_database", Text, nullable=False, comment="URL of the source, no password"),
+    Column("source_buffer", KEY, nullable=False, comment="name of the buffer that is copied"),
+    Column(
+        "source_id", Integer, nullable=False, comment="buffer_id of the source, in its database"
+    ),
+    Column("source_created_at", Text, nullable=False, comment="when the source was created, UTC"),
+    Column("condition", Text, comment="which steps are copied; null: all"),
+    Column("low_seq", BigInteger, nullable=False, comment="steps above this seq are copied"),
+    Column("high_seq", BigInteger, nullable=False, comment="no step above this seq is copied"),
+    Column("copied_seq", BigInteger, nullable=False, comment="steps up to this seq are copied"),
+    Column("n_steps", BigInteger, nullable=False, comment="steps copied so far"),
+    Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
+    Column("finished_at", TIME, comment="when it was complete; null: it is not"),
+)
+
+flag_column("is_copying", "an unfinished copy: it takes steps from nowhere else")

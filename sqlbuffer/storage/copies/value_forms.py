@@ -1,0 +1,81 @@
+"""The forms that values have in the two databases, and how each is made of the other.
+
+SQLite has lists as JSON, in which null stands for NaN too, and `9e999` for infinity; times as text;
+truth values as numbers. JSON is text in both here: PostgreSQL is asked for its text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from sqlbuffer.storage.chunks.numbered_chunk import values_json
+
+# How PostgreSQL writes the 9e999 that stands for infinity in JSON.
+_INFINITY = re.compile("90{999}(?![0-9])")
+_LONG = 1_000
+
+
+def parsed_list(text: str) -> list[Any]:
+    """Return the list that a JSON text holds; infinities are `9e999` there."""
+    try:
+        found: list[Any] = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = json.loads(text)
+    return found
+
+
+def time_text(time: datetime) -> str:
+    """Return a time as SQLite has it: UTC, in milliseconds, or microseconds where there are any."""
+    utc = time.astimezone(UTC)
+    precision = "microseconds" if utc.microsecond % 1_000 else "milliseconds"
+    return f"{utc.replace(tzinfo=None).isoformat(timespec=precision)}Z"
+
+
+def _json_text(text: str) -> str:
+    return text if len(text) < _LONG else _INFINITY.sub("9e999", text)
+
+
+def _reals_text(values: Sequence[Any]) -> str | None:
+    if all(value is None or value - value == 0 for value in values):
+        return orjson.dumps(values).decode()  # finite
+    return values_json([None if value != value else value for value in values])
+
+
+_TO_SQLITE: dict[str, Callable[[Any], Any]] = {
+    "integers": lambda values: orjson.dumps(values).decode(),
+    "reals": _reals_text,
+    "flags": lambda values: orjson.dumps(values).decode(),
+    "json": _json_text,
+    "time": time_text,
+    "flag": int,
+}
+_TO_POSTGRESQL: dict[str, Callable[[Any], Any]] = {
+    "integers": parsed_list,
+    "reals": parsed_list,
+    "flags": parsed_list,
+    "time": datetime.fromisoformat,
+    "flag": bool,
+}
+_CONVERSIONS = {
+    ("postgresql", "sqlite"): _TO_SQLITE,
+    ("sqlite", "postgresql"): _TO_POSTGRESQL,
+}
+
+
+def converted(values: list[Any], form: str, source: str, target: str) -> list[Any]:
+    """Return values of a column in the form of another database.
+
+    Args:
+        values: The values.
+        form: The form of the column.
+        source: The database that they are from: sqlite or postgresql.
+        target: The one that they are for.
+    """
+    convert = _CONVERSIONS.get((source, target), {}).get(form)
+    if convert is None:
+        return values
+    return [None if value is None else convert(value) for value in values]
