@@ -31,10 +31,12 @@ test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VEN
 test-nightly: $(VENV)/.installed-test ## run the tests on millions of rows
 	$(BIN)/python -m pytest tests/nightly $(ARGS)
 
-check: $(VENV)/.installed-dev ## check formatting, lint, types and layers
+# Types of other libraries too: those that the journeys of tests/journeys import.
+check: $(VENV)/.installed-dev $(VENV)/.installed-test $(VENV)/.installed-torch ## check formatting, lint, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-test ## measure both databases and print the table (ARGS="--rows 100000")

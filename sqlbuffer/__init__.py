@@ -29,13 +29,13 @@ if TYPE_CHECKING:
         TaskSampler,
     )
     from sqlbuffer.stats import Removed
-    from sqlbuffer.steps.batches import Batch
+    from sqlbuffer.steps.batches import Batch, RowList
     from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
     from sqlbuffer.steps.store_result import StoreResult
     from sqlbuffer.storage.sampling.candidates import Candidates
 
 _HOME = {
-    "Batch": "steps.batches",
+    **dict.fromkeys(("Batch", "RowList"), "steps.batches"),
     "BufferConfig": "config.buffer_config",
     "Candidates": "storage.sampling.candidates",
     "Connection": "config.connection",
@@ -102,6 +102,7 @@ __all__ = [
     "RatioWindow",
     "Removed",
     "ReplayBuffer",
+    "RowList",
     "Sampler",
     "StoreResult",
     "TaskSampler",
@@ -110,13 +111,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: `import sqlbuffer` alone stays quick."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'sqlbuffer' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take any misspelled name for one of the package
 
-    return getattr(import_module(f"sqlbuffer.{_HOME[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used: `import sqlbuffer` alone stays quick."""
+        if name not in _HOME:
+            raise AttributeError(f"module 'sqlbuffer' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"sqlbuffer.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

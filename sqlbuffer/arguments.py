@@ -77,7 +77,10 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
         nearest = difflib.get_close_matches(unknown[0], [*known, *declared, "reward"], n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else "put it into extra={...}"
         raise FieldError(f"unknown field {unknown[0]!r}; {hint}")
-    meta = {name: given.get(name, default) for name, default in _META_FIELDS.items()}
+    meta = {
+        name: default if given.get(name) is None else given[name]
+        for name, default in _META_FIELDS.items()
+    }
     data = {name: given[name] for name in _DATA_FIELDS if name in given}
     own_id = {"id": given["id"]} if given.get("id") is not None else {}
     execute_time = given.get("execute_time", time.time())

@@ -3,7 +3,7 @@
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from sqlbuffer.arguments import (
     SAME,
@@ -25,11 +25,18 @@ from sqlbuffer.config.setting_checks import (
     checked_capacity,
     checked_retry,
 )
+from sqlbuffer.config.setting_groups import Compression, EvictUnit
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
-from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.front.batch_sampler import AnyConverter, BatchSampler, converted
+from sqlbuffer.fields.specs import Casting, FieldSpec
+from sqlbuffer.front.batch_sampler import (
+    AnyConverter,
+    BatchConverter,
+    BatchSampler,
+    TaskConverter,
+    converted,
+)
 from sqlbuffer.front.condition_checks import Conditions
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
@@ -40,7 +47,7 @@ from sqlbuffer.interchange.copy_report import CopyReport
 from sqlbuffer.interchange.copying import OnProgress, copy_buffer
 from sqlbuffer.loading.factory import open_loader
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.loading.modes import LoaderOptions
+from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.loading.source import BatchSource
@@ -51,16 +58,20 @@ from sqlbuffer.stats import Removed, Stats
 from sqlbuffer.steps.batches import Batch, RowList
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.step_arguments import StepKeys, takes, whole_step
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.inspect.buffer_stats import stats
+from sqlbuffer.storage.leases.claim_request import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
 
 __all__ = ["ReplayBuffer", "StoreResult"]
+
+T = TypeVar("T")
 
 
 class ReplayBuffer:
@@ -198,7 +209,7 @@ class ReplayBuffer:
         return dict(self._store.info.config.fields.meta)
 
     @property
-    def compression(self) -> str | None:
+    def compression(self) -> Compression | None:
         """How the bytes of arrays are compressed, as stored; None: not at all."""
         return self._store.info.config.payloads.compression
 
@@ -213,7 +224,7 @@ class ReplayBuffer:
         return self._store.window().max_episodes
 
     @property
-    def evict_by(self) -> str:
+    def evict_by(self) -> EvictUnit:
         """What leaves at once: `row`, `task` or `episode`."""
         return self._store.info.config.retention.evict_by
 
@@ -281,6 +292,7 @@ class ReplayBuffer:
         rows = list(data_batch or ())
         return self._writer.store_rows(rows, model_version, session_id, priority)
 
+    @takes(whole_step)
     def add(self, /, **fields: Any) -> StoreResult | None:
         """Store one experience given by its fields.
 
@@ -305,7 +317,12 @@ class ReplayBuffer:
         return self._writer.add(fields)
 
     def extend(
-        self, /, arrays: Mapping[str, Any], *, casting: str = "same_kind", **keys: Any
+        self,
+        /,
+        arrays: Mapping[str, Any],
+        *,
+        casting: Casting = "same_kind",
+        **keys: Unpack[StepKeys],
     ) -> StoreResult:
         """Store n steps given as columns, in one transaction.
 
@@ -338,7 +355,7 @@ class ReplayBuffer:
         final: Mapping[str, Any] | None = None,
         episode_reward: float | None = None,
         priority: Any = None,
-        casting: str = "same_kind",
+        casting: Casting = "same_kind",
         **meta: Any,
     ) -> StoreResult:
         """Store a whole episode given as columns, in one transaction; `v_episodes` shows it, also
@@ -385,7 +402,7 @@ class ReplayBuffer:
         episode_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
-        casting: str = "same_kind",
+        casting: Casting = "same_kind",
         **meta: Any,
     ) -> EpisodeWriter:
         """Begin an episode that is written step by step.
@@ -423,7 +440,7 @@ class ReplayBuffer:
         agent_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
-        casting: str = "same_kind",
+        casting: Casting = "same_kind",
         **meta: Any,
     ) -> Any:
         """Return a gymnasium environment that behaves as `env`, and stores every step it takes.
@@ -551,6 +568,42 @@ class ReplayBuffer:
         )  # fmt: skip
         return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
 
+    @overload
+    def sample(
+        self,
+        batch_size: int = 256,
+        *,
+        sampler: Sampler | None = None,
+        condition: Condition = None,
+        converter: None = None,
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> RowList[DataRow]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int = 256,
+        *,
+        sampler: TaskSampler,
+        condition: Condition = None,
+        converter: None = None,
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> RowList[list[DataRow]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int = 256,
+        *,
+        sampler: Sampler | TaskSampler | None = None,
+        condition: Condition = None,
+        converter: BatchConverter[T],
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> T: ...
     def sample(
         self,
         batch_size: int = 256,
@@ -590,6 +643,30 @@ class ReplayBuffer:
         node = self._conditions.node(condition, query_condition)
         return converted(converter, self._sampler.rows(sampler, batch_size, node, strict, fields))
 
+    @overload
+    def sample_tasks(
+        self,
+        n: int,
+        *,
+        sampler: TaskSampler | None = None,
+        condition: Condition = None,
+        converter: None = None,
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> RowList[list[DataRow]]: ...
+    @overload
+    def sample_tasks(
+        self,
+        n: int,
+        *,
+        sampler: TaskSampler | None = None,
+        condition: Condition = None,
+        converter: TaskConverter[T],
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        query_condition: Condition = None,
+    ) -> RowList[T]: ...
     def sample_tasks(
         self,
         n: int,
@@ -600,7 +677,7 @@ class ReplayBuffer:
         strict: bool = False,
         fields: Sequence[str] | None = None,
         query_condition: Condition = None,
-    ) -> list[Any]:
+    ) -> RowList[Any]:
         """Draw whole tasks: `RandomTaskSample()` by default. The converter is called once a task.
 
         Args:
@@ -627,18 +704,51 @@ class ReplayBuffer:
         tasks = self._sampler.tasks(sampler, n, node, strict, fields)
         return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
 
+    @overload
+    def sample_task(
+        self,
+        sampler: TaskSampler | None = None,
+        query_condition: Condition = None,
+        converter: None = None,
+        batch_size: int = 1000,
+    ) -> RowList[list[DataRow]]: ...
+    @overload
+    def sample_task(
+        self,
+        sampler: TaskSampler | None = None,
+        query_condition: Condition = None,
+        *,
+        converter: TaskConverter[T],
+        batch_size: int = 1000,
+    ) -> RowList[T]: ...
+    @overload
+    def sample_task(
+        self,
+        sampler: TaskSampler | None,
+        query_condition: Condition,
+        converter: TaskConverter[T],
+        batch_size: int = 1000,
+    ) -> RowList[T]: ...
     def sample_task(
         self,
         sampler: TaskSampler | None = None,
         query_condition: Condition = None,
         converter: AnyConverter | None = None,
         batch_size: int = 1000,
-    ) -> list[Any]:
+    ) -> RowList[Any]:
         """Draw whole tasks: `sample_tasks` by AWorld's name and arguments."""
         return self.sample_tasks(
             batch_size, sampler=sampler, condition=query_condition, converter=converter
         )
 
+    @overload
+    def peek(
+        self, n: int = 10, *, sampler: Sampler | None = None, condition: Condition = None
+    ) -> builtins.list[DataRow]: ...
+    @overload
+    def peek(
+        self, n: int = 10, *, sampler: TaskSampler, condition: Condition = None
+    ) -> builtins.list[builtins.list[DataRow]]: ...
     def peek(
         self,
         n: int = 10,
@@ -662,9 +772,27 @@ class ReplayBuffer:
         """
         return self._sampler.peek(sampler, n, self._conditions.node(condition))
 
+    @overload
     def loader(
         self,
-        mode: str = "transition",
+        mode: Mode = "transition",
+        batch_size: int = 256,
+        *,
+        to_named_tuple: None = None,
+        **options: Unpack[LoaderSettings],
+    ) -> Loader[Batch]: ...
+    @overload
+    def loader(
+        self,
+        mode: Mode = "transition",
+        batch_size: int = 256,
+        *,
+        to_named_tuple: Sequence[str],
+        **options: Unpack[LoaderSettings],
+    ) -> Loader[Any]: ...
+    def loader(
+        self,
+        mode: Mode = "transition",
         batch_size: int = 256,
         *,
         n_step: int = 1,
@@ -688,7 +816,7 @@ class ReplayBuffer:
         device: Any = None,
         prefetch: int = 0,
         epochs: int | None = None,
-    ) -> Loader:
+    ) -> Loader[Any]:
         """Return an iterable of batches for a training loop: drawn without end, or in passes.
 
         A pass (`epochs`, or `shuffle=False`) fixes the range of seq at its start, so that rows
@@ -757,11 +885,11 @@ class ReplayBuffer:
         self,
         n: int,
         *,
-        group_by: str | None = None,
+        group_by: GroupBy | None = None,
         min_group_size: int | None = None,
         group_timeout_s: float | None = None,
-        on_partial: str = "use",
-        order: str = "random",
+        on_partial: OnPartial = "use",
+        order: Order = "random",
         timeout_s: float = TIMEOUT_S,
         lease_s: float = LEASE_S,
         condition: Condition = None,

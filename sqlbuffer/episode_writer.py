@@ -10,6 +10,8 @@ from sqlbuffer.encoding.packed_steps import PackedStep
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError, SQLBufferError
+from sqlbuffer.fields.specs import Casting
+from sqlbuffer.steps.step_arguments import takes, values_of_step
 from sqlbuffer.storage.labels.label_values import checked_reward
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
@@ -50,7 +52,7 @@ class EpisodeWriter:
         observation: Layout,
         queue: WriteQueue[Any, Any],
         beginning: EpisodeStart,
-        casting: str,
+        casting: Casting,
     ) -> None:
         self._encode, self._observation = encode, observation
         self._queue, self._casting, self._meta = queue, casting, beginning.meta
@@ -62,7 +64,8 @@ class EpisodeWriter:
         self._held: Record | PackedStep | None = None
         self._pid = os.getpid()
 
-    def append(self, **step: Any) -> None:
+    @takes(values_of_step)
+    def append(self, /, **step: Any) -> None:
         """Add a step; it is stored within the buffer's `flush_s`.
 
         Args:

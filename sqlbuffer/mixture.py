@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Literal, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from sqlbuffer.errors import FieldError, InsufficientDataError, SQLBufferError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.mixture_shares import split
-from sqlbuffer.loading.modes import LoaderOptions, options_of
+from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import Progress, is_count, own_sampler
 from sqlbuffer.loading.ranks import warn_of_ranks
@@ -25,13 +25,14 @@ from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.rows.batch_parts import stacked
 
-ON_EMPTY = ("raise", "redistribute")
+OnEmpty = Literal["raise", "redistribute"]
+ON_EMPTY = get_args(OnEmpty)
 
 
 def mix(
     sources: Mapping[ReplayBuffer, float],
     *,
-    on_empty: str = "raise",
+    on_empty: OnEmpty = "raise",
     fields: Sequence[str] | None = None,
 ) -> "Mixture":
     """Return one source of batches over several buffers, of one database or of many.
@@ -82,7 +83,7 @@ class Mixture:
         self,
         sources: Mapping[ReplayBuffer, float],
         *,
-        on_empty: str = "raise",
+        on_empty: OnEmpty = "raise",
         fields: Sequence[str] | None = None,
     ) -> None:
         weights = _checked_weights(sources)
@@ -139,7 +140,27 @@ class Mixture:
         }
         return self._sample(batch_size, sampler, options)
 
-    def loader(self, mode: str = "transition", batch_size: int = 256, **options: Any) -> Loader:
+    @overload
+    def loader(
+        self,
+        mode: Mode = "transition",
+        batch_size: int = 256,
+        *,
+        to_named_tuple: None = None,
+        **options: Unpack[LoaderSettings],
+    ) -> Loader[Batch]: ...
+    @overload
+    def loader(
+        self,
+        mode: Mode = "transition",
+        batch_size: int = 256,
+        *,
+        to_named_tuple: Sequence[str],
+        **options: Unpack[LoaderSettings],
+    ) -> Loader[Any]: ...
+    def loader(
+        self, mode: Mode = "transition", batch_size: int = 256, **options: Any
+    ) -> Loader[Any]:
         """Return an iterable of batches without end; arguments are those of `ReplayBuffer.loader`.
 
         Each source is drawn from with random numbers of its own, of the one seed.

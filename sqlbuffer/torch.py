@@ -10,7 +10,7 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError, MissingExtraError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.loading.modes import check_drawn, options_of
+from sqlbuffer.loading.modes import Mode, check_drawn, options_of
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.worker_consensus import Meeting
 from sqlbuffer.steps.batches import Batch
@@ -108,7 +108,7 @@ class Dataset(data.Dataset):  # type: ignore[misc]
     def __init__(
         self,
         buffer: ReplayBuffer,
-        mode: str = "transition",
+        mode: Mode = "transition",
         *,
         info: Sequence[str] = (),
         fieldname_map: Mapping[str, str] | None = None,

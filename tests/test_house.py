@@ -90,7 +90,12 @@ def test_methods_of_the_buffer_delegate() -> None:
     )
     assert buffer.bases == []
     methods = [node for node in buffer.body if isinstance(node, ast.FunctionDef)]
-    public = [method for method in methods if not method.name.startswith("_")]
+    public = [
+        method
+        for method in methods
+        if not method.name.startswith("_")
+        and "overload" not in map(ast.unparse, method.decorator_list)
+    ]
     assert len(public) > 50
     assert [method.name for method in public if ast.get_docstring(method) is None] == []
     assert {m.name: n for m in public if (n := len(m.body) - 1) > MOST_STATEMENTS} == {}

@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import wraps
 from itertools import islice
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from sqlbuffer import call_threads
 from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
@@ -14,6 +14,9 @@ from sqlbuffer.aio.async_lease import AsyncLease
 from sqlbuffer.aio.thread_calls import in_thread
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config.connection import RETRY_S, Connection
+from sqlbuffer.config.opener_settings import OpenerSettings
+from sqlbuffer.loading.loader import Loader
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.waits import begin_wait
@@ -48,6 +51,14 @@ def arguments_of(
     return give
 
 
+def batches_of(
+    method: Callable[Concatenate[ReplayBuffer, P], Loader[T]],
+    own: Callable[..., AsyncIterator[Any]],
+) -> Callable[Concatenate["AsyncReplayBuffer", P], AsyncIterator[T]]:
+    """Return a generator of a loader's batches, with the arguments of the method that opens it."""
+    return wraps(method)(own)
+
+
 class AsyncReplayBuffer:
     """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, as coroutines.
 
@@ -73,10 +84,24 @@ class AsyncReplayBuffer:
 
     @classmethod
     async def open(
-        cls, url: Database = None, name: str = "default", **options: Any
+        cls,
+        url: Database = None,
+        name: str = "default",
+        *,
+        create: bool | None = None,
+        config: BufferConfig | None = None,
+        connection: Connection | None = None,
+        state_type: Any = None,
+        action_type: Any = None,
+        **settings: Unpack[OpenerSettings],
     ) -> "AsyncReplayBuffer":
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
-        return cls(await in_thread(ReplayBuffer, url, name, **options))
+        return cls(
+            await in_thread(
+                ReplayBuffer, url, name, create=create, config=config, connection=connection,
+                state_type=state_type, action_type=action_type, **settings,
+            )
+        )  # fmt: skip
 
     store = as_coroutine(ReplayBuffer.store)
     store_batch = as_coroutine(ReplayBuffer.store_batch)
@@ -142,8 +167,7 @@ class AsyncReplayBuffer:
     def lease(self, *args: Any, **options: Any) -> AsyncLease:
         return AsyncLease(self.sync.lease(*args, **options))
 
-    @arguments_of(ReplayBuffer.loader)
-    async def loader(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+    async def _batches(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         # A loader that can be resumed is `buffer.sync.loader(...)`.
         loader = await in_thread(self.sync.loader, *args, **options)
         batches = iter(loader)
@@ -165,6 +189,8 @@ class AsyncReplayBuffer:
             cancelled.set()
             await asyncio.shield(in_thread(close))
 
+    loader = batches_of(ReplayBuffer.loader, _batches)
+
     @arguments_of(ReplayBuffer.get_all)
     async def get_all(self, *args: Any, **options: Any) -> AsyncIterator[DataRow]:
         rows = await in_thread(self.sync.get_all, *args, **options)
@@ -183,11 +209,11 @@ class AsyncReplayBuffer:
         await self.close()
 
     @staticmethod
-    @wraps(ReplayBuffer.list)
-    async def list(*args: Any, **options: Any) -> builtins.list[str]:
-        return await in_thread(ReplayBuffer.list, *args, **options)
+    async def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
+        """Return the names of the buffers of a database; see `sqlbuffer.ReplayBuffer.list`."""
+        return await in_thread(ReplayBuffer.list, url, retry_s=retry_s)
 
     @staticmethod
-    @wraps(ReplayBuffer.drop)
-    async def drop(*args: Any, **options: Any) -> None:
-        await in_thread(ReplayBuffer.drop, *args, **options)
+    async def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
+        """Delete a buffer and all that belongs to it; see `sqlbuffer.ReplayBuffer.drop`."""
+        await in_thread(ReplayBuffer.drop, url, name, retry_s=retry_s)

@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlbuffer.aio.thread_calls import in_thread
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+from sqlbuffer.steps.step_arguments import takes, values_of_step
 
 
 class AsyncEpisodeWriter:
@@ -27,13 +28,14 @@ class AsyncEpisodeWriter:
     def __init__(self, writer: StepWriter) -> None:
         self.sync = writer
 
-    async def append(self, **step: Any) -> None:
+    @takes(values_of_step)
+    async def append(self, /, **step: Any) -> None:
         """Add a step; see `sqlbuffer.EpisodeWriter.append`."""
         await in_thread(lambda: self.sync.append(**step))
 
-    async def end(self, **final: Any) -> None:
+    async def end(self, *, reward: float | None = None, **final: Any) -> None:
         """End the episode and store all of it; see `sqlbuffer.EpisodeWriter.end`."""
-        await in_thread(lambda: self.sync.end(**final))
+        await in_thread(lambda: self.sync.end(reward=reward, **final))
 
     async def abort(self) -> None:
         """End the episode as one that went wrong."""

@@ -1,15 +1,19 @@
 """`AsyncLease` and `AsyncLeasedBatch`: claim rows from a coroutine."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sqlbuffer import call_threads
 from sqlbuffer.aio.thread_calls import in_thread
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.front.leasing import Lease as SyncLease
 from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
+from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
 
 
@@ -31,6 +35,15 @@ class AsyncLeasedBatch:
         >>> asyncio.run(main())
         [1]
     """
+
+    # What `__getattr__` finds in the batch.
+    rows: list[DataRow]
+    groups: list[list[DataRow]]
+    seqs: NDArray[np.int64]
+    lease_id: str
+    batch_id: int | None
+    remaining_s: float
+    arrays: Callable[..., Batch]
 
     def __init__(self, batch: SyncBatch) -> None:
         self.sync = batch

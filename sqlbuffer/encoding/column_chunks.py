@@ -33,6 +33,7 @@ from sqlbuffer.encoding.step_payloads import (
 )
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
+from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.ids import uuid7s
 
 Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
@@ -55,7 +56,7 @@ def pack_columns(
     layout: Layout,
     columns: Mapping[str, Any],
     *,
-    casting: str = "same_kind",
+    casting: Casting = "same_kind",
     episode: str | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> PackedColumns:

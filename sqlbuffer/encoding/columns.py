@@ -13,6 +13,7 @@ from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.encoding.records import Record, decode_reals, encode_extra
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.ids import uuid7s
 
@@ -20,7 +21,7 @@ Payload = tuple[str | None, str | None, str | None, str | None]
 
 
 def encode_columns(
-    columns: Mapping[str, Any], *, casting: str = "same_kind", episode: str | None = None
+    columns: Mapping[str, Any], *, casting: Casting = "same_kind", episode: str | None = None
 ) -> list[Record]:
     """Return the records of n steps without typed fields.
 

@@ -13,7 +13,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_real
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields.specs import Casting, FieldSpec
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class EpisodeEnd:
 
 
 def encode_meta(
-    meta: Mapping[str, Any], specs: Mapping[str, FieldSpec], casting: str = "same_kind"
+    meta: Mapping[str, Any], specs: Mapping[str, FieldSpec], casting: Casting = "same_kind"
 ) -> str | None:
     """Return the JSON of what a user says of an episode.
 
@@ -86,7 +86,7 @@ def encode_meta(
     return text
 
 
-def _meta_value(spec: FieldSpec, value: Any, casting: str) -> Any:
+def _meta_value(spec: FieldSpec, value: Any, casting: Casting) -> Any:
     """Return a declared value as JSON has it: a list, where the field is an array."""
     if value is not None:
         return spec.cast(value, casting=casting).tolist()
@@ -95,7 +95,7 @@ def _meta_value(spec: FieldSpec, value: Any, casting: str) -> Any:
     return spec.default_value.tolist()
 
 
-def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: str) -> bytes | None:
+def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: Casting) -> bytes | None:
     """Return an observation as the bytes that are stored.
 
     Args:

@@ -13,7 +13,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import MAX_KEY_BYTES, encode_flag, encode_key, encode_step
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields.specs import Casting, FieldSpec
 
 # Next to the declared fields; the keys may be one value for all rows.
 FLAGS = ("terminated", "truncated")
@@ -83,7 +83,7 @@ class GivenColumns:
         }
 
 
-def check_columns(layout: Layout, columns: Mapping[str, Any], casting: str) -> GivenColumns:
+def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) -> GivenColumns:
     """Return the columns of steps, checked and cast.
 
     Args:
@@ -164,7 +164,7 @@ def _size(name: str, values: Any) -> int:
 
 
 def _column(
-    spec: FieldSpec, columns: Mapping[str, Any], n: int, casting: str, *, copy: bool
+    spec: FieldSpec, columns: Mapping[str, Any], n: int, casting: Casting, *, copy: bool
 ) -> Any:
     if columns.get(spec.name) is None:
         default: Any = spec.default_value
@@ -178,7 +178,7 @@ def _column(
 
 
 def _rewards(
-    columns: Mapping[str, Any], n: int, casting: str
+    columns: Mapping[str, Any], n: int, casting: Casting
 ) -> tuple[NDArray[np.float64] | None, dict[int, dict[str, Any]]]:
     """Return what the column holds, NaN for None, and the tags of those that it cannot hold."""
     if columns.get("reward") is None:

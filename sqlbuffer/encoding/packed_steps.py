@@ -24,6 +24,7 @@ from sqlbuffer.encoding.step_payloads import (
     join_payloads,
 )
 from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
+from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.ids import uuid7s
 
 
@@ -107,7 +108,7 @@ class StepPacker:
         self,
         layout: Layout,
         beginning: EpisodeStart | StepStream,
-        casting: str,
+        casting: Casting,
         has_priorities: bool,
         max_row_bytes: int = MAX_ROW_BYTES,
     ) -> None:

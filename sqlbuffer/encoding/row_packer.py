@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sqlbuffer.encoding.packing import LENGTH, Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields.specs import Casting, FieldSpec
 
 ToBytes = Callable[[Any], bytes]
 
@@ -27,7 +27,7 @@ class RowPacker:
         8
     """
 
-    def __init__(self, layout: Layout, casting: str = "same_kind") -> None:
+    def __init__(self, layout: Layout, casting: Casting = "same_kind") -> None:
         self._casting = casting
         # One object for each dtype of numbers, so that `is` compares them.
         self._fields = [
@@ -71,7 +71,7 @@ def _given(spec: FieldSpec, value: Any) -> Any:
     return value
 
 
-def _to_bytes(spec: FieldSpec, casting: str) -> ToBytes:
+def _to_bytes(spec: FieldSpec, casting: Casting) -> ToBytes:
     """Return what casts the value of one row to bytes; to none where the length varies."""
     dtype, shape, size = spec.dtype, spec.shape, spec.dtype.itemsize
     is_integer, is_signed = dtype.kind in "iu" and not shape, dtype.kind == "i"

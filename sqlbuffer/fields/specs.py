@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from sqlbuffer.fields.declarations import (
     parse_shape,
 )
 
-_CASTINGS = ("same_kind", "unsafe")
+Casting = Literal["same_kind", "unsafe"]
+_CASTINGS = get_args(Casting)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class FieldSpec:
         shape = parse_shape(name, parts.get("shape", ()))
         return cls(name, dtype, shape, default, parts.get("column") is True)
 
-    def cast(self, value: Any, *, casting: str = "same_kind") -> NDArray[Any]:
+    def cast(self, value: Any, *, casting: Casting = "same_kind") -> NDArray[Any]:
         """Return the value of one row as this field holds it; always a copy.
 
         Raises:
@@ -141,7 +142,7 @@ class FieldSpec:
         return cast
 
     def cast_rows(
-        self, values: Any, *, casting: str = "same_kind", copy: bool = True
+        self, values: Any, *, casting: Casting = "same_kind", copy: bool = True
     ) -> NDArray[Any]:
         """Return the values of n rows of fixed shape as one array of shape (n, *shape).
 

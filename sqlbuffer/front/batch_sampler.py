@@ -1,7 +1,7 @@
 """Draw batches, and open loaders."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlbuffer.arguments import (
     check_batch_size,
@@ -14,10 +14,14 @@ from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
+from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 
+T = TypeVar("T")
 AnyConverter = Converter[Any] | Callable[[Any], Any]
+BatchConverter = Converter[T] | Callable[[RowList[Any]], T]
+TaskConverter = Converter[T] | Callable[[list[DataRow]], T]
 
 
 class BatchSampler:
@@ -58,7 +62,7 @@ class BatchSampler:
         node: Node,
         strict: bool,
         fields: Sequence[str] | None,
-    ) -> RowList:
+    ) -> RowList[Any]:
         """Draw rows, or whole tasks with a sampler of tasks."""
         sampler = RandomSampler() if sampler is None else sampler
         if isinstance(sampler, TaskSampler):
@@ -86,7 +90,7 @@ class BatchSampler:
         node: Node,
         strict: bool,
         fields: Sequence[str] | None,
-    ) -> RowList:
+    ) -> RowList[list[DataRow]]:
         """Draw whole tasks."""
         sampler = RandomTaskSample() if sampler is None else sampler
         if not isinstance(sampler, TaskSampler):

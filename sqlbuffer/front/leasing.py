@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex, get_args, overload
 
 import numpy as np
 
@@ -20,7 +20,14 @@ from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases import endings
-from sqlbuffer.storage.leases.claim_request import GROUPS, ORDERS, ClaimRequest
+from sqlbuffer.storage.leases.claim_request import (
+    GROUPS,
+    ORDERS,
+    ClaimRequest,
+    GroupBy,
+    OnPartial,
+    Order,
+)
 from sqlbuffer.storage.leases.held import HeldRows
 from sqlbuffer.storage.leases.waiting import claimed
 from sqlbuffer.storage.store import BufferStore
@@ -108,6 +115,10 @@ class LeasedBatch(Sequence[DataRow]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> DataRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[DataRow]: ...
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
 
@@ -221,11 +232,11 @@ class Leasing:
         n: int,
         node: Node,
         *,
-        group_by: str | None,
+        group_by: GroupBy | None,
         min_group_size: int | None,
         group_timeout_s: float | None,
-        on_partial: str,
-        order: str,
+        on_partial: OnPartial,
+        order: Order,
         timeout_s: float,
         lease_s: float,
     ) -> Lease:
@@ -236,14 +247,14 @@ class Leasing:
                 f"ReplayBuffer(..., leases=True)"
             )
         _check_one_of("order", order, ("random", *ORDERS))
-        _check_one_of("on_partial", on_partial, ("use", "drop"))
+        _check_one_of("on_partial", on_partial, get_args(OnPartial))
         _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
         wanted = ClaimRequest(
             _checked_count("n", n),
             checked_seconds("lease_s", lease_s),
-            order,  # type: ignore[arg-type]
+            order,
             resolve_labels(node, True),  # a claim has its statement before it knows
-            group_by,  # type: ignore[arg-type]
+            group_by,
             1 if min_group_size is None else _checked_count("min_group_size", min_group_size),
             None
             if group_timeout_s is None

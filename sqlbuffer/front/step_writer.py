@@ -27,7 +27,7 @@ from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_s
 from sqlbuffer.encoding.row_columns import check_declared, columns_of_rows
 from sqlbuffer.episode_writer import Encode, EpisodeWriter
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import check_casting
+from sqlbuffer.fields.specs import Casting, check_casting
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
@@ -154,7 +154,7 @@ class StepWriter:
         return _Stream(packer, self._numbers.setdefault((key.task_id, key.agent_id), count()))
 
     def extend(
-        self, arrays: Mapping[str, Any], casting: str, keys: Mapping[str, Any]
+        self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
     ) -> StoreResult:
         """Store steps given as columns."""
         columns = self._checked(columns_of(arrays, keys))
@@ -173,7 +173,7 @@ class StepWriter:
         keys: Mapping[str, Any],
         final: Mapping[str, Any] | None,
         episode_reward: float | None,
-        casting: str,
+        casting: Casting,
         meta: Mapping[str, Any],
     ) -> StoreResult:
         """Store a whole episode given as columns; see `ReplayBuffer.store_episode`."""
@@ -217,7 +217,9 @@ class StepWriter:
         )
         return self._insert(WriteBatch(records, MADE_TIME, [ending], metas, whole))
 
-    def episode(self, beginning: EpisodeStart, casting: str, *, has_own_id: bool) -> EpisodeWriter:
+    def episode(
+        self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool
+    ) -> EpisodeWriter:
         """Begin an episode that is written step by step.
 
         Args:
@@ -231,7 +233,7 @@ class StepWriter:
         encode = self._encoding(beginning, casting)
         return EpisodeWriter(encode, store.observation_layout, self._queue, beginning, casting)
 
-    def _encoding(self, beginning: EpisodeStart, casting: str) -> Encode:
+    def _encoding(self, beginning: EpisodeStart, casting: Casting) -> Encode:
         """Return what checks and encodes the steps of an episode."""
         layout, config = self._store.layout, self._store.info.config
         has_priorities, limit = config.priorities.enabled, row_limit(config)
@@ -253,7 +255,7 @@ class StepWriter:
         episode_id: str | None,
         model_version: int | None,
         session_id: str | None,
-        casting: str,
+        casting: Casting,
         meta: Mapping[str, Any],
     ) -> EpisodeStart:
         """Return what an episode begins with, checked."""
@@ -277,7 +279,7 @@ class StepWriter:
         return columns
 
     def _packed(
-        self, columns: Mapping[str, Any], casting: str, episode: str | None = None
+        self, columns: Mapping[str, Any], casting: Casting, episode: str | None = None
     ) -> PackedColumns:
         store = self._store
         limit = row_limit(store.info.config)

@@ -11,7 +11,7 @@ from sqlbuffer.storage.store import BufferStore
 
 def open_loader(
     store: BufferStore, options: LoaderOptions, output: Output, prefetch: Any
-) -> Loader:
+) -> Loader[Any]:
     """Return a loader of a buffer."""
     source, n = options.source(store), int(options.batch_size)
     plan: BatchPlan

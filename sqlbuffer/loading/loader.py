@@ -3,19 +3,23 @@
 import secrets
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.modes import check_count
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import BatchPlan, Progress, is_count
 from sqlbuffer.loading.prefetch import prefetched
+from sqlbuffer.steps.batches import Batch
 
+T = TypeVar("T", default=Batch)
 _VERSION = 1
 _KEYS = ("version", "loader", "seed", "run")
 
 
-class Loader:
+class Loader(Generic[T]):
     """An iterable of batches; `ReplayBuffer.loader` and `Mixture.loader` make it.
 
     Each `iter` is an iteration with random numbers of its own, except the first one after
@@ -48,7 +52,7 @@ class Loader:
         self._run, self._progress = 0, Progress()
         self._next_run, self._is_resumed = 0, False
 
-    def __iter__(self) -> Generator[Any, None, None]:
+    def __iter__(self) -> Generator[T, None, None]:
         """Begin an iteration; the generator may be closed before its end."""
         if self._is_resumed:
             run, progress, self._is_resumed = self._run, self._progress, False
@@ -85,7 +89,7 @@ class Loader:
             )
         return self._next_run
 
-    def part(self, run: LoaderRun) -> Generator[Any, None, None]:
+    def part(self, run: LoaderRun) -> Generator[T, None, None]:
         """Begin a worker's part of an iteration; `state_dict` does not know of it."""
         with closing(self._batches(run, Progress())) as batches:
             for batch, _ in batches:
@@ -134,7 +138,7 @@ class Loader:
         if not self._plan.knows(_progress_in(state)):
             raise ValueError(f"the state is damaged: {_progress_in(state)}")
 
-    def _noted(self, run: LoaderRun, progress: Progress) -> Generator[Any, None, None]:
+    def _noted(self, run: LoaderRun, progress: Progress) -> Generator[T, None, None]:
         with closing(self._batches(run, progress)) as batches:
             for batch, behind in batches:
                 self._run, self._progress = run.number, behind
@@ -143,10 +147,10 @@ class Loader:
 
     def _batches(
         self, run: LoaderRun, progress: Progress
-    ) -> Generator[tuple[Any, Progress], None, None]:
+    ) -> Generator[tuple[T, Progress], None, None]:
         plan, output = self._plan, self._output
 
-        def make() -> Generator[tuple[Any, Progress], None, None]:
+        def make() -> Generator[tuple[T, Progress], None, None]:
             for batch, behind in plan.batches(run, progress):
                 yield output(batch), behind
 

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from sqlbuffer.storage.store import BufferStore
 
+Mode = Literal["step", "transition", "n_step", "window", "trajectory"]
 # The options that not every mode takes.
-TAKES = {
+TAKES: dict[str, tuple[str, ...]] = {
     "step": (),
     "transition": ("n_step", "gamma", "stack", "terminal_field"),
     "n_step": ("n_step", "gamma", "sequence_fields", "stack", "terminal_field"),
@@ -36,11 +37,36 @@ _OF_MODES = tuple(dict.fromkeys(name for names in TAKES.values() for name in nam
 _FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "condition")
 
 
+class LoaderSettings(TypedDict, total=False):
+    """What `ReplayBuffer.loader` takes by name, but for `to_named_tuple`."""
+
+    n_step: int
+    gamma: float
+    length: int | None
+    burn_in: int
+    stride: int
+    sequence_fields: Sequence[str]
+    stack: Mapping[str, int] | None
+    terminal_field: str | None
+    include_partial: bool
+    shuffle: bool
+    seed: int | None
+    drop_last: bool
+    replace: bool
+    sampler: Sampler | None
+    condition: Condition
+    fields: Sequence[str] | None
+    fieldname_map: Mapping[str, str] | None
+    device: Any
+    prefetch: int
+    epochs: int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """What `ReplayBuffer.loader` takes and says, but for how batches are handed out."""
 
-    mode: str = "transition"
+    mode: Mode = "transition"
     batch_size: int = 256
     n_step: int = 1
     gamma: float = 0.99

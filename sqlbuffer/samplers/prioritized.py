@@ -1,7 +1,7 @@
 """By priority."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates
     from sqlbuffer.storage.sampling.row_priorities import RowPriorities
 
-NORMALIZE = ("batch", "buffer")
+Normalize = Literal["batch", "buffer"]
+NORMALIZE = get_args(Normalize)
 
 
 class PrioritizedSampler(Sampler):
@@ -67,7 +68,7 @@ class PrioritizedSampler(Sampler):
         *,
         beta: float = 0.4,
         beta_anneal_steps: int | None = None,
-        normalize: str = "batch",
+        normalize: Normalize = "batch",
         replace: bool = True,
         stratified: bool = False,
         exact: bool = False,

@@ -5,10 +5,13 @@ from html import escape
 from typing import Any
 
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
+from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.tables import as_table
 from sqlbuffer.steps.tensors import as_tensor, check_device
 
+T = TypeVar("T", default=DataRow)
 # A list of rows that is printed shows as many.
 SHOWN_ROWS = 5
 
@@ -110,9 +113,9 @@ class Batch(Mapping[str, Any]):
         return _html_table(["array", "dtype", "shape"], rows)
 
 
-class RowList(list[Any]):
+class RowList(list[T]):
     """A list of rows, or of tasks, and what their sampler says of them: arrays, by name and as
-    attributes.
+    attributes. In annotations `RowList` is one of rows, `RowList[list[DataRow]]` one of tasks.
 
     Attributes:
         batch_id: The number that the batch is noted under (`track_samples`); None: it is not.
@@ -128,7 +131,7 @@ class RowList(list[Any]):
 
     def __init__(
         self,
-        rows: Iterable[Any] = (),
+        rows: Iterable[T] = (),
         columns: Mapping[str, NDArray[Any] | None] | None = None,
         batch_id: int | None = None,
     ) -> None:

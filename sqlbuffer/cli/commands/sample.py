@@ -73,9 +73,10 @@ def sample(
         tree = condition_of(found, condition, eq)
         if tasks:
             drawn = found.peek(n, sampler=RandomTaskSample(seed=seed), condition=tree)
-            rows = [row for task in drawn for row in task]
+            rows, n_drawn = [row for task in drawn for row in task], len(drawn)
         else:
-            drawn = rows = found.peek(n, sampler=RandomSampler(seed=seed), condition=tree)
+            drawn, rows = [], found.peek(n, sampler=RandomSampler(seed=seed), condition=tree)
+            n_drawn = len(rows)
         name, fields = found.name, found.fields
     if format_ is not Format.TABLE:
         write(*in_full(rows, fields), format_)
@@ -83,9 +84,9 @@ def sample(
         write(_TASK_COLUMNS, map(_summary, drawn), format_)
     else:
         write(*in_brief(rows, fields), format_)
-    if len(drawn) < n:
+    if n_drawn < n:
         what, which = ("tasks" if tasks else "rows"), ("held" if tree is None else "that match")
-        note(f"all {len(drawn)} {what} {which} in buffer {name!r}, of {n} asked for")
+        note(f"all {n_drawn} {what} {which} in buffer {name!r}, of {n} asked for")
 
 
 def _summary(task: "Sequence[DataRow]") -> list[Any]:

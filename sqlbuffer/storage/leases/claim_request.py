@@ -21,6 +21,7 @@ from sqlbuffer.storage.schema.server_clock import is_past
 
 Order = Literal["random", "fifo", "freshest", "stalest"]
 GroupBy = Literal["task_id", "episode_id"]
+OnPartial = Literal["use", "drop"]
 
 ORDERS: dict[str, tuple[Any, ...]] = {
     "fifo": (items.c.seq,),
