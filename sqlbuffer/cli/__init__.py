@@ -9,6 +9,7 @@ from sqlbuffer.cli.commands import (
     info,
     ls,
     resize,
+    run_copy,
     run_demo,
     run_doctor,
     run_sql,
@@ -40,6 +41,7 @@ app.command("sample", epilog=sample.EPILOG)(sample.sample)
 app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("create", cls=WordLast, epilog=create.EPILOG)(create.create)
 app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
+app.command("copy", epilog=run_copy.EPILOG)(run_copy.copy)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
 app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)
 app.add_typer(db.app, name="db")

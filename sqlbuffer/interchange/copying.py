@@ -12,6 +12,7 @@ from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.copies.copy_start import begin_copy
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.store import BufferStore
 
 # Called with the steps copied so far, the last number that was copied and the range of numbers.
@@ -79,7 +80,9 @@ def _check_kinds(source: BufferStore, target: BufferStore) -> None:
                 f"{store.info.layout!r} of sqlbuffer.compat, and is not copied alone; copy the "
                 f"whole database (`pg_dump`, or `.backup` of SQLite)"
             )
-    if source.url == target.url and source.info.id == target.info.id:
+    # Each opener of a database in memory has its own.
+    same_database = source.url == target.url and not is_memory(source.url)
+    if source is target or (same_database and source.info.id == target.info.id):
         raise CopyError(f"{_shown(source)} cannot be copied into itself")
 
 

@@ -66,6 +66,8 @@ def info(
             columns, rows = that_say_something(answer.columns, answer.rows)
             write(columns, for_people(columns, rows), format_)
             note_if_measured(answer.columns, answer.rows)
+            for line in listings.unfinished_copies(url):
+                note(line)
         else:
             note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
         return

@@ -171,3 +171,24 @@ def newest_seq(url: str | None, buffer: str) -> int:
     """Return the number of the newest row of a buffer."""
     ((newest,),) = query(url, _NEWEST_SEQ, {"buffer": buffer}).rows
     return int(newest)
+
+
+def buffers_with_layout(url: str | None) -> list[str]:
+    """Return the names of the buffers that keep something beside their rows, for compat."""
+    found = query(url, "SELECT name FROM buffers WHERE layout IS NOT NULL ORDER BY name")
+    return [name for (name,) in found.rows]
+
+
+def unfinished_copies(url: str | None) -> list[str]:
+    """Return for each buffer that is an unfinished copy of which one, and how far it is."""
+    found = query(
+        url,
+        "SELECT b.name, c.source_buffer, c.source_database, c.copied_seq, c.high_seq, c.n_steps "
+        "FROM copies c JOIN buffers b ON b.id = c.buffer_id WHERE c.finished_at IS NULL "
+        "ORDER BY b.name",
+    )
+    return [
+        f"buffer {name!r} is an unfinished copy of {source!r} in {database}: it has {n_steps:,} "
+        f"steps, and is at seq {copied:,} of {high:,}; copy again to go on, or drop it"
+        for name, source, database, copied, high, n_steps in found.rows
+    ]

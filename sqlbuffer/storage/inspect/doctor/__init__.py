@@ -64,7 +64,7 @@ def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
     for check in [
         *checks.server,
         *(checks.full if full else ()),
-        *((*checks.schema, _objects, _settings, _buffers) if has_schema else ()),
+        *((*checks.schema, _objects, _settings, _buffers, _copies) if has_schema else ()),
     ]:
         yield from _guarded(check, engine, resolved)
 
@@ -155,6 +155,26 @@ def _buffers(connection: Connection, url: URL) -> Sequence[Finding]:
         FROM v_windows w ORDER BY w.buffer""",
     )
     return [_buffer(*row) for row in rows] or [Finding("buffers", "OK", "none yet")]
+
+
+def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
+    """Name unfinished copies: they take no steps until they are complete."""
+    rows = fetch_all(
+        connection,
+        """SELECT b.name, c.source_buffer, c.source_database, c.copied_seq, c.high_seq
+        FROM copies c JOIN buffers b ON b.id = c.buffer_id
+        WHERE c.finished_at IS NULL ORDER BY b.name""",
+    )
+    return [
+        Finding(
+            f"copy {name!r}",
+            "WARN",
+            f"unfinished copy of {source!r} in {database}, at seq {copied:,} of {high:,}; it takes "
+            f"no other steps",
+            "copy again to go on where it is, or drop it",
+        )
+        for name, source, database, copied, high in rows
+    ]
 
 
 def _buffer(
