@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds
@@ -84,17 +83,12 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
     data = {name: given[name] for name in _DATA_FIELDS if name in given}
     own_id = {"id": given["id"]} if given.get("id") is not None else {}
     execute_time = given.get("execute_time", time.time())
-    try:
-        return DataRow(
-            ExpMeta(**meta, execute_time=execute_time),
-            Experience(**data),
-            **own_id,
-            fields={name: given[name] for name in declared if name in given},
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(map(str, first["loc"]))
-        raise FieldError(f"{path}: {first['msg']}, got {first['input']!r}") from None
+    return DataRow(
+        ExpMeta(**meta, execute_time=execute_time),
+        Experience(**data),
+        **own_id,
+        fields={name: given[name] for name in declared if name in given},
+    )
 
 
 def columns_of(

@@ -1,12 +1,31 @@
-"""The base of the library's models: frozen, without unknown keys, with errors of the library."""
+"""The base of the library's models, and errors of the library in place of those of pydantic."""
 
-from collections.abc import Iterator
+import difflib
+import reprlib
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ArgsKwargs
 
-from sqlbuffer.errors import BufferConfigError, SQLBufferError
+from sqlbuffer.errors import BufferConfigError, FieldError, SQLBufferError
+
+Class = TypeVar("Class", bound=type)
+_MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+# What pydantic's kinds of errors expect, by the beginning of their names, and an example of it.
+_EXPECTED = {
+    "string": ("text", "'a'"),
+    "int": ("an integer", "3"),
+    "float": ("a number", "0.5"),
+    "bool": ("True or False", "True"),
+    "dict": ("a dict", "{'a': 1}"),
+    "list": ("a list", "[1, 2]"),
+    "tuple": ("a tuple", "(1, 2)"),
+}
+_OF_TYPE = ("_type", "_parsing", "_from_float")
 
 
 class Verbatim(str):
@@ -15,18 +34,104 @@ class Verbatim(str):
     __repr__ = str.__str__
 
 
-class StrictModel(BaseModel):
-    """A frozen model. Its repr shows what differs from the defaults.
+def library_error(
+    error: ValidationError,
+    kind: Callable[[str], SQLBufferError],
+    owner: str,
+    names: Collection[str] = (),
+    advice: Callable[[str], str] | None = None,
+) -> SQLBufferError:
+    """Return the library's error for what pydantic found first.
+
+    Args:
+        error: What it found.
+        kind: The class of the error, unless a check of the library found it.
+        owner: What was made, such as the name of a class.
+        names: The fields that it has, in their order.
+        advice: Returns what to do about a name that is not one of the fields; by default the
+            nearest of them is named.
+    """
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, SQLBufferError):
+        # Another one like it: pydantic's error refers to this one where the garbage collector
+        # does not look, so all that is in the traceback would stay.
+        return type(cause)(*cause.args)
+    where = _where(first["loc"], names)
+    if first["type"] in _UNKNOWN:
+        hint = advice(where) if advice else _nearest(where, names)
+        return kind(f"{owner} has no {where!r}; {hint}")
+    if first["type"] in _MISSING:
+        return kind(f"{owner} needs {where}; add {where}=...")
+    if first["type"] == "unexpected_positional_argument":
+        return kind(f"{owner} takes {first['loc'][-1]} values by place; give the others by name")
+    if first["type"] == "multiple_argument_values":
+        return kind(f"{owner}: {where} is given by its place and by its name; leave one out")
+    return kind(f"{where or owner}: {_finding(first, where)}, got {_shown(first['input'])}")
+
+
+def _where(loc: tuple[int | str, ...], names: Collection[str]) -> str:
+    """Return the name of what is wrong; of arguments without a name, pydantic has the place."""
+    if loc and isinstance(loc[0], int) and loc[0] < len(names):
+        loc = (list(names)[loc[0]], *loc[1:])
+    return ".".join(map(str, loc))
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+
+
+def _finding(first: Any, where: str) -> str:
+    """Return what was expected, with an example."""
+    name = where.rpartition(".")[2]
+    if first["type"] in ("dataclass_type", "dataclass_exact_type"):
+        owner = first["ctx"]["class_name"]
+        return f"expected {owner}, such as {name}={owner}(...)"
+    expected = _EXPECTED.get(first["type"].partition("_")[0])
+    if expected is not None and first["type"].endswith(_OF_TYPE):
+        example = f", such as {name}={expected[1]}" if name.isidentifier() else ""
+        return f"expected {expected[0]}{example}"
+    found: str = first["msg"]
+    return found.removeprefix("Value error, ").replace("Input should be", "expected", 1)
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.100}" if isinstance(value, (str, bytes)) else reprlib.repr(value)
+
+
+def with_own_errors(cls: Class) -> Class:
+    """Return a pydantic dataclass whose `FieldError` replaces a `ValidationError`."""
+    generated: Any = cls.__init__  # type: ignore[misc]
+
+    # It does what the generated one does, and does not call it: rows are made in hot loops.
+    @wraps(generated)
+    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        try:
+            self.__pydantic_validator__.validate_python(
+                ArgsKwargs(args, kwargs), self_instance=self
+            )
+        except ValidationError as error:
+            names = tuple(cls.__pydantic_fields__)  # type: ignore[attr-defined]
+            raise library_error(error, FieldError, cls.__name__, names) from None
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
+
+
+class CheckedModel(BaseModel):
+    """A model whose errors are the library's.
 
     Raises:
         SQLBufferError: The first wrong value; the class is that of the check that found it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     def __init__(self, **values: Any) -> None:
         with self._own_errors():
             super().__init__(**values)
+
+    # pydantic validates a model inside another one itself, and knows where in it a value is.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> None:
         with self._own_errors():
@@ -49,9 +154,44 @@ class StrictModel(BaseModel):
             return super().model_validate_json(json_data, **options)
 
     @classmethod
+    def model_validate_strings(cls, obj: Any, **options: Any) -> Self:
+        """Return the model of a dict of texts; see pydantic."""
+        with cls._own_errors():
+            return super().model_validate_strings(obj, **options)
+
+    @classmethod
+    def own_error(cls, error: ValidationError) -> SQLBufferError:
+        """Return the error to raise for one of pydantic."""
+        return library_error(error, FieldError, cls.__name__, tuple(cls.model_fields))
+
+    @classmethod
+    @contextmanager
+    def _own_errors(cls) -> Iterator[None]:
+        try:
+            yield
+        except ValidationError as error:
+            raise cls.own_error(error) from None
+
+
+class StrictModel(CheckedModel):
+    """A frozen model without unknown keys. Its repr shows what differs from the defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **values: Any) -> None:
+        # pydantic calls it for a model inside another one too, so that errors name the inner one.
+        super().__init__(**values)
+
+    @classmethod
     def advice_on(cls, name: str) -> str:
         """Return what to do about a key that the model does not have."""
         return f"it has {', '.join(cls.model_fields)}"
+
+    @classmethod
+    def own_error(cls, error: ValidationError) -> SQLBufferError:
+        """Return the error to raise for one of pydantic."""
+        names = tuple(cls.model_fields)
+        return library_error(error, BufferConfigError, cls.__name__, names, cls.advice_on)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         default = type(self)()
@@ -62,27 +202,3 @@ class StrictModel(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
-
-    @classmethod
-    @contextmanager
-    def _own_errors(cls) -> Iterator[None]:
-        try:
-            yield
-        except ValidationError as error:
-            raise cls._own_error(error) from None
-
-    @classmethod
-    def _own_error(cls, error: ValidationError) -> SQLBufferError:
-        first = error.errors(include_url=False)[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, SQLBufferError):
-            # Another one like it: pydantic's error refers to this one where the garbage collector
-            # does not look, so all that is in the traceback would stay.
-            return type(cause)(*cause.args)
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            return BufferConfigError(f"{cls.__name__} has no {where!r}; {cls.advice_on(where)}")
-        named = f"{where}: " if where else ""
-        return BufferConfigError(
-            f"{cls.__name__}: {named}{first['msg']}, got {first['input']!r:.100}"
-        )

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from sqlbuffer.encoding.records import Decoder
+from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+from sqlbuffer.strict_models import library_error
 
 
 class RowDecoding:
@@ -45,6 +47,14 @@ class RowDecoding:
 def _rebuild(type_: Any) -> Callable[[Any], Any] | None:
     if type_ is None:
         return None
-    adapter = TypeAdapter(type_)
-    # Models are stored under the names of their fields.
-    return lambda value: adapter.validate_python(value, by_alias=True, by_name=True)
+    adapter: TypeAdapter[Any] = TypeAdapter(type_)
+    name = getattr(type_, "__name__", str(type_))
+
+    def rebuilt(value: Any) -> Any:
+        try:
+            # Models are stored under the names of their fields.
+            return adapter.validate_python(value, by_alias=True, by_name=True)
+        except ValidationError as error:
+            raise library_error(error, FieldError, name) from None
+
+    return rebuilt

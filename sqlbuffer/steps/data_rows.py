@@ -10,7 +10,9 @@ from pydantic.dataclasses import dataclass
 from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
+from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.strict_models import with_own_errors
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
@@ -34,6 +36,7 @@ def _equal_by_content(self: Any, other: Any) -> Any:
     return all(equal(getattr(self, name), getattr(other, name)) for name in names)
 
 
+@with_own_errors
 @dataclass(config=_CONFIG, eq=False)
 class ExpMeta:
     """Who made an experience, where and when.
@@ -74,6 +77,7 @@ class ExpMeta:
         return _as_dict(self, optional=("episode_id", "model_version", "session_id"))
 
 
+@with_own_errors
 @dataclass(config=_CONFIG, eq=False)
 class Experience:
     """What happened in one step.
@@ -112,7 +116,7 @@ class Experience:
         if action is None:
             return
         if self.actions is not None:
-            raise ValueError("give actions=[...] or action=..., not both")
+            raise FieldError("give actions=[...] or action=..., not both")
         self.actions = [action]
 
     __eq__ = _equal_by_content
@@ -130,6 +134,7 @@ class Experience:
         }
 
 
+@with_own_errors
 @dataclass(config=_CONFIG, eq=False)
 class DataRow:
     """One experience with its keys.

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-Model = TypeVar("Model", bound=BaseModel)
+from sqlbuffer.errors import FieldError
+from sqlbuffer.strict_models import CheckedModel
+
+Model = TypeVar("Model", bound=CheckedModel)
 
 
-class ActionResult(BaseModel):
+class ActionResult(CheckedModel):
     """The result of an action.
 
     Example:
@@ -27,7 +30,7 @@ class ActionResult(BaseModel):
     parameter: dict[str, Any] | None = Field(default_factory=dict)
 
 
-class Observation(BaseModel):
+class Observation(CheckedModel):
     """The observation that an agent gets from a tool or another agent.
 
     Example:
@@ -53,7 +56,7 @@ class Observation(BaseModel):
         return bool(self.action_result)
 
 
-class ActionModel(BaseModel):
+class ActionModel(CheckedModel):
     """An action of an agent.
 
     Example:
@@ -87,7 +90,7 @@ def _rebuilt(model: type[Model], value: Any) -> Model | Any:
         return value
     try:
         return model.model_validate(value)
-    except ValidationError:
+    except FieldError:
         return value
 
 

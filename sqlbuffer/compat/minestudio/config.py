@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from sqlbuffer.compat.database_files import FILE, file_url, full_path
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.storage.extensions.fragments.pool import Rules
+from sqlbuffer.strict_models import CheckedModel
 
 _HELP = {
     "max_chunks": "how many chunks may be fetched at most, such as 4800",
@@ -27,7 +28,19 @@ _HELP = {
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class DatabaseConfig(BaseModel):
+class ConfigModel(CheckedModel):
+    """A frozen model whose error names each wrong value."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def own_error(cls, error: ValidationError) -> FragmentError:
+        """Return the error to raise for one of pydantic."""
+        lines = "\n  ".join(_line(each) for each in error.errors())
+        return FragmentError(f"the config of the replay buffer:\n  {lines}")
+
+
+class DatabaseConfig(ConfigModel):
     """Where a buffer is.
 
     Attributes:
@@ -40,14 +53,12 @@ class DatabaseConfig(BaseModel):
         'cache'
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     path: str | None = None
     url: str | None = None
     num_shards: int | None = None
 
 
-class Config(BaseModel):
+class Config(ConfigModel):
     """The configuration of a buffer; the names are MineStudio's, except `max_bytes` and `clear`.
 
     Attributes:
@@ -66,8 +77,6 @@ class Config(BaseModel):
         ... ).max_chunks
         9
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     max_chunks: _Count
     max_staleness: Annotated[int, Field(ge=0, lt=2**62)]
@@ -91,11 +100,7 @@ class Config(BaseModel):
                 f"config is a dict or a DictConfig with {', '.join(cls.model_fields)}; "
                 f"got {given!r}"
             )
-        try:
-            return cls.model_validate(_plain(given))
-        except ValidationError as error:
-            lines = "\n  ".join(_line(each) for each in error.errors())
-            raise FragmentError(f"the config of the replay buffer:\n  {lines}") from None
+        return cls.model_validate(_plain(given))
 
     @property
     def rules(self) -> Rules:

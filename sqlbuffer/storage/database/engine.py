@@ -23,6 +23,7 @@ from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql
 from sqlbuffer.storage.database.urls import (
     URL_FORMS,
     Database,
+    check_characters,
     is_immutable,
     parsed_url,
     sqlite_path,
@@ -106,6 +107,7 @@ def _resolve_postgresql(url: URL) -> URL:
             "sqlbuffer uses psycopg 3; write postgresql:// or postgresql+psycopg://, without "
             "another driver"
         )
+    check_characters(url)
     return url.set(drivername="postgresql+psycopg")
 
 
@@ -118,6 +120,7 @@ def _resolve_sqlite(url: URL) -> URL:
         return url
     if not (url.database or "").startswith("file:"):
         url = url.set(database=str(Path(url.database or "").expanduser().absolute()))
+    check_characters(url)  # after the working folder came in
     return with_options_of_sqlite(url)
 
 

@@ -18,6 +18,7 @@ Database = str | os.PathLike[str] | URL | Engine | None
 # Also the options of later drivers and of other databases. `sslkey` is the path of a file.
 _SECRET = re.compile(r"pass|pwd|secret|token|(?<!ssl)key$", re.IGNORECASE)
 _DSN = re.compile(r"\s*[a-z_]+\s*=")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is no text
 URL_FORMS = "./replay.db, sqlite:///replay.db or postgresql://user@host/database"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|sqlite:")
 _SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
@@ -53,6 +54,21 @@ def parsed_url(url: Any) -> URL:
     if isinstance(url, str) and parsed.get_backend_name() != "sqlite":
         _check_separators(url, parsed)
     return parsed
+
+
+def check_characters(url: URL) -> None:
+    """Raise if a part of the URL is no text, as of bytes in the environment.
+
+    Raises:
+        URLError: It is; the message quotes nothing of it.
+    """
+    options = (text for pair in url.normalized_query.items() for text in (pair[0], *pair[1]))
+    parts = (url.username, url.password, url.host, url.database, *options)
+    if any(_SURROGATE.search(part) for part in map(str, parts)):
+        raise URLError(
+            "the database URL or path has bytes that are not UTF-8; rename the file, or write the "
+            "characters of a password in UTF-8 as %XX"
+        )
 
 
 def _check_separators(text: str, parsed: URL) -> None:

@@ -60,3 +60,14 @@ def test_an_at_sign_in_a_password_is_named_with_its_escape():
 def test_a_connection_string_of_libpq_is_named():
     with pytest.raises(URLError, match="not connection strings of libpq"):
         ReplayBuffer("host=localhost dbname=replay")
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:s3cret\udcff@host/db", "sqlite:///s3cret\udcff.db"]
+)
+def test_a_url_that_is_no_text_is_refused_without_an_echo(monkeypatch, url):
+    monkeypatch.setenv("SQLBUFFER_URL", url)
+    for call in (ReplayBuffer, ReplayBuffer.list):
+        with pytest.raises(URLError, match="has bytes that are not UTF-8") as info:
+            call()
+        assert not [text for text in texts_of(info.value) if SECRET in text]
