@@ -158,20 +158,44 @@ class Layout:
         records: Any = np.frombuffer(joined, self.record)
         if not self._variable:
             return self.columns_of(records, wanted)
-        starts = [size] * len(rows)
         found: dict[str, NDArray[Any]] = {}
         for name, spec in self.specs.items():
-            if not spec.is_variable:
-                if name in wanted:
-                    found |= self.columns_of(records, [name])
-                continue
-            lens = records[name].astype(np.int64)
-            n_bytes = (lens * _item_bytes(spec)).tolist()
+            if not spec.is_variable and name in wanted:
+                found |= self.columns_of(records, [name])
+        found |= self.tail_columns(records, whole, wanted, size, seqs)
+        return {name: found[name] for name in self._ordered(found)}
+
+    def _ordered(self, found: Collection[str]) -> list[str]:
+        names = (each for name in self.specs for each in (name, f"{name}_lens"))
+        return [name for name in names if name in found]
+
+    def tail_columns(
+        self,
+        lens: Mapping[str, NDArray[Any]] | NDArray[Any],
+        rows: Sequence[Any],
+        wanted: Collection[str],
+        start: int = 0,
+        seqs: Sequence[Any] | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Return the fields of varying length, padded, each with its lengths; see `unpack`.
+
+        Args:
+            lens: The lengths of each field by name.
+            rows: Bytes of each row, which have its values one after the other.
+            wanted: Which fields.
+            start: Where they begin.
+            seqs: The numbers of the rows, for error messages.
+        """
+        starts = [start] * len(rows)
+        found: dict[str, NDArray[Any]] = {}
+        for spec in self._variable:
+            own = lens[spec.name].astype(np.int64)
+            n_bytes = (own * _item_bytes(spec)).tolist()
             ends = [start + n for start, n in zip(starts, n_bytes, strict=True)]
-            _check_sizes(whole, ends, seqs)
-            if name in wanted:
-                found[name] = _padded(spec, whole, starts, lens)
-                found[f"{name}_lens"] = lens
+            _check_sizes(rows, ends, seqs)
+            if spec.name in wanted:
+                found[spec.name] = _padded(spec, rows, starts, own)
+                found[f"{spec.name}_lens"] = own
             starts = ends
         return found
 
