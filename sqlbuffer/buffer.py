@@ -66,6 +66,7 @@ from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.claim_request import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
+from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
 
@@ -562,10 +563,11 @@ class ReplayBuffer:
         """
         check_n_step(n_step, gamma)
         info = self._store.info
-        reader = TransitionReader(
+        form = TransitionForm.of(
             info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
-            terminal_field=terminal_field, compression=info.config.payloads.compression,
+            terminal_field=terminal_field,
         )  # fmt: skip
+        reader = TransitionReader(form, info.config.payloads.compression)
         return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
 
     @overload

@@ -19,6 +19,7 @@ from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from sqlbuffer.storage.store import BufferStore
@@ -125,15 +126,16 @@ class LoaderOptions:
             return WindowReader(
                 config.fields, length, self.burn_in, self.stride, stack=self.stack, **own
             )
-        return TransitionReader(
+        form = TransitionForm.of(
             config.fields,
             int(self.n_step),
             float(self.gamma),
+            names=self.fields,
             stack=self.stack,
             terminal_field=self.terminal_field,
             sequence_fields=self.sequence_fields,
-            **own,
         )
+        return TransitionReader(form, config.payloads.compression)
 
     def identity(self, node: Node) -> dict[str, Any]:
         """Return what decides which rows each batch holds, beside the seed, as JSON.

@@ -24,6 +24,7 @@ from sqlbuffer import (
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.storage.plans.watch import Watch, rows_read
@@ -292,7 +293,9 @@ OPERATIONS = {
     "transitions, stacked": ("arrays", lambda b: b.sample_transitions(64, stack={"obs": 4})),
     "transitions, sequences": (
         "arrays",
-        lambda b: read(b, TransitionReader(fields_of(b), 3, sequence_fields=["obs"])),
+        lambda b: read(
+            b, TransitionReader(TransitionForm.of(fields_of(b), 3, sequence_fields=["obs"]))
+        ),
     ),
     "windows": ("arrays", lambda b: read(b, WindowReader(fields_of(b), 8, 4, 2))),
     "trajectories": ("arrays", lambda b: read(b, TrajectoryReader(fields_of(b)), 2)),

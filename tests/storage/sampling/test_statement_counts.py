@@ -7,6 +7,7 @@ from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, R
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import FIELDS, Made, store
@@ -14,10 +15,12 @@ from tests.support.statements import selects
 
 READERS = {
     "steps": StepReader,
-    "transitions": TransitionReader,
-    "5-step transitions": lambda fields: TransitionReader(fields, 5),
-    "sequences": lambda fields: TransitionReader(fields, 3, sequence_fields=["action"]),
-    "stacks": lambda fields: TransitionReader(fields, 2, stack={"obs": 4}),
+    "transitions": lambda fields: TransitionReader(TransitionForm.of(fields)),
+    "5-step transitions": lambda fields: TransitionReader(TransitionForm.of(fields, 5)),
+    "sequences": lambda fields: TransitionReader(
+        TransitionForm.of(fields, 3, sequence_fields=["action"])
+    ),
+    "stacks": lambda fields: TransitionReader(TransitionForm.of(fields, 2, stack={"obs": 4})),
     "windows": lambda fields: WindowReader(fields, 4, 2),
     "trajectories": TrajectoryReader,
     "partial trajectories": lambda fields: TrajectoryReader(fields, include_partial=True),
@@ -73,7 +76,7 @@ def test_a_round_of_rejection_costs_one_statement(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
         # Of every 40 steps the last 20 have no successor so far away.
         store(buffer, buffer_url, [Made(40, end="cut", status="open") for _ in range(30)])
-        reader = TransitionReader(buffer._store.info.config.fields, 20)
+        reader = TransitionReader(TransitionForm.of(buffer._store.info.config.fields, 20))
         rounds = []
 
         class Counting(RandomSampler):
@@ -104,7 +107,7 @@ def test_too_few_are_noticed_without_end(buffer_url):
 
 def test_a_condition_that_few_match_costs_one_statement_for_their_keys(buffer):
     condition = QueryBuilder().eq("exp_meta.task_id", "e3").build()
-    reader = TransitionReader(buffer._store.info.config.fields, 2)
+    reader = TransitionReader(TransitionForm.of(buffer._store.info.config.fields, 2))
     with selects(buffer) as noted:
         batch = draw(buffer, reader, RandomSampler(replace=True), 8, condition)
     assert set(batch.info["episode"]) == {"e3"}

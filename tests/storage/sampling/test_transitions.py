@@ -10,6 +10,7 @@ from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, R
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.n_step import n_step_returns
+from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from tests.support.sql import run
 
@@ -193,7 +194,9 @@ def test_returns_are_those_of_the_formula():
 
 
 def sequences(buffer, n, n_step, names):
-    reader = TransitionReader(buffer._store.info.config.fields, n_step, sequence_fields=names)
+    reader = TransitionReader(
+        TransitionForm.of(buffer._store.info.config.fields, n_step, sequence_fields=names)
+    )
     sampler = RandomSampler(replace=True)
     return buffer._store.draws.draw(
         EVERYTHING, lambda found: reader.draw(found, sampler, n), reader.columns

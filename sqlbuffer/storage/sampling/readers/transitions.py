@@ -1,6 +1,6 @@
 """Steps with what follows them: the transitions that off-policy learners train on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
 from sqlbuffer.steps.n_step import Returns, n_step_returns
@@ -28,13 +27,6 @@ from sqlbuffer.storage.rows.row_selection import (
 )
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.readers.checks import (
-    check_observations,
-    checked_names,
-    checked_sequence_fields,
-    checked_stack,
-    checked_terminal_field,
-)
 from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, PlanReader, Row
 from sqlbuffer.storage.sampling.readers.single_steps import (
     N_OWN,
@@ -43,9 +35,9 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     places_of,
     steps_of,
 )
+from sqlbuffer.storage.sampling.readers.transition_form import NEXT, TransitionForm
 
-NEXT, SEQUENCE = "next_", "seq_"
-_BUILT_IN = ("reward", "discount", "terminated", "truncated")
+SEQUENCE = "seq_"
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -110,82 +102,38 @@ class TransitionReader(PlanReader[Transitions]):
     """Makes transitions of first steps; see `Reader`.
 
     Args:
-        fields: The typed fields.
-        n_step: How many steps a transition spans at most.
-        gamma: Discount of one step.
-        names: Which fields; all by default.
-        stack: How many frames are stacked, by field.
-        terminal_field: The field that tells that the episode terminated.
-        sequence_fields: The fields that are given for each step of a transition.
+        form: What they are made of.
         compression: How the bytes of arrays are compressed.
-
-    Raises:
-        FieldError: No observation field, one of varying length, or an unknown name.
     """
 
-    def __init__(
-        self,
-        fields: Fields,
-        n_step: int = 1,
-        gamma: float = 0.99,
-        *,
-        names: Sequence[str] | None = None,
-        stack: Mapping[str, int] | None = None,
-        terminal_field: str | None = None,
-        sequence_fields: Sequence[str] = (),
-        compression: str | None = None,
-    ) -> None:
-        check_observations(fields)
-        self._fields, self._n, self._gamma = fields, n_step, gamma
-        self._stack = checked_stack(fields, stack)
-        self._terminal = checked_terminal_field(fields, terminal_field)
-        self._sequences = checked_sequence_fields(fields, sequence_fields)
+    def __init__(self, form: TransitionForm, compression: str | None = None) -> None:
+        self._form = form
+        fields = form.fields
         observed = {name: fields.specs[name] for name in fields.observations}
         self._layout = Layout(fields.specs, compression)
         self._observation = Layout(observed, compression)
-        self._declared = all(NEXT + name in fields.specs for name in fields.observations)
-        self._own, self._next, self._truncated = self._chosen(names)
-        self._n_before = max(self._stack.values(), default=1) - 1
-        self._all_arrays = terminal_field is not None or bool({*self._sequences} - {"reward"})
-        self.columns = _reading(n_step, self._declared, self._n_before, self._all_arrays)
-
-    def _chosen(self, given: Sequence[str] | None) -> tuple[list[str], list[str], bool]:
-        """Return the fields of the first step, the observations after, and whether `truncated` was
-        asked for.
-        """
-        names = checked_names("fields", given)
-        observations = self._fields.observations
-        following = [NEXT + name for name in observations]
-        own = [name for name in self._fields.specs if name not in following]
-        if names is None:
-            return own, list(observations), False
-        for name in names:
-            if name not in (*own, *following, *_BUILT_IN):
-                known = ", ".join((*own, *following, *_BUILT_IN))
-                raise FieldError(f"unknown field {name!r}; transitions have {known}")
-        after = [name for name in observations if name in names or NEXT + name in names]
-        return [name for name in own if name in names], after, "truncated" in names
+        self.columns = _reading(form.n_step, form.has_next, form.n_before, form.needs_all_fields)
 
     def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Transitions:
         self._check_ends_are_told(rows)
         table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
-        steps = table.find(places[:, None], ts[:, None] + np.arange(self._n))
+        steps = table.find(places[:, None], ts[:, None] + np.arange(self._form.n_step))
         returns = self._returns(table, steps, ts, lengths)
         after, is_final = self._after(table, rows, places, ts, lengths, steps, returns)
-        is_zero = returns.terminated & ~is_final & (after < 0) & (not self._declared)
-        before_after = frame_times(ts + returns.m, self._n_before + 1)[:, :-1]
-        frames = table.find(places[:, None], frame_times(ts, self._n_before + 1))
+        is_zero = returns.terminated & ~is_final & (after < 0) & (not self._form.has_next)
+        before_after = frame_times(ts + returns.m, self._form.n_before + 1)[:, :-1]
+        frames = table.find(places[:, None], frame_times(ts, self._form.n_before + 1))
         next_frames = table.find(places[:, None], before_after)
         frames, next_frames = table.with_arrays(frames), table.with_arrays(next_frames)
         accepted = returns.complete & (is_final | is_zero | (after >= 0))
-        if self._n_before:
+        if self._form.n_before:
             accepted &= (frames >= 0).all(axis=1) & (is_zero | (next_frames >= 0).all(axis=1))
-        within = np.arange(self._n) < returns.m[:, None]
+        within = np.arange(self._form.n_step) < returns.m[:, None]
         if candidates.limits:
             needed = [np.where(within, steps, -1), after[:, None], frames, next_frames]
             accepted &= table.are_eligible(np.concatenate(needed, axis=1))
-        if self._all_arrays:
+        if self._form.needs_all_fields:
             accepted &= ((table.with_arrays(steps) >= 0) | ~within).all(axis=1)
         return Transitions(
             rows, accepted, table, ts, places, steps, returns, after, is_final, frames, next_frames
@@ -195,12 +143,14 @@ class TransitionReader(PlanReader[Transitions]):
         self, table: EpisodeSteps, steps: Integers, ts: Integers, lengths: Integers
     ) -> Returns:
         terminated = table.flags(table.terminated, steps)
-        if self._terminal is not None:
-            found = gather(table, self._layout, table.with_arrays(steps), [self._terminal])
-            terminated = terminated | (found[self._terminal] != 0)
-        is_past = ts[:, None] + np.arange(1, self._n + 1) >= lengths[:, None]
+        if self._form.terminal_field is not None:
+            found = gather(
+                table, self._layout, table.with_arrays(steps), [self._form.terminal_field]
+            )
+            terminated = terminated | (found[self._form.terminal_field] != 0)
+        is_past = ts[:, None] + np.arange(1, self._form.n_step + 1) >= lengths[:, None]
         ended = table.flags(table.truncated, steps) | (is_past & (lengths >= 0)[:, None])
-        return n_step_returns(table.rewards(steps), terminated, ended, steps >= 0, self._gamma)
+        return n_step_returns(table.rewards(steps), terminated, ended, steps >= 0, self._form.gamma)
 
     def _after(
         self,
@@ -215,16 +165,16 @@ class TransitionReader(PlanReader[Transitions]):
         """Return where the observations after are: the index of a step, -1 where it is none, and
         whether it is the final one of the episode.
         """
-        if self._declared:
+        if self._form.has_next:
             last = table.with_arrays(steps[np.arange(len(rows)), returns.m - 1])
             return last, np.zeros(len(rows), bool)
         has_final = np.array([row[FINAL] is not None for row in rows], bool)
         is_final = returns.ended & has_final & (ts + returns.m == lengths)
-        following = table.with_arrays(table.find(places, ts + self._n))
+        following = table.with_arrays(table.find(places, ts + self._form.n_step))
         return np.where(returns.ended, -1, following), is_final
 
     def _check_ends_are_told(self, rows: Sequence[Row]) -> None:
-        if self._terminal is not None or "done" not in self._fields.specs:
+        if self._form.terminal_field is not None or "done" not in self._form.fields.specs:
             return
         if any(row[TERMINATED] is None and row[TRUNCATED] is None for row in rows):
             raise FieldError(
@@ -236,18 +186,18 @@ class TransitionReader(PlanReader[Transitions]):
     def _batch(self, plan: Transitions) -> Batch:
         chosen = np.flatnonzero(plan.accepted)
         rows = [plan.rows[i] for i in chosen.tolist()]
-        plain = [name for name in self._own if name not in self._stack]
+        plain = [name for name in self._form.own if name not in self._form.stack]
         first = decode_columns(self._layout, [row[:N_OWN] for row in rows], plain)
         stacked = self._stacked(plan, chosen)
         returns, m = plan.returns, plan.returns.m[chosen]
         arrays: dict[str, NDArray[Any]] = {}
-        for name in self._own:
+        for name in self._form.own:
             arrays |= {name: stacked[name]} if name in stacked else _with_lens(first, name)
         arrays["reward"] = as_float32(returns.reward[chosen])
         arrays["discount"] = as_float32(returns.discount[chosen])
         arrays["terminated"] = returns.terminated[chosen]
         last = plan.steps[chosen, m - 1]
-        if self._truncated:
+        if self._form.with_truncated:
             arrays["truncated"] = plan.table.flags(plan.table.truncated, last)
         arrays |= self._following(plan, chosen) | self._sequenced(plan, chosen)
         info = {
@@ -261,23 +211,25 @@ class TransitionReader(PlanReader[Transitions]):
     def _stacked(self, plan: Transitions, chosen: Integers) -> dict[str, NDArray[Any]]:
         return {
             name: gather(plan.table, self._layout, plan.frames[chosen, -k:], [name])[name]
-            for name, k in self._stack.items()
-            if name in self._own
+            for name, k in self._form.stack.items()
+            if name in self._form.own
         }
 
     def _following(self, plan: Transitions, chosen: Integers) -> dict[str, NDArray[Any]]:
         """Return the observations after, `{next_<name>: array}`."""
-        prefix = NEXT if self._declared else ""
+        prefix = NEXT if self._form.has_next else ""
         after, is_final = plan.after[chosen], plan.is_final[chosen]
-        found = gather(plan.table, self._layout, after, [prefix + name for name in self._next])
+        found = gather(
+            plan.table, self._layout, after, [prefix + name for name in self._form.following]
+        )
         finals: list[Any] = [plan.rows[i][FINAL] for i in chosen[is_final].tolist()]
-        final = self._observation.unpack(finals, self._next) if finals else {}
+        final = self._observation.unpack(finals, self._form.following) if finals else {}
         following = {}
-        for name in self._next:
+        for name in self._form.following:
             array = found[prefix + name]
             if finals:
                 array[is_final] = final[name]
-            k = self._stack.get(name)
+            k = self._form.stack.get(name)
             if k is not None:
                 array = self._next_stack(plan, chosen, name, k, array)
             following[NEXT + name] = array
@@ -286,7 +238,7 @@ class TransitionReader(PlanReader[Transitions]):
     def _next_stack(
         self, plan: Transitions, chosen: Integers, name: str, k: int, newest: NDArray[Any]
     ) -> NDArray[Any]:
-        index = plan.next_frames[chosen, self._n_before + 1 - k :]
+        index = plan.next_frames[chosen, self._form.n_before + 1 - k :]
         # What follows a terminal step without an observation is zeros throughout.
         is_zero = (plan.after[chosen] < 0) & ~plan.is_final[chosen]
         index = np.where(is_zero[:, None], -1, index)
@@ -295,10 +247,10 @@ class TransitionReader(PlanReader[Transitions]):
 
     def _sequenced(self, plan: Transitions, chosen: Integers) -> dict[str, NDArray[Any]]:
         """Return fields of each step, of shape (b, n, *shape), zeros behind the last."""
-        within = np.arange(self._n) < plan.returns.m[chosen][:, None]
+        within = np.arange(self._form.n_step) < plan.returns.m[chosen][:, None]
         index = np.where(within, plan.steps[chosen], -1)
         found = {}
-        for name in self._sequences:
+        for name in self._form.sequence_fields:
             if name == "reward":
                 rewards = as_float32(np.where(within, plan.table.rewards(index), 0.0))
                 found[SEQUENCE + name] = rewards

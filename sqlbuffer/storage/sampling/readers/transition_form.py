@@ -1,0 +1,111 @@
+"""What transitions are made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.storage.sampling.readers.checks import (
+    check_observations,
+    checked_names,
+    checked_sequence_fields,
+    checked_stack,
+    checked_terminal_field,
+)
+
+NEXT = "next_"
+_BUILT_IN = ("reward", "discount", "terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class TransitionForm:
+    """What transitions are made of; made with `of`.
+
+    Attributes:
+        fields: The typed fields of the buffer.
+        n_step: How many steps a transition spans at most.
+        gamma: Discount of one step.
+        stack: How many frames are stacked, by field.
+        terminal_field: The field that tells that the episode terminated.
+        sequence_fields: The fields that are given for each step of a transition.
+        own: The fields of the first step.
+        following: The observations after, without their prefix.
+        with_truncated: Whether `truncated` was asked for.
+    """
+
+    fields: Fields
+    n_step: int
+    gamma: float
+    stack: Mapping[str, int]
+    terminal_field: str | None
+    sequence_fields: Sequence[str]
+    own: Sequence[str]
+    following: Sequence[str]
+    with_truncated: bool
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the observations after steps are fields."""
+        return all(NEXT + name in self.fields.specs for name in self.fields.observations)
+
+    @property
+    def n_before(self) -> int:
+        """How many steps before the first one are needed."""
+        return max(self.stack.values(), default=1) - 1
+
+    @property
+    def needs_all_fields(self) -> bool:
+        """Whether the fields of all steps are needed, and not of the first and the last alone."""
+        return self.terminal_field is not None or bool({*self.sequence_fields} - {"reward"})
+
+    @classmethod
+    def of(
+        cls,
+        fields: Fields,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        *,
+        names: Sequence[str] | None = None,
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
+        sequence_fields: Sequence[str] = (),
+    ) -> "TransitionForm":
+        """Return the form of transitions; see `ReplayBuffer.sample_transitions`.
+
+        Args:
+            fields: The typed fields of the buffer.
+            n_step: How many steps a transition spans at most.
+            gamma: Discount of one step.
+            names: Which fields; all by default.
+            stack: How many frames are stacked, by field.
+            terminal_field: The field that tells that the episode terminated.
+            sequence_fields: The fields that are given for each step of a transition.
+
+        Raises:
+            FieldError: No observation field, one of varying length, or an unknown name.
+        """
+        check_observations(fields)
+        stacked = checked_stack(fields, stack)
+        terminal = checked_terminal_field(fields, terminal_field)
+        sequences = checked_sequence_fields(fields, sequence_fields)
+        own, following, with_truncated = _chosen(fields, names)
+        return cls(
+            fields, n_step, gamma, stacked, terminal, sequences, own, following, with_truncated
+        )
+
+
+def _chosen(fields: Fields, given: Sequence[str] | None) -> tuple[list[str], list[str], bool]:
+    """Return the fields of the first step, the observations after, and whether `truncated` was
+    asked for.
+    """
+    names, observations = checked_names("fields", given), fields.observations
+    following = [NEXT + name for name in observations]
+    own = [name for name in fields.specs if name not in following]
+    if names is None:
+        return own, list(observations), False
+    for name in names:
+        if name not in (*own, *following, *_BUILT_IN):
+            known = ", ".join((*own, *following, *_BUILT_IN))
+            raise FieldError(f"unknown field {name!r}; transitions have {known}")
+    after = [name for name in observations if name in names or NEXT + name in names]
+    return [name for name in own if name in names], after, "truncated" in names
