@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sqlbuffer.front.row_changes import PriorityUpdate
     from sqlbuffer.interchange.copy_report import CopyReport
     from sqlbuffer.loading.loader import Loader
+    from sqlbuffer.mirror.buffer_mirror import Mirror
+    from sqlbuffer.mirror.refreshing import MirrorLag
     from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query.builder import QueryBuilder
     from sqlbuffer.query.query_filter import QueryFilter
@@ -44,6 +46,8 @@ _HOME = {
     "FieldSpec": "fields.specs",
     "LeasedBatch": "front.leasing",
     "Loader": "loading.loader",
+    "Mirror": "mirror.buffer_mirror",
+    "MirrorLag": "mirror.refreshing",
     **dict.fromkeys(("RateLimiter", "RatioWindow"), "rate_limits"),
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "fields.env_fields",
@@ -91,6 +95,8 @@ __all__ = [
     "LatestSampler",
     "LeasedBatch",
     "Loader",
+    "Mirror",
+    "MirrorLag",
     "Mixture",
     "PrioritizedSampler",
     "PriorityUpdate",

@@ -51,6 +51,7 @@ from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.loading.source import BatchSource
+from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -882,6 +883,28 @@ class ReplayBuffer:
             FieldError: An unknown field.
         """
         return options.source(self._store)
+
+    def mirror(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        refresh_s: float = REFRESH_S,
+        max_lag_s: float | None = None,
+    ) -> Mirror:
+        """Copy the buffer's steps into the memory of this process, and keep them in step.
+
+        Args:
+            max_bytes: How much memory the steps may take.
+            refresh_s: How often to look for what others have written, in seconds.
+            max_lag_s: Draws fail when the last look that succeeded is longer ago; None: they go on.
+
+        Raises:
+            BufferConfigError: The buffer has no typed fields, counts uses, or hands out leases.
+            MirrorFullError: The buffer does not fit.
+            StorageReadOnlyError: The buffer evicts by task or episode, and the role may not
+                register a follower: it is a right of learners.
+        """
+        return Mirror(self._store, max_bytes=max_bytes, refresh_s=refresh_s, max_lag_s=max_lag_s)
 
     def lease(
         self,

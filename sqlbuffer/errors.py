@@ -117,5 +117,13 @@ class LeaseLostError(SQLBufferError):
     """
 
 
+class MirrorFullError(SQLBufferError, MemoryError):
+    """A buffer has grown past the `max_bytes` of its mirror: the message says what would fit."""
+
+
+class MirrorBehindError(SQLBufferError, TimeoutError):
+    """A mirror is further behind the database than its `max_lag_s`: the message says why."""
+
+
 class MissingExtraError(SQLBufferError, ImportError):
     """An optional library is not installed: the message names the extra."""

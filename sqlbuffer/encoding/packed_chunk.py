@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,7 +146,27 @@ def step_numbers(chunk: PackedChunk, places: NDArray[np.int64]) -> NDArray[np.in
     return chunk.step + places if chunk.steps is None else np.asarray(chunk.steps)[places]
 
 
-def step_rows(layout: Layout, chunk: PackedChunk, places: NDArray[np.int64]) -> list[bytes]:
+class ChunkBytes(Protocol):
+    """The bytes of a chunk; see `PackedChunk`."""
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps."""
+
+    @property
+    def records(self) -> bytes:
+        """Their typed fields, in blocks."""
+
+    @property
+    def block_steps(self) -> int:
+        """Number of steps in a block."""
+
+    @property
+    def offsets(self) -> Any:
+        """Where each block begins and where the last one ends; None: all are one plain block."""
+
+
+def step_rows(layout: Layout, chunk: ChunkBytes, places: NDArray[np.int64]) -> list[bytes]:
     """Return the typed fields of some steps of a chunk, as `Layout.unpack_expanded` reads them.
 
     Raises:

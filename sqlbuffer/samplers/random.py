@@ -45,9 +45,13 @@ class RandomSampler(Sampler):
     def __repr__(self) -> str:
         return f"RandomSampler(replace={self.replace}, seed={self._seeding.seed})"
 
+    def generator(self) -> np.random.Generator:
+        """Return what draws the next batch: for draws from something else than candidates."""
+        return self._seeding.generator()
+
     def choose(self, candidates: "Candidates", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq, uniform over the rows that match."""
-        rng = self._seeding.generator()
+        rng = self.generator()
         if candidates.span and not candidates.selective and not candidates.picks_first:
             found = self._probe(candidates, batch_size, rng)
             if found is not None:

@@ -47,6 +47,7 @@ READ = {
     "docs/settings.md",
     "docs/stacks.md",
     "docs/staleness.md",
+    "docs/mirror.md",
     "docs/transitions.md",
     "docs/watching.md",
 }
@@ -165,6 +166,11 @@ def test_watching_names_every_figure():
     text = text_of("docs/watching.md")
     names = {*Stats.__dataclass_fields__, "fill", "samples_per_insert"} - {"buffer", "window_s"}
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_a_mirror_draws_as_the_page_shows(read):
+    page = read("docs/mirror.md")
+    assert page.names["batch"].n_rows == 256
 
 
 def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):

@@ -14,6 +14,11 @@ from sqlbuffer.storage.sampling.readers.checks import (
 )
 
 NEXT = "next_"
+ENDS_NOT_TOLD = (
+    "rows say neither terminated nor truncated, and there is a field 'done': pass "
+    "terminal_field='done' if it means that the episode terminated, or store terminated and "
+    "truncated"
+)
 _BUILT_IN = ("reward", "discount", "terminated", "truncated")
 
 

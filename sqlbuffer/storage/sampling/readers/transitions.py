@@ -35,7 +35,7 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     places_of,
     steps_of,
 )
-from sqlbuffer.storage.sampling.readers.transition_form import NEXT, TransitionForm
+from sqlbuffer.storage.sampling.readers.transition_form import ENDS_NOT_TOLD, NEXT, TransitionForm
 
 SEQUENCE = "seq_"
 
@@ -177,11 +177,7 @@ class TransitionReader(PlanReader[Transitions]):
         if self._form.terminal_field is not None or "done" not in self._form.fields.specs:
             return
         if any(row[TERMINATED] is None and row[TRUNCATED] is None for row in rows):
-            raise FieldError(
-                "rows say neither terminated nor truncated, and there is a field 'done': pass "
-                "terminal_field='done' if it means that the episode terminated, or store "
-                "terminated and truncated"
-            )
+            raise FieldError(ENDS_NOT_TOLD)
 
     def _batch(self, plan: Transitions) -> Batch:
         chosen = np.flatnonzero(plan.accepted)

@@ -1,0 +1,97 @@
+"""Where steps are kept: blocks of 64 numbers, each in a block of slots that is free."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+BLOCK = 64
+_BITS = 6
+NONE = -1
+
+
+class BlockMap:
+    """Gives slots to numbers. Numbers of one block of 64 have slots next to each other.
+
+    Args:
+        n_blocks: Blocks of slots.
+
+    Attributes:
+        n_used: Slots from 0 to this one have been given at some time.
+
+    Example:
+        >>> blocks = BlockMap(2)
+        >>> len(blocks.add(np.array([70, 71]))), blocks.slots_of(np.array([71, 3])).tolist()
+        (64, [7, -1])
+    """
+
+    def __init__(self, n_blocks: int) -> None:
+        self.n_blocks, self.n_used = n_blocks, 0
+        self._free: list[int] = []
+        # The block of slots of the block of numbers `_base + i`.
+        self._base, self._slots = 0, np.full(1024, NONE, np.int64)
+
+    @property
+    def n_free(self) -> int:
+        """How many blocks are free."""
+        return len(self._free) + self.n_blocks - self.n_used // BLOCK
+
+    def add(self, seqs: Integers) -> Integers | None:
+        """Give slots to numbers; return those of new blocks. None: there are too few, and none was
+        given.
+        """
+        wanted = np.unique(seqs >> _BITS)
+        wanted = wanted[self._of(wanted) == NONE]
+        if len(wanted) > self.n_free:
+            return None
+        if len(wanted):
+            self._reach(int(wanted[0]), int(wanted[-1]))
+        self._slots[wanted - self._base] = [self._next_free() for _ in wanted]
+        return self.slots_in(wanted).reshape(-1)
+
+    def _next_free(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self.n_used += BLOCK
+        return self.n_used // BLOCK - 1
+
+    def _reach(self, first: int, last: int) -> None:
+        """Have entries from a block of numbers to another one."""
+        held = np.flatnonzero(self._slots != NONE)
+        low, high = first, last
+        if len(held):
+            low = min(low, self._base + int(held[0]))
+            high = max(high, self._base + int(held[-1]))
+        if low >= self._base and high < self._base + len(self._slots):
+            return
+        slots = np.full(2 * (high - low + 1) + 1024, NONE, np.int64)
+        slots[held + self._base - low] = self._slots[held]
+        self._base, self._slots = low, slots
+
+    def slots_of(self, seqs: Integers) -> Integers:
+        """Return the slot of each number, -1 where it has none."""
+        block = self._of(seqs >> _BITS)
+        found: Integers = np.where(block == NONE, NONE, block * BLOCK + (seqs & (BLOCK - 1)))
+        return found
+
+    def _of(self, numbers: Integers) -> Integers:
+        at = numbers - self._base
+        is_known = (at >= 0) & (at < len(self._slots))
+        found: Integers = np.where(is_known, self._slots[np.where(is_known, at, 0)], NONE)
+        return found
+
+    def numbers(self) -> Integers:
+        """Return the blocks of numbers that have slots, in order."""
+        found: Integers = np.flatnonzero(self._slots != NONE) + self._base
+        return found
+
+    def slots_in(self, numbers: Integers) -> Integers:
+        """Return the slots of blocks of numbers that have some, of shape (n, 64)."""
+        found: Integers = self._of(numbers)[:, None] * BLOCK + np.arange(BLOCK)
+        return found
+
+    def free(self, numbers: Integers) -> None:
+        """Take the slots of blocks of numbers back."""
+        at = numbers - self._base
+        self._free += self._slots[at].tolist()
+        self._slots[at] = NONE

@@ -1,0 +1,234 @@
+"""`Mirror`: draws from memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.arguments import check_batch_size, check_n_step, described
+from sqlbuffer.config.setting_checks import checked_seconds, checked_size
+from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
+from sqlbuffer.mirror.filling import check_mirrored
+from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
+from sqlbuffer.mirror.step_batches import step_batch
+from sqlbuffer.mirror.step_memory import StepMemory
+from sqlbuffer.mirror.transition_batches import TransitionBatches
+from sqlbuffer.mirror.uniform import uniform_slots
+from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.samplers import RandomSampler, Sampler
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.sampling.readers.base import BatchReader
+from sqlbuffer.storage.sampling.readers.checks import checked_step_names
+from sqlbuffer.storage.sampling.readers.single_steps import StepReader
+from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
+from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
+from sqlbuffer.storage.store import BufferStore
+
+MAX_BYTES = 8 * 2**30
+REFRESH_S = 0.5
+
+Integers = NDArray[np.int64]
+
+
+class Mirror:
+    """A copy of a buffer's steps in the memory of this process, kept in step with the database.
+
+    A draw comes from one committed state of the buffer, at most `refresh_s` old, and has all that
+    this process has written. It has the distribution of the same draw from the buffer. While the
+    database is away, draws go on from what is known.
+
+    Opened by `ReplayBuffer.mirror`. Safe to use from many threads; a forked process opens its own.
+
+    Example:
+        >>> import numpy as np
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": np.float32})
+        >>> _ = buffer.extend({"obs": np.arange(5.0)}, task_id="walk")
+        >>> with buffer.mirror() as mirror:
+        ...     sorted(set(mirror.sample_arrays(256).obs.tolist()))
+        [0.0, 1.0, 2.0, 3.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        store: BufferStore,
+        *,
+        max_bytes: int = MAX_BYTES,
+        refresh_s: float = REFRESH_S,
+        max_lag_s: float | None = None,
+    ) -> None:
+        check_mirrored(store)
+        self._store, self._rng = store, np.random.default_rng()
+        lag_s = None if max_lag_s is None else checked_seconds("max_lag_s", max_lag_s)
+        self._refreshing = Refreshing(
+            store,
+            checked_size(max_bytes, "max_bytes"),
+            checked_seconds("refresh_s", refresh_s),
+            lag_s,
+        )
+        store.own_writes.store()
+        self._refreshing.start()
+
+    def __enter__(self) -> "Mirror":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a mirror belongs to one process and cannot be pickled; pickle the buffer")
+
+    def __len__(self) -> int:
+        """Return how many steps it has."""
+        return self._refreshing.memory.n_live
+
+    def __repr__(self) -> str:
+        return f"Mirror({self._store.info.name!r}, {len(self)} steps)"
+
+    def close(self) -> None:
+        """Stop following the buffer; what it holds is freed with the object."""
+        self._refreshing.close()
+
+    def refresh(self) -> None:
+        """Take what is new in the buffer now.
+
+        Raises:
+            MirrorFullError: It does not fit into `max_bytes`.
+            StorageError: The database cannot be read.
+        """
+        self._store.own_writes.store()
+        self._refreshing.refresh()
+
+    def lag(self) -> MirrorLag:
+        """Return how far the mirror is behind its buffer, and why."""
+        return self._refreshing.lag()
+
+    def sample_arrays(
+        self,
+        batch_size: int = 256,
+        *,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+    ) -> Batch:
+        """Draw steps as arrays; see `ReplayBuffer.sample_arrays`.
+
+        Args:
+            batch_size: How many steps.
+            fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
+                default.
+            sampler: A `RandomSampler`; one with replacement by default.
+
+        Returns:
+            A batch of arrays of shape (batch_size, *shape); `reward` is float32.
+
+        Raises:
+            InsufficientDataError: Fewer steps can be drawn.
+            FieldError: An unknown field.
+        """
+        config = self._store.info.config
+        own, built_in = checked_step_names(config.fields, fields, "steps")
+        reader = StepReader(config.fields, fields, config.payloads.compression)
+
+        def made(memory: StepMemory, choose: "_Choice") -> Batch:
+            return step_batch(memory, choose(None), [*own, *built_in])
+
+        return self._drawn(made, batch_size, sampler, reader)
+
+    def sample_transitions(
+        self,
+        batch_size: int = 256,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
+        fields: Sequence[str] | None = None,
+        sampler: Sampler | None = None,
+    ) -> Batch:
+        """Draw transitions; see `ReplayBuffer.sample_transitions`.
+
+        Args:
+            batch_size: How many.
+            n_step: How many steps a transition spans at most.
+            gamma: Discount of one step.
+            stack: How many frames are stacked, by field.
+            terminal_field: The field that tells where an episode terminated.
+            fields: Which of the declared fields; all by default.
+            sampler: A `RandomSampler`; one with replacement by default.
+
+        Returns:
+            A batch of arrays of shape (batch_size, *shape).
+
+        Raises:
+            InsufficientDataError: Too few steps have their successors stored.
+            FieldError: An unknown field, no observation field, or a field `done` where neither
+                `terminated` nor `truncated` is stored and no `terminal_field` is given.
+        """
+        check_n_step(n_step, gamma)
+        config = self._store.info.config
+        form = TransitionForm.of(
+            config.fields, int(n_step), float(gamma), names=fields, stack=stack,
+            terminal_field=terminal_field,
+        )  # fmt: skip
+
+        def made(memory: StepMemory, choose: "_Choice") -> Batch:
+            transitions = TransitionBatches(memory, form, self._store.observation_layout)
+            return transitions.batch(choose(transitions.accepts))
+
+        reader = TransitionReader(form, config.payloads.compression)
+        return self._drawn(made, batch_size, sampler, reader)
+
+    def _drawn(
+        self,
+        made: Callable[[StepMemory, "_Choice"], Batch],
+        batch_size: int,
+        sampler: Sampler | None,
+        reader: BatchReader,
+    ) -> Batch:
+        rng, replace = self._randomness(sampler)
+        check_batch_size(batch_size)
+        refreshing, n = self._refreshing, int(batch_size)
+        self._store.own_writes.store_before_draw(n, lambda: len(self))
+        refreshing.prepare()
+        with refreshing.lock:
+            memory = refreshing.memory
+            self._check_size(memory)
+
+            def choose(accepts: Callable[[Integers], NDArray[np.bool_]] | None) -> Integers:
+                is_drawable = memory.is_drawable[: memory.blocks.n_used]
+                return uniform_slots(is_drawable, rng, n, replace=replace, accepts=accepts)
+
+            batch = made(memory, choose)
+        check_sufficient(
+            batch.n_rows,
+            batch_size,
+            True,
+            lambda: undrawn(self._store, EVERYTHING, sampler, reader),
+        )
+        return batch
+
+    def _randomness(self, sampler: Sampler | None) -> tuple[np.random.Generator, bool]:
+        """Return what draws, and whether it draws with replacement."""
+        if sampler is None:
+            return self._rng, True
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
+        if type(sampler) is not RandomSampler:
+            raise TypeError(
+                f"a mirror draws with a RandomSampler, got {described(sampler)}; draw with it from "
+                f"the buffer itself"
+            )
+        return sampler.generator(), sampler.replace
+
+    def _check_size(self, memory: StepMemory) -> None:
+        needed, name = self._store.info.config.sampling.min_size, self._store.info.name
+        if memory.n_live < needed:
+            raise InsufficientDataError(
+                f"buffer {name!r} holds {memory.n_live} rows, and is sampled from {needed} on "
+                f"(min_size); wait for more data"
+            )
+
+
+_Choice = Callable[[Callable[[Integers], NDArray[np.bool_]] | None], Integers]

@@ -1,0 +1,108 @@
+"""What a mirror knows of episodes: by numbers of its own, which are used again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.mirror.block_map import NONE
+from sqlbuffer.storage.following.buffer_state import EpisodeState
+
+Integers = NDArray[np.int64]
+
+OPEN, COMPLETE, ABORTED = range(3)
+_STATUS = {"open": OPEN, "complete": COMPLETE, "aborted": ABORTED}
+
+
+class EpisodeTable:
+    """The episodes that have steps in memory.
+
+    Attributes:
+        status: `OPEN`, `COMPLETE` or `ABORTED` of each number, int8.
+        length: How many steps it has, -1 while it is open, int64.
+        last_slot: Where its newest step is, -1 if it is not in memory, int64.
+        last_t: The place of that step in the episode, int64.
+        n_steps: How many of its steps are in memory, int64.
+        keys: The user's id of each.
+        finals: The bytes of the final observation of each, None without one.
+        n_aborted: How many were aborted.
+        unread: Keys of those of which `update` was told nothing yet.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._free: list[int] = []
+        self._ids: dict[int, int] = {}
+        self.unread: set[int] = set()
+        self.status: NDArray[np.int8] = np.zeros(0, np.int8)
+        self.length = self.last_slot = self.last_t = self.n_steps = np.zeros(0, np.int64)
+        self.keys: NDArray[Any] = np.zeros(0, object)
+        self.finals: NDArray[Any] = np.zeros(0, object)
+        self.n_aborted = 0
+
+    def number(self, id_: int | None) -> int:
+        """Return the number of an episode by its key in the database; -1 for None."""
+        if id_ is None:
+            return NONE
+        known = self._numbers.get(id_)
+        if known is None:
+            known = self._numbers[id_] = self._next()
+            self._ids[known] = id_
+            self.unread.add(id_)
+        return known
+
+    def find(self, id_: int) -> int:
+        """Return the number of an episode, -1 if no step of it is in memory."""
+        return self._numbers.get(id_, NONE)
+
+    def _next(self) -> int:
+        if not self._free:
+            n = len(self.status)
+            more = max(n, 256)
+            self._free = list(range(n + more - 1, n - 1, -1))
+            self.status = _longer(self.status, more, OPEN)
+            self.length = _longer(self.length, more, NONE)
+            self.last_slot = _longer(self.last_slot, more, NONE)
+            self.last_t = _longer(self.last_t, more, NONE)
+            self.n_steps = _longer(self.n_steps, more, 0)
+            self.keys = _longer(self.keys, more, None)
+            self.finals = _longer(self.finals, more, None)
+        number = self._free.pop()
+        self.status[number], self.length[number] = OPEN, NONE
+        self.last_slot[number] = self.last_t[number] = NONE
+        self.n_steps[number] = 0
+        self.keys[number] = self.finals[number] = None
+        return number
+
+    def update(self, states: Sequence[EpisodeState]) -> list[int]:
+        """Take what episodes are now, and return the numbers of those that are known."""
+        found = []
+        for state in states:
+            number = self.find(state.id)
+            if number == NONE:
+                continue
+            before, now = self.status[number], _STATUS[state.status]
+            self.n_aborted += int(now == ABORTED) - int(before == ABORTED)
+            self.status[number], self.keys[number] = now, state.key
+            length = None if now == OPEN else state.length
+            self.length[number] = NONE if length is None else length
+            self.finals[number] = state.final_arrays
+            found.append(number)
+        self.unread.clear()
+        return found
+
+    def forget(self, numbers: Integers) -> None:
+        """Give the numbers of episodes free that have no step in memory any more."""
+        gone = numbers[self.n_steps[numbers] == 0]
+        self.n_aborted -= int((self.status[gone] == ABORTED).sum())
+        for number in gone.tolist():
+            id_ = self._ids.pop(number)
+            self.unread.discard(id_)
+            del self._numbers[id_]
+            self._free.append(number)
+
+
+def _longer(array: NDArray[Any], more: int, value: Any) -> NDArray[Any]:
+    """Return a copy of an array with more entries of one value: readers keep the old one."""
+    return np.concatenate([array, np.full(more, value, array.dtype)])

@@ -1,0 +1,203 @@
+"""Follow a buffer into memory, from a thread of its own and from draws."""
+
+import os
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from weakref import ref
+
+from sqlbuffer.errors import (
+    BufferConfigError,
+    BufferNotFoundError,
+    FieldError,
+    MirrorBehindError,
+    MirrorFullError,
+    SQLBufferError,
+)
+from sqlbuffer.mirror.filling import Filling
+from sqlbuffer.mirror.step_memory import StepMemory
+from sqlbuffer.storage.buffers.applied_writes import n_commits
+from sqlbuffer.storage.database.engine import is_memory
+from sqlbuffer.storage.following.buffer_state import BufferState
+from sqlbuffer.storage.following.feed import Feed
+from sqlbuffer.storage.store import BufferStore
+
+# A registration is forgotten after a minute.
+RENEWED_S = 20.0
+
+
+@dataclass(frozen=True)
+class MirrorLag:
+    """How far a mirror is behind its buffer.
+
+    Attributes:
+        seconds: Age of the last look at the database that succeeded.
+        high: The newest step that the mirror has.
+        error: Why the last look failed; None: it did not.
+
+    Example:
+        >>> MirrorLag(seconds=0.2, high=1000, error=None).high
+        1000
+    """
+
+    seconds: float
+    high: int
+    error: str | None
+
+
+class Refreshing:
+    """Keeps the steps of a buffer in memory.
+
+    Args:
+        store: The buffer.
+        max_bytes: How much memory the steps may take.
+        refresh_s: How often to look, in seconds.
+        max_lag_s: Draws fail when the last look is longer ago; None: never.
+
+    Attributes:
+        lock: Held by whoever reads or changes the memory.
+        memory: The steps.
+        state: The state of the buffer that they are.
+    """
+
+    def __init__(
+        self, store: BufferStore, max_bytes: int, refresh_s: float, max_lag_s: float | None
+    ) -> None:
+        self._store, self._refresh_s, self._max_lag_s = store, refresh_s, max_lag_s
+        self._feed, self._filling = Feed(store), Filling(store, max_bytes)
+        self._pid = os.getpid()
+        self.lock, self._looking = threading.RLock(), threading.Lock()
+        self._closed = threading.Event()
+        self._renewed_at, self._looked_at = float("-inf"), float("-inf")
+        self._n_commits, self._has_begun = 0, False
+        # The memory is no state of the buffer: a look failed that had begun to change it.
+        self._is_torn = False
+        self._error: SQLBufferError | None = None
+        self.memory: StepMemory
+        self.state: BufferState
+
+    def start(self) -> None:
+        """Read the buffer, and begin to look for what is new."""
+        try:
+            self.refresh()
+        except BaseException:
+            self._feed.leave()
+            raise
+        if is_memory(self._store.url):
+            return  # nobody else can write, and its one connection is the writers'
+        thread = threading.Thread(
+            target=_follow,
+            args=(ref(self), self._closed, self._refresh_s),
+            name="sqlbuffer-mirror",
+            daemon=True,
+        )
+        thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with self._looking:
+                self._feed.leave()
+
+    def refresh(self) -> None:
+        """Take what is new in the buffer now.
+
+        Raises:
+            MirrorFullError: It does not fit.
+            StorageError: The database cannot be read.
+        """
+        try:
+            with self._looking:
+                self._look()
+        except BaseException as error:
+            if self._has_begun:
+                self._feed.start_again()
+            if isinstance(error, SQLBufferError):
+                self._error = error
+            raise
+        self._error = None
+
+    def _look(self) -> None:
+        began_at, self._has_begun = time.monotonic(), False
+        n_own = n_commits(self._store.url, self._store.info.id)
+        if began_at - self._renewed_at > RENEWED_S:
+            self._feed.register()
+            self._renewed_at = began_at
+        with ExitStack() as stack, self._feed.look() as news:
+            if news is not None:
+                if news.is_start:
+                    # What was known is no state of the buffer any more.
+                    self._hold(stack)
+                    self.memory = self._filling.new_memory(news.count_steps())
+                memory, self._has_begun = self.memory, True
+                self._filling.stage(memory, news, lambda: self._hold(stack))
+                self._hold(stack)
+                self._filling.commit(memory, news)
+                self.state, self._is_torn = news.state, False
+        self._looked_at, self._n_commits = began_at, n_own
+
+    def _hold(self, stack: ExitStack) -> None:
+        """Keep draws out until the look ends, because the memory changes."""
+        stack.enter_context(self.lock)
+        self._is_torn = True
+
+    def prepare(self) -> None:
+        """Take what this process has written, before a draw.
+
+        Raises:
+            BufferConfigError: The mirror was closed, or is another process's.
+            MirrorBehindError: It is further behind than it may be.
+            MirrorFullError: The buffer has outgrown it.
+        """
+        if self._closed.is_set():
+            raise BufferConfigError("the mirror is closed; open another one with buffer.mirror()")
+        if self._pid != os.getpid():
+            raise BufferConfigError(
+                "the mirror was opened before this process was forked; open one in each process"
+            )
+        if self._is_torn:
+            self.refresh()
+        if self._n_commits != n_commits(self._store.url, self._store.info.id):
+            self._refresh_if_reachable()
+        error = self._error
+        if isinstance(error, (MirrorFullError, BufferNotFoundError, FieldError)):
+            raise error
+        if self._max_lag_s is not None and self.lag_s > self._max_lag_s:
+            self._refresh_if_reachable()
+            if self.lag_s > self._max_lag_s:
+                why = "" if self._error is None else f": {self._error}"
+                raise MirrorBehindError(
+                    f"the mirror of buffer {self._store.info.name!r} is {self.lag_s:.1f} s behind, "
+                    f"and max_lag_s is {self._max_lag_s}{why}"
+                )
+
+    def _refresh_if_reachable(self) -> None:
+        try:
+            self.refresh()
+        except MirrorFullError:
+            raise
+        except SQLBufferError:
+            return  # draws go on; `lag` tells
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds since the last look that succeeded began."""
+        return time.monotonic() - self._looked_at
+
+    def lag(self) -> MirrorLag:
+        """Return how far behind the memory is."""
+        error = self._error
+        return MirrorLag(self.lag_s, self.state.high, None if error is None else str(error))
+
+
+def _follow(refreshing: "ref[Refreshing]", closed: threading.Event, refresh_s: float) -> None:
+    """Look again and again, until the mirror is closed or nobody has it any more."""
+    while not closed.wait(refresh_s):
+        own = refreshing()
+        if own is None or own._pid != os.getpid():
+            return
+        with suppress(SQLBufferError):  # kept, for `lag` and for draws
+            own.refresh()
+        del own

@@ -1,0 +1,64 @@
+"""Batches of single steps from memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.fields.declarations import BUILT_IN
+from sqlbuffer.mirror.step_memory import StepMemory
+from sqlbuffer.mirror.step_record import AGENT, SEQ, STEP, TASK
+from sqlbuffer.steps.batches import Batch
+
+Integers = NDArray[np.int64]
+
+
+def step_batch(memory: StepMemory, slots: Integers, names: Sequence[str]) -> Batch:
+    """Return the batch of steps.
+
+    Args:
+        memory: The steps.
+        slots: Where they are, shape (n,).
+        names: Which fields, in order, and which of `reward`, `terminated` and `truncated`.
+    """
+    rows = memory.gathered(slots)
+    arrays = fields_of(memory, slots, rows, [name for name in names if name not in BUILT_IN])
+    arrays |= {name: rows[name].copy() for name in BUILT_IN if name in names}
+    return Batch(arrays, info_of(memory, rows))
+
+
+def fields_of(
+    memory: StepMemory, slots: Integers, rows: NDArray[Any], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return fields of steps, of shape (n, *shape); those of varying length with their lengths.
+
+    Args:
+        memory: The steps.
+        slots: Where they are.
+        rows: Their records.
+        names: Which fields.
+    """
+    layout = memory.layout
+    found: dict[str, NDArray[Any]] = {}
+    padded: dict[str, NDArray[Any]] = {}
+    if memory.tails is not None:
+        padded = layout.tail_columns(rows, memory.tails[slots].tolist(), names)
+    for name in names:
+        if name in padded:
+            found |= {name: padded[name], f"{name}_lens": padded[f"{name}_lens"]}
+        elif name in memory.large:
+            found[name] = memory.large[name].take(slots, axis=0)
+        else:
+            found[name] = rows[name].copy()
+    return found
+
+
+def info_of(memory: StepMemory, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return what a batch says of its steps."""
+    return {
+        "seq": rows[SEQ].copy(),
+        "task_id": memory.tasks.names.take(rows[TASK]),
+        "agent_id": memory.agents.names.take(rows[AGENT]),
+        "step": rows[STEP].copy(),
+    }

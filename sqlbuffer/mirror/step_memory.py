@@ -1,0 +1,399 @@
+"""The steps of a mirror in memory: a record for each step, and how the steps follow each other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.packed_chunk import step_rows
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import FieldError
+from sqlbuffer.mirror.block_map import BLOCK, NONE, BlockMap
+from sqlbuffer.mirror.episode_table import EpisodeTable
+from sqlbuffer.mirror.name_table import NameTable
+from sqlbuffer.mirror.step_record import (
+    AGENT,
+    BARRED,
+    EPISODE,
+    LAST,
+    LINK,
+    LIVE,
+    NO_REWARD,
+    NO_VERSION,
+    SEQ,
+    STEP,
+    TASK,
+    TERMINATED,
+    TRUNCATED,
+    T,
+    as_float32,
+    as_slice,
+    flags_of,
+    lengthened,
+    record_of,
+    step_numbers_of,
+)
+from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class StepMemory:
+    """Steps in slots. New ones are put into free slots and become visible with `commit`.
+
+    Args:
+        layout: How the bytes of chunks are laid out.
+        n_slots: How many steps there is room for; rounded up to whole blocks.
+
+    Attributes:
+        blocks: Says which slot a number has.
+        record: The dtype of what a gather returns of a step.
+        large: Large fields by name, of shape (n_slots, *shape).
+        tails: The values of varying length of each step as bytes; None without such fields.
+        is_drawable: Whether a step may be drawn, of shape (n_slots,).
+        episodes: The episodes.
+        tasks: The names of tasks.
+        agents: The names of agents.
+        n_live: How many steps the buffer has.
+        has_barred: Whether some of them were not to be sampled at some time.
+    """
+
+    def __init__(self, layout: Layout, n_slots: int) -> None:
+        self.layout, self.record = layout, record_of(layout)
+        n_blocks = -(-n_slots // BLOCK)
+        n = n_blocks * BLOCK
+        self.blocks = BlockMap(n_blocks)
+        # As numbers of 64 bits: of a record numpy copies the parts one by one.
+        self._records = np.zeros((n, self.record.itemsize // 8), np.uint64)
+        self._links = np.zeros((n, LINK.itemsize // 8), np.uint64)
+        self.large = {
+            name: np.zeros((n, *spec.shape), spec.dtype)
+            for name, spec in layout.specs.items()
+            if name not in (self.record.names or ())
+        }
+        self.tails = np.zeros(n, object) if layout.has_tails else None
+        self.is_drawable = np.zeros(n, bool)
+        self._version = np.zeros(n, np.int64)
+        self._session = np.zeros(n, np.int32)
+        self._is_quarantined = np.zeros(n, bool)
+        self._limits: tuple[int | None, int | None] = None, None
+        self.episodes = EpisodeTable()
+        self.tasks, self.agents = NameTable(), NameTable()
+        self.n_live, self.has_barred = 0, False
+        self._staged: list[Integers] = []
+        self._staged_links: list[tuple[int, int]] = []
+
+    @property
+    def n_slots(self) -> int:
+        """How many steps there is room for."""
+        return len(self.is_drawable)
+
+    def grow(self, n_slots: int) -> None:
+        """Make room for more steps; copies everything."""
+        n_blocks = -(-n_slots // BLOCK)
+        more = n_blocks * BLOCK - self.n_slots
+        self.blocks.n_blocks = n_blocks
+        self._records, self._links = lengthened(self._records, more), lengthened(self._links, more)
+        self.large = {name: lengthened(column, more) for name, column in self.large.items()}
+        if self.tails is not None:
+            self.tails = lengthened(self.tails, more)
+        self.is_drawable = lengthened(self.is_drawable, more)
+        self._version, self._session = (
+            lengthened(self._version, more),
+            lengthened(self._session, more),
+        )
+        self._is_quarantined = lengthened(self._is_quarantined, more)
+
+    @property
+    def records(self) -> NDArray[Any]:
+        """The records, of shape (n_slots,)."""
+        return self._records.view(self.record)[:, 0]
+
+    @property
+    def links(self) -> NDArray[Any]:
+        """Reward, flags, place and neighbours of each step, of shape (n_slots,)."""
+        return self._links.view(LINK)[:, 0]
+
+    def gathered(self, slots: Integers) -> NDArray[Any]:
+        """Return copies of records, of shape (n,)."""
+        return self._records.take(slots, axis=0).view(self.record)[:, 0]
+
+    def gathered_links(self, slots: Integers) -> NDArray[Any]:
+        """Return copies of links, of shape (n,)."""
+        return self._links.take(slots, axis=0).view(LINK)[:, 0]
+
+    def stage(self, chunks: Sequence[ChunkRow]) -> bool:
+        """Put the steps of chunks into free slots; False: there are too few, nothing is done.
+
+        Raises:
+            FieldError: A step was not written with the buffer's fields, or is damaged.
+        """
+        if not chunks:
+            return True
+        counts = np.array([chunk.n_steps for chunk in chunks], np.int64)
+        ends = np.cumsum(counts)
+        places = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        seqs = np.repeat([chunk.first_seq for chunk in chunks], counts) + places
+        added = self.blocks.add(seqs)
+        if added is None:
+            return False
+        links, records = self.links, self.records
+        links[added] = np.array((0, NONE, NONE, NONE, NONE, 0), LINK)
+        slots = self.blocks.slots_of(seqs)
+        at = as_slice(slots)
+        self._stage_fields(chunks, at, len(seqs))
+        records[SEQ][at] = seqs
+        records[STEP][at] = step_numbers_of(chunks, counts, ends, places)
+        records[TASK][at] = np.repeat(
+            [self.tasks.add(c.task_id, c.n_steps) for c in chunks], counts
+        )
+        agents = [self.agents.add(c.agent_id, c.n_steps) for c in chunks]
+        records[AGENT][at] = np.repeat(agents, counts)
+        flags = np.frombuffer(b"".join(map(flags_of, chunks)), np.uint8)
+        records["terminated"][at] = (flags & TERMINATED).astype(bool)
+        records["truncated"][at] = (flags & TRUNCATED).astype(bool)
+        links["flags"][at] = flags
+        rewards = [NO_REWARD * c.n_steps if c.rewards is None else c.rewards for c in chunks]
+        links["reward"][at] = np.frombuffer(b"".join(rewards), ">f8")
+        records["reward"][at] = as_float32(links["reward"][at])
+        versions = [NO_VERSION if c.model_version is None else c.model_version for c in chunks]
+        self._version[at] = np.repeat(versions, counts)
+        sessions = [NONE if c.session_id is None else c.session_id for c in chunks]
+        self._session[at] = np.repeat(sessions, counts)
+        self._is_quarantined[at] = False
+        self._stage_episodes(chunks, slots, at, counts, places)
+        self._staged.append(slots)
+        return True
+
+    def _stage_fields(self, chunks: Sequence[ChunkRow], at: Any, n: int) -> None:
+        layout, size, records = self.layout, self.layout.size_bytes, self.records
+        for chunk in chunks:
+            if not chunk.records:
+                raise FieldError(
+                    f"row {chunk.first_seq} holds no arrays: it was not written with the buffer's "
+                    f"fields; delete it, or follow the others with a condition"
+                )
+        plain = layout.compression is None and not layout.has_tails
+        if plain and all(len(chunk.records) == chunk.n_steps * size for chunk in chunks):
+            heads = b"".join([chunk.records for chunk in chunks])
+        else:
+            rows = [
+                row
+                for chunk in chunks
+                for row in step_rows(layout, chunk, np.arange(chunk.n_steps))
+            ]
+            heads = b"".join([row[:size] for row in rows])
+            if self.tails is not None:
+                tails = np.empty(n, object)
+                tails[:] = [row[size:] for row in rows]
+                self.tails[at] = tails
+        given = np.frombuffer(heads, layout.record, n)
+        for name in layout.specs:
+            column = self.large[name] if name in self.large else records[name]
+            column[at] = given[name]
+
+    def _stage_episodes(
+        self,
+        chunks: Sequence[ChunkRow],
+        slots: Integers,
+        at: Any,
+        counts: Integers,
+        places: Integers,
+    ) -> None:
+        """Note the place of steps in their episodes, and which step follows which."""
+        links, episodes = self.links, self.episodes
+        own = [NONE if c.t is None else episodes.number(c.episode_id) for c in chunks]
+        numbers = np.repeat(np.array(own, np.int32), counts)
+        ts = np.repeat([c.t or 0 for c in chunks], counts) + places
+        links["episode"][at] = self.records[EPISODE][at] = numbers
+        links["t"][at] = self.records[T][at] = np.where(numbers == NONE, NONE, ts)
+        in_episode = numbers != NONE
+        has_before = in_episode & (places > 0)
+        links["prev"][at] = np.where(has_before, np.roll(slots, 1), NONE)
+        links["next"][at] = np.where(np.roll(has_before, -1), np.roll(slots, -1), NONE)
+        ends = np.cumsum(counts)
+        for chunk, number, end in zip(chunks, own, ends.tolist(), strict=True):
+            if number != NONE:
+                first, last = int(slots[end - chunk.n_steps]), int(slots[end - 1])
+                self._stage_neighbours(number, chunk.t or 0, chunk.n_steps, first, last)
+
+    def _stage_neighbours(self, number: int, t: int, n: int, first: int, last: int) -> None:
+        """Note which steps lie before and after a chunk.
+
+        Args:
+            number: The episode.
+            t: Place of the first step in it.
+            n: How many steps the chunk has.
+            first: Slot of the first step.
+            last: Slot of the last one.
+        """
+        episodes = self.episodes
+        episodes.n_steps[number] += n
+        newest_t = int(episodes.last_t[number])
+        if t and newest_t != NONE:
+            is_next = newest_t == t - 1
+            before = int(episodes.last_slot[number]) if is_next else self._find(number, t - 1)
+            if before != NONE:
+                self._staged_links.append((before, first))
+        if t + n - 1 > newest_t:
+            episodes.last_slot[number], episodes.last_t[number] = last, t + n - 1
+        else:
+            after = self._find(number, t + n)
+            if after != NONE:
+                self._staged_links.append((last, after))
+
+    def _find(self, episode: int, t: int) -> int:
+        """Return the slot of a step of an episode, -1 if it is not in memory; looks at all."""
+        links = self.links[: self.blocks.n_used]
+        found = np.flatnonzero((links["episode"] == episode) & (links["t"] == t))
+        return int(found[-1]) if len(found) else NONE
+
+    def commit(
+        self,
+        low: int,
+        *,
+        deleted: Sequence[int] = (),
+        rewards: Sequence[tuple[int, float]] = (),
+        quarantined: Sequence[int] = (),
+        released: Sequence[int] = (),
+        episodes: Sequence[EpisodeState] = (),
+        limits: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        """Make what was staged visible, together with what else is new.
+
+        Args:
+            low: Steps up to this number have left.
+            deleted: Steps that were deleted.
+            rewards: (seq, reward) of steps that were given a reward late.
+            quarantined: Steps that are in quarantine.
+            released: Steps that no longer are.
+            episodes: Episodes as they are now.
+            limits: The oldest model version that may be sampled, and the number of the only
+                session; None: any.
+        """
+        changed = self._show_staged(low)
+        gone = self._known(deleted)
+        self._remove(gone)
+        if len(rewards):
+            self._relabel(rewards)
+        for seqs, value in ((quarantined, True), (released, False)):
+            if len(seqs):
+                moved = self._known(seqs)
+                self._is_quarantined[moved] = value
+                changed.append(moved)
+        if limits != self._limits:
+            self._limits = limits
+            changed = [np.arange(self.blocks.n_used)]
+        for slots in changed:
+            self._judge(slots)
+        self._mark_ends(episodes)
+        self._evict(low, gone)
+
+    def make_room(self, low: int) -> None:
+        """Make what was staged visible, and free the slots of steps up to a number."""
+        for slots in self._show_staged(low):
+            self._judge(slots)
+        self._evict(low, np.zeros(0, np.int64))
+
+    def _show_staged(self, low: int) -> list[Integers]:
+        """Make what was staged visible; return its slots."""
+        links, shown = self.links, self._staged
+        for slots in shown:
+            is_live = self.records[SEQ][slots] > low
+            links["flags"][slots[is_live]] |= np.uint8(LIVE)
+            self.n_live += int(is_live.sum())
+        for before, after in self._staged_links:
+            links["next"][before], links["prev"][after] = after, before
+        self._staged, self._staged_links = [], []
+        return shown
+
+    def _known(self, seqs: Sequence[int]) -> Integers:
+        """Return the slots of those of the steps that are in memory."""
+        slots = self.blocks.slots_of(np.asarray(seqs, np.int64))
+        slots = slots[slots != NONE]
+        found: Integers = slots[np.isin(self.records[SEQ][slots], np.asarray(seqs, np.int64))]
+        return found
+
+    def _remove(self, slots: Integers) -> None:
+        flags = self.links["flags"]
+        self.n_live -= int(((flags[slots] & LIVE) != 0).sum())
+        flags[slots] &= np.uint8(255 - LIVE)
+        self.is_drawable[slots] = False
+
+    def _relabel(self, rewards: Sequence[tuple[int, float]]) -> None:
+        seqs, values = zip(*rewards, strict=True)
+        numbers, given = np.array(seqs, np.int64), np.array(values, np.float64)
+        slots = self.blocks.slots_of(numbers)
+        is_known = slots != NONE
+        slots, given = slots[is_known], given[is_known]
+        self.links["reward"][slots] = given
+        self.records["reward"][slots] = as_float32(given)
+
+    def _judge(self, slots: Integers) -> None:
+        """Find out which steps may be sampled."""
+        oldest, session = self._limits
+        is_barred = self._is_quarantined[slots]
+        if oldest is not None:
+            is_barred = is_barred | (self._version[slots] < oldest)
+        if session is not None:
+            own = self._session[slots]
+            is_barred = is_barred | ((own != session) & (own != NONE))
+        self.has_barred |= bool(is_barred.any())
+        flags = self.links["flags"][slots] & np.uint8(255 - BARRED)
+        flags |= np.where(is_barred, np.uint8(BARRED), np.uint8(0))
+        self.links["flags"][slots] = flags
+        self.is_drawable[slots] = (flags & (LIVE | BARRED)) == LIVE
+
+    def _mark_ends(self, states: Sequence[EpisodeState]) -> None:
+        """Take what episodes are now, and mark the last steps of those that have ended."""
+        links, episodes = self.links, self.episodes
+        for number in episodes.update(states):
+            last = int(episodes.last_slot[number])
+            if last != NONE and episodes.length[number] == episodes.last_t[number] + 1:
+                links["flags"][last] |= np.uint8(LAST)
+
+    def _evict(self, low: int, touched: Integers) -> None:
+        """Remove the steps up to a number, and free the blocks without a step.
+
+        Args:
+            low: The number.
+            touched: Slots of steps that were removed before.
+        """
+        links, records = self.links, self.records
+        numbers = self.blocks.numbers()
+        numbers = numbers[numbers * BLOCK <= low]
+        if len(touched):
+            numbers = np.union1d(numbers, records[SEQ][touched] // BLOCK)
+        if not len(numbers):
+            return
+        slots = self.blocks.slots_in(numbers)
+        is_live = (links["flags"][slots] & LIVE) != 0
+        has_left = is_live & (records[SEQ][slots] <= low)
+        self._remove(slots[has_left])
+        is_empty = ~(is_live & ~has_left).any(axis=1)
+        if is_empty.any():
+            self._free(numbers[is_empty], slots[is_empty].reshape(-1))
+
+    def _free(self, numbers: Integers, slots: Integers) -> None:
+        links, records, episodes = self.links, self.records, self.episodes
+        for this, other in (("next", "prev"), ("prev", "next")):
+            neighbours = links[this][slots]
+            neighbours = neighbours[neighbours != NONE]
+            links[other][neighbours] = NONE
+        own = links["episode"][slots]
+        own = own[own != NONE]
+        np.subtract.at(episodes.n_steps, own, 1)
+        distinct = np.unique(own)
+        is_lost = np.isin(episodes.last_slot[distinct], slots)
+        episodes.last_slot[distinct[is_lost]] = NONE
+        episodes.forget(distinct)
+        written = slots[records[SEQ][slots] != 0]
+        self.tasks.drop(records[TASK][written].astype(np.int64))
+        self.agents.drop(records[AGENT][written].astype(np.int64))
+        records[SEQ][slots] = 0
+        if self.tails is not None:
+            self.tails[slots] = 0
+        links[slots] = np.array((0, NONE, NONE, NONE, NONE, 0), LINK)
+        self.blocks.free(numbers)

@@ -1,0 +1,69 @@
+"""What a follower reads of a buffer: its state, and what is new in it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class BufferState(NamedTuple):
+    """A committed state of a buffer.
+
+    Attributes:
+        low: Steps up to this number have left.
+        high: The newest step.
+        clock: The buffer's clock; None before it was set.
+        session: Number of the current session; None before any was started.
+        has_labels: Steps may have annotated values.
+        has_quarantine: Steps may be in quarantine.
+        has_deleted: Steps of chunks may have been deleted.
+        created_at: When the buffer was made: another buffer of its name has another time.
+        position: What of the change log belongs to the state; see `changes.follower`.
+    """
+
+    low: int
+    high: int
+    clock: int | None
+    session: int | None
+    has_labels: bool
+    has_quarantine: bool
+    has_deleted: bool
+    created_at: str
+    position: str
+
+
+class ChunkRow(NamedTuple):
+    """A chunk as its tables hold it; see `chunks.tables`."""
+
+    first_seq: int
+    n_steps: int
+    id: str
+    task_id: str
+    agent_id: str
+    step: int
+    steps: Any
+    episode_id: int | None
+    t: int | None
+    session_id: int | None
+    model_version: int | None
+    rewards: bytes | None
+    ends: bytes | None
+    block_steps: int
+    offsets: Any
+    records: bytes
+
+
+class EpisodeState(NamedTuple):
+    """An episode as its table holds it; see `episodes.tables`."""
+
+    id: int
+    key: str
+    status: str
+    length: int | None
+    final_arrays: bytes | None
+
+
+class ChangeEntry(NamedTuple):
+    """An entry of the change log: which steps were changed, and what about them."""
+
+    kind: str
+    origin: str | None
+    seqs: Sequence[int] | None

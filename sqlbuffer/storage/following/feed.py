@@ -1,0 +1,237 @@
+"""Follow a buffer of chunks: read its state, and then what is new in it, look by look."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from sqlalchemy import Connection
+
+from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.changes.follower import Follower, is_trimmed
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.following import postgresql, sqlite
+from sqlbuffer.storage.following.buffer_state import (
+    BufferState,
+    ChangeEntry,
+    ChunkRow,
+    EpisodeState,
+)
+
+CHUNKS_A_PAGE = 512
+# That many of the chunks that were read last must be the same at each look.
+ANCHORS = 1_000
+
+_count_steps = by_database(sqlite=sqlite.count_steps, postgresql=postgresql.count_steps)
+_all_chunks = by_database(sqlite=sqlite.all_chunks, postgresql=postgresql.all_chunks)
+_new_chunks = by_database(sqlite=sqlite.new_chunks, postgresql=postgresql.new_chunks)
+_log_entries = by_database(sqlite=sqlite.log_entries, postgresql=postgresql.log_entries)
+_deleted_steps = by_database(sqlite=sqlite.deleted_steps, postgresql=postgresql.deleted_steps)
+_all_rewards = by_database(sqlite=sqlite.all_rewards, postgresql=postgresql.all_rewards)
+_rewards_of = by_database(sqlite=sqlite.rewards_of, postgresql=postgresql.rewards_of)
+_quarantined = by_database(sqlite=sqlite.quarantined, postgresql=postgresql.quarantined)
+_episodes = by_database(sqlite=sqlite.episodes, postgresql=postgresql.episodes)
+_chunk_ids = by_database(sqlite=sqlite.chunk_ids, postgresql=postgresql.chunk_ids)
+_DATABASES = {"sqlite": sqlite, "postgresql": postgresql}
+
+
+class News:
+    """What one look found. It is read while the look is open.
+
+    Attributes:
+        state: The state of the buffer.
+        is_start: It is read from the start: what was known before no longer holds.
+        deleted: Steps that were deleted.
+        rewards: (seq, reward) of steps that were given a reward late.
+        quarantined: Steps that are in quarantine.
+        released: Steps that no longer are.
+    """
+
+    def __init__(
+        self, connection: Connection, buffer_id: int, before: BufferState | None, now: BufferState
+    ) -> None:
+        self._connection, self._buffer_id, self._before = connection, buffer_id, before
+        self.state, self.is_start = now, before is None
+        self.read: list[tuple[int, int, str]] = []
+        self.open_episodes: set[int] = set()
+        self.deleted: Sequence[int] = ()
+        self.rewards: Sequence[tuple[int, float]] = ()
+        self.quarantined: Sequence[int] = ()
+        self.released: Sequence[int] = ()
+
+    def read_overlays(self, entries: Sequence[ChangeEntry]) -> None:
+        """Read what was changed of steps since they were stored.
+
+        Args:
+            entries: What the change log says is new; not needed at the start.
+        """
+        connection, buffer_id, now = self._connection, self._buffer_id, self.state
+        if self.is_start:
+            if now.has_deleted:
+                self.deleted = _deleted_steps(connection, buffer_id, now.low)
+            if now.has_labels:
+                self.rewards = _all_rewards(connection, buffer_id, now.low)
+            if now.has_quarantine:
+                self.quarantined = _quarantined(connection, buffer_id, now.low, None)
+            return
+        changed: dict[str, set[int]] = {}
+        for entry in entries:
+            changed.setdefault(entry.kind, set()).update(entry.seqs or ())
+        self.deleted = sorted(changed.get("deleted", ()))
+        labelled, moved = changed.get("labelled"), changed.get("quarantined")
+        if labelled:
+            self.rewards = _rewards_of(connection, buffer_id, sorted(labelled))
+        if moved:
+            self.quarantined = _quarantined(connection, buffer_id, now.low, sorted(moved))
+            self.released = sorted(moved.difference(self.quarantined))
+
+    def count_steps(self) -> int:
+        """Return how many steps the buffer's chunks have."""
+        return _count_steps(self._connection, self._buffer_id, self.state.low)
+
+    def chunks(self) -> Iterator[list[ChunkRow]]:
+        """Yield the chunks that are new, many at a time; once, and before `episodes`."""
+        connection, buffer_id, now = self._connection, self._buffer_id, self.state
+        if self._before is None:
+            pages = _all_chunks(connection, buffer_id, now.low, CHUNKS_A_PAGE)
+        else:
+            pages = _new_chunks(connection, buffer_id, self._before, now, CHUNKS_A_PAGE)
+        for page in pages:
+            self.read += [(chunk.first_seq, chunk.n_steps, chunk.id) for chunk in page]
+            del self.read[:-ANCHORS]
+            yield page
+
+    def episodes(self, new: Sequence[int]) -> list[EpisodeState]:
+        """Return episodes as they are now: those that are asked for, and those that were open."""
+        wanted = sorted(self.open_episodes.union(new))
+        found = _episodes(self._connection, wanted) if wanted else []
+        self.open_episodes = {episode.id for episode in found if episode.status == "open"}
+        return found
+
+
+class Feed:
+    """Reads what is new in a buffer, in one state of the database at a time.
+
+    A look that fails changes nothing: the next one reads the same again.
+
+    Args:
+        buffer: The buffer; its steps are in chunks.
+
+    Attributes:
+        state: What was read last; None before the first look, and where it has to start again.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self._buffer = buffer
+        self._follower = Follower(buffer)
+        self._is_registered = False
+        self._database = _DATABASES[buffer.url.get_backend_name()]
+        self._newest: deque[tuple[int, int, str]] = deque(maxlen=ANCHORS)
+        self._deleted: set[int] = set()
+        self._open_episodes: set[int] = set()
+        self.state: BufferState | None = None
+
+    def register(self) -> None:
+        """Have changes logged that only followers need. A role that may not do so follows buffers
+        that evict by row; of others it would not see what leaves.
+
+        Raises:
+            StorageReadOnlyError: The role may not, and the buffer evicts by task or by episode.
+        """
+        if self._is_registered and self._follower.renew():
+            return
+        self.start_again()
+        try:
+            self._follower.register()
+            self._is_registered = True
+        except StorageReadOnlyError:
+            if self._buffer.info.config.retention.evict_by != "row":
+                raise
+
+    def start_again(self) -> None:
+        """Have the next look read everything."""
+        self.state = None
+
+    def leave(self) -> None:
+        """End the registration."""
+        if self._is_registered:
+            self._is_registered = False
+            with suppress(Exception):  # it is forgotten after a while in any case
+                self._follower.leave()
+
+    @contextmanager
+    def look(self) -> Iterator[News | None]:
+        """Yield what is new, to be read in the block; None: nothing.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        buffer, buffer_id = self._buffer, self._buffer.info.id
+        query = self._database.state_query(buffer_id)
+        with translated(buffer.url), snapshot(buffer.engine, query) as connection:
+            rows = answer(connection)
+            if not rows:
+                raise buffer.dropped()
+            now = BufferState._make(rows[0])
+            before = self.state
+            if before is not None and now == before and self._database is postgresql:
+                yield None  # no transaction has ended since
+                return
+            entries: list[ChangeEntry] = []
+            if before is not None:
+                if self._database.is_later(before, now) and before.created_at == now.created_at:
+                    entries = _log_entries(connection, buffer_id, before)
+                    if not self._continues(connection, before, now, entries):
+                        before = None
+                else:
+                    before = None
+            news = News(connection, buffer_id, before, now)
+            news.open_episodes = set() if before is None else set(self._open_episodes)
+            news.read_overlays(entries)
+            yield news
+            self._note(news)
+
+    def _continues(
+        self,
+        connection: Connection,
+        before: BufferState,
+        now: BufferState,
+        entries: Sequence[ChangeEntry],
+    ) -> bool:
+        """Return whether what is new can be told: nothing was trimmed, and the state that was read
+        is part of this one.
+        """
+        buffer_id = self._buffer.info.id
+        if is_trimmed(connection, buffer_id, before.position):
+            return False
+        # Plain SQL has deleted some, or a layer has replaced some in place.
+        if any(entry.seqs is None or entry.kind == "replaced" for entry in entries):
+            return False
+        for entry in entries:
+            if entry.kind == "deleted" and entry.seqs is not None:
+                self._deleted.update(entry.seqs)
+        for i in range(1, len(self._newest) + 1):
+            first, n_steps, id_ = self._newest[-i]
+            found = _chunk_ids(connection, buffer_id, [first])
+            if found:
+                return found == [(first, id_)]
+            if not self._has_left(first, n_steps, now.low):
+                return False
+        # All that was read has left.
+        return not self._newest
+
+    def _has_left(self, first: int, n_steps: int, low: int) -> bool:
+        return all(seq <= low or seq in self._deleted for seq in range(first, first + n_steps))
+
+    def _note(self, news: News) -> None:
+        if news.is_start:
+            self._newest.clear()
+            self._deleted.clear()
+        self._newest.extend(news.read)
+        if self._deleted and self._newest:
+            oldest = self._newest[0][0]
+            self._deleted = {seq for seq in self._deleted if seq >= oldest}
+        self._open_episodes = news.open_episodes
+        self.state = news.state

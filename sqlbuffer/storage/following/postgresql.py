@@ -1,0 +1,184 @@
+"""Read what is new in a buffer on PostgreSQL: what a snapshot shows and an earlier one did not.
+
+Numbers are given before the commit, so a chunk may appear below those that were read. Each chunk
+and each entry of the change log has the id of its transaction. It is new if that transaction ran
+when the earlier snapshot was taken, or began later. This is how PgQ finds its batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.following.buffer_state import (
+    BufferState,
+    ChangeEntry,
+    ChunkRow,
+    EpisodeState,
+)
+
+_COLUMNS = (
+    "c.first_seq, c.n_steps, c.id::text, c.task_id, c.agent_id, c.step, d.steps, c.episode_id, "
+    "c.t, c.session_id, c.model_version, d.rewards, d.ends, d.block_steps, d.offsets, d.records"
+)
+_ALL_CHUNKS = f"""
+SELECT {_COLUMNS} FROM (
+    SELECT * FROM chunks WHERE buffer_id = %s AND first_seq > %s ORDER BY first_seq LIMIT %s
+) c JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
+ORDER BY c.first_seq
+"""
+_NEW_FIRSTS = """
+SELECT first_seq FROM chunks WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
+UNION ALL SELECT first_seq FROM chunks WHERE buffer_id = %s AND xid >= %s::text::xid8
+"""
+# One lookup for each: without statistics the server would rather read the whole table.
+_CHUNKS = f"""
+SELECT {_COLUMNS} FROM unnest(%s::bigint[]) AS w(seq)
+CROSS JOIN LATERAL (
+    SELECT * FROM chunks WHERE buffer_id = %s AND first_seq = w.seq OFFSET 0
+) c CROSS JOIN LATERAL (
+    SELECT * FROM chunk_data WHERE buffer_id = c.buffer_id AND first_seq = w.seq OFFSET 0
+) d ORDER BY c.first_seq
+"""
+_ENTRIES = """
+SELECT kind, origin::text, seqs FROM (
+    SELECT id, kind, origin, seqs FROM change_log
+    WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
+    UNION ALL SELECT id, kind, origin, seqs FROM change_log
+    WHERE buffer_id = %s AND xid >= %s::text::xid8
+) e ORDER BY id
+"""
+_REWARDS = """
+SELECT l.seq, l.reward_t FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT seq, reward_t FROM labels WHERE buffer_id = %s AND seq = w.seq OFFSET 0
+) l WHERE l.reward_t IS NOT NULL
+"""
+_QUARANTINED = """
+SELECT q.seq FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT seq FROM quarantine WHERE buffer_id = %s AND seq = w.seq OFFSET 0
+) q
+"""
+_EPISODES = """
+SELECT e.id, e.key, e.status, e.length, e.final_arrays
+FROM unnest(%s::bigint[]) AS w(id) CROSS JOIN LATERAL (
+    SELECT * FROM episodes WHERE id = w.id OFFSET 0
+) e
+"""
+_CHUNK_IDS = """
+SELECT c.first_seq, c.id::text FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT first_seq, id FROM chunks WHERE buffer_id = %s AND first_seq = w.seq OFFSET 0
+) c
+"""
+
+
+def state_query(buffer_id: int) -> str:
+    """Return the query of the state; its columns are those of `BufferState`."""
+    return (
+        "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
+        "b.has_deleted, b.created_at::text, pg_current_snapshot()::text "
+        f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
+    )
+
+
+def count_steps(connection: Connection, buffer_id: int, low: int) -> int:
+    """Return how many steps the chunks have that end above a number."""
+    query = (
+        "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = %s AND first_seq > %s "
+        "AND first_seq + n_steps - 1 > %s"
+    )
+    ((n,),) = driver_of(connection).execute(query, (buffer_id, low - 256, low))
+    return int(n)
+
+
+def all_chunks(
+    connection: Connection, buffer_id: int, low: int, n: int
+) -> Iterator[list[ChunkRow]]:
+    """Yield the chunks with a step above a number; see `sqlite.all_chunks`."""
+    after, driver = max(low - 256, 0), driver_of(connection)
+    while rows := driver.execute(_ALL_CHUNKS, (buffer_id, after, n)).fetchall():
+        found = [ChunkRow._make(row) for row in rows]
+        after = found[-1].first_seq
+        yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > low]
+
+
+def new_chunks(
+    connection: Connection, buffer_id: int, before: BufferState, now: BufferState, n: int
+) -> Iterator[list[ChunkRow]]:
+    """Yield the chunks of a state that an earlier one did not have, n at a time."""
+    driver = driver_of(connection)
+    found = driver.execute(_NEW_FIRSTS, _since(buffer_id, before)).fetchall()
+    firsts = sorted(first for (first,) in found if first > now.low - 256)
+    for i in range(0, len(firsts), n):
+        rows = driver.execute(_CHUNKS, (number_array(firsts[i : i + n]), buffer_id)).fetchall()
+        chunks = map(ChunkRow._make, rows)
+        yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > now.low]
+
+
+def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
+    """Return the entries of the change log that an earlier state did not have."""
+    found = driver_of(connection).execute(_ENTRIES, _since(buffer_id, before))
+    return [ChangeEntry._make(row) for row in found]
+
+
+def _since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
+    _, end, running = before.position.split(":")
+    return (buffer_id, f"{{{running}}}", buffer_id, end)
+
+
+def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]:
+    """Return the steps of chunks above a number that were deleted."""
+    query = "SELECT seq FROM deleted_steps WHERE buffer_id = %s AND seq > %s"
+    return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
+
+
+def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:
+    """Return (seq, reward) of the steps above a number that were given a reward late."""
+    query = (
+        "SELECT seq, reward_t FROM labels WHERE buffer_id = %s AND seq > %s "
+        "AND reward_t IS NOT NULL"
+    )
+    return list(driver_of(connection).execute(query, (buffer_id, low)))
+
+
+def rewards_of(
+    connection: Connection, buffer_id: int, seqs: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Return (seq, reward) of those of the steps that were given a reward late."""
+    return list(driver_of(connection).execute(_REWARDS, (number_array(seqs), buffer_id)))
+
+
+def quarantined(
+    connection: Connection, buffer_id: int, low: int, seqs: Sequence[int] | None
+) -> list[int]:
+    """Return which of the steps are in quarantine; of all above a number where none are given."""
+    driver = driver_of(connection)
+    if seqs is None:
+        query = "SELECT seq FROM quarantine WHERE buffer_id = %s AND seq > %s"
+        return [seq for (seq,) in driver.execute(query, (buffer_id, low))]
+    return [seq for (seq,) in driver.execute(_QUARANTINED, (number_array(seqs), buffer_id))]
+
+
+def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
+    """Return episodes by their keys."""
+    found = driver_of(connection).execute(_EPISODES, (number_array(ids),))
+    return [EpisodeState._make(row) for row in found]
+
+
+def chunk_ids(
+    connection: Connection, buffer_id: int, firsts: Sequence[int]
+) -> list[tuple[int, str]]:
+    """Return (first_seq, id) of chunks that begin with one of the numbers."""
+    return list(driver_of(connection).execute(_CHUNK_IDS, (number_array(firsts), buffer_id)))
+
+
+def is_later(before: BufferState, now: BufferState) -> bool:
+    """Return whether a state may come after another one: another server may have given fewer
+    transaction ids.
+    """
+    return _end(now) >= _end(before)
+
+
+def _end(state: BufferState) -> int:
+    return int(state.position.split(":")[1])

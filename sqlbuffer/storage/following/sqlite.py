@@ -1,0 +1,144 @@
+"""Read what is new in a buffer on SQLite. Writers come one at a time: numbers say what is new."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.following.buffer_state import (
+    BufferState,
+    ChangeEntry,
+    ChunkRow,
+    EpisodeState,
+)
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+_COLUMNS = (
+    "c.first_seq, c.n_steps, c.id, c.task_id, c.agent_id, c.step, d.steps, c.episode_id, c.t, "
+    "c.session_id, c.model_version, d.rewards, d.ends, d.block_steps, d.offsets, d.records"
+)
+_CHUNKS = f"""
+SELECT {_COLUMNS} FROM chunks c CROSS JOIN chunk_data d ON d.key = c.key
+WHERE c.key > (?1 << {NUMBER_BITS} | ?2) AND c.key < (?1 + 1) << {NUMBER_BITS}
+ORDER BY c.key LIMIT ?3
+"""
+_IN_LIST = "IN (SELECT value FROM json_each(?))"
+
+
+def state_query(buffer_id: int) -> str:
+    """Return the query of the state; its columns are those of `BufferState`."""
+    return (
+        "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
+        "b.has_deleted, b.created_at, "
+        "CAST(coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'change_log'), 0) AS text) "
+        f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
+    )
+
+
+def count_steps(connection: Connection, buffer_id: int, low: int) -> int:
+    """Return how many steps the chunks have that end above a number."""
+    query = (
+        "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = ? AND first_seq > ? "
+        "AND first_seq + n_steps - 1 > ?"
+    )
+    ((n,),) = driver_of(connection).execute(query, (buffer_id, low - 256, low))
+    return int(n)
+
+
+def all_chunks(
+    connection: Connection, buffer_id: int, low: int, n: int
+) -> Iterator[list[ChunkRow]]:
+    """Yield the chunks with a step above a number, n at a time, in the order of their numbers."""
+    # A chunk that begins at or below the number may end above it.
+    after = max(low - 256, 0)
+    while found := _chunks_after(connection, buffer_id, after, n):
+        after = found[-1].first_seq
+        yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > low]
+
+
+def new_chunks(
+    connection: Connection, buffer_id: int, before: BufferState, now: BufferState, n: int
+) -> Iterator[list[ChunkRow]]:
+    """Yield the chunks of a state that an earlier one did not have, n at a time."""
+    after = before.high
+    while found := _chunks_after(connection, buffer_id, after, n):
+        after = found[-1].first_seq
+        yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > now.low]
+
+
+def _chunks_after(connection: Connection, buffer_id: int, after: int, n: int) -> list[ChunkRow]:
+    found = driver_of(connection).execute(_CHUNKS, (buffer_id, after, n)).fetchall()
+    return list(map(_chunk, found))
+
+
+def _chunk(row: tuple[Any, ...]) -> ChunkRow:
+    chunk = ChunkRow._make(row)
+    if chunk.steps is None and chunk.offsets is None:
+        return chunk
+    steps, offsets = (each and json.loads(each) for each in (chunk.steps, chunk.offsets))
+    return chunk._replace(steps=steps, offsets=offsets)
+
+
+def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
+    """Return the entries of the change log that an earlier state did not have."""
+    query = "SELECT kind, origin, seqs FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
+    found = driver_of(connection).execute(query, (buffer_id, int(before.position)))
+    return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in found]
+
+
+def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]:
+    """Return the steps of chunks above a number that were deleted."""
+    query = "SELECT seq FROM deleted_steps WHERE buffer_id = ? AND seq > ?"
+    return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
+
+
+def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:
+    """Return (seq, reward) of the steps above a number that were given a reward late."""
+    query = "SELECT seq, reward_t FROM labels WHERE buffer_id = ? AND seq > ? AND reward_t NOT NULL"
+    return list(driver_of(connection).execute(query, (buffer_id, low)))
+
+
+def rewards_of(
+    connection: Connection, buffer_id: int, seqs: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Return (seq, reward) of those of the steps that were given a reward late."""
+    query = (
+        f"SELECT seq, reward_t FROM labels WHERE buffer_id = ? AND seq {_IN_LIST} "
+        "AND reward_t NOT NULL"
+    )
+    return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
+
+
+def quarantined(
+    connection: Connection, buffer_id: int, low: int, seqs: Sequence[int] | None
+) -> list[int]:
+    """Return which of the steps are in quarantine; of all above a number where none are given."""
+    driver = driver_of(connection)
+    if seqs is None:
+        query = "SELECT seq FROM quarantine WHERE buffer_id = ? AND seq > ?"
+        return [seq for (seq,) in driver.execute(query, (buffer_id, low))]
+    query = f"SELECT seq FROM quarantine WHERE buffer_id = ? AND seq {_IN_LIST}"
+    return [seq for (seq,) in driver.execute(query, (buffer_id, json.dumps(list(seqs))))]
+
+
+def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
+    """Return episodes by their keys."""
+    query = f"SELECT id, key, status, length, final_arrays FROM episodes WHERE id {_IN_LIST}"
+    found = driver_of(connection).execute(query, (json.dumps(list(ids)),))
+    return [EpisodeState._make(row) for row in found]
+
+
+def chunk_ids(
+    connection: Connection, buffer_id: int, firsts: Sequence[int]
+) -> list[tuple[int, str]]:
+    """Return (first_seq, id) of chunks that begin with one of the numbers."""
+    query = f"SELECT first_seq, id FROM chunks WHERE key {_IN_LIST}"
+    keys = json.dumps([buffer_id << NUMBER_BITS | first for first in firsts])
+    return list(driver_of(connection).execute(query, (keys,)))
+
+
+def is_later(before: BufferState, now: BufferState) -> bool:
+    """Return whether a state may come after another one."""
+    return int(now.position) >= int(before.position)

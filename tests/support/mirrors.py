@@ -1,0 +1,50 @@
+"""What a mirror draws, next to what the buffer itself draws of the same state."""
+
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer import Batch, ReplayBuffer
+from sqlbuffer.mirror.buffer_mirror import Mirror
+
+Row = dict[str, Any]
+
+
+def rows_of(batch: Batch) -> dict[int, Row]:
+    """Return all that a batch says of each row, by seq."""
+    columns = {**batch, **{f"info.{name}": values for name, values in batch.info.items()}}
+    return {
+        seq: {name: as_plain(values[i]) for name, values in columns.items()}
+        for i, seq in enumerate(batch.info["seq"].tolist())
+    }
+
+
+def as_plain(value: Any) -> Any:
+    # NaN is not equal to itself; its text is.
+    return repr(value.tolist()) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def every_row(buffer: ReplayBuffer, mode: str, **options: Any) -> dict[int, Row]:
+    """Return what the buffer itself makes of each step that can be drawn."""
+    found: dict[int, Row] = {}
+    for batch in buffer.loader(mode, 64, shuffle=False, epochs=1, **options):
+        found |= rows_of(batch)
+    return found
+
+
+def drawn_rows(mirror: Mirror, mode: str, n: int, **options: Any) -> dict[int, Row]:
+    """Return what a mirror makes of n steps that it draws."""
+    draw: Any = mirror.sample_arrays if mode == "step" else mirror.sample_transitions
+    return rows_of(draw(n, **options))
+
+
+def assert_same_draws(buffer: ReplayBuffer, mirror: Mirror, mode: str, **options: Any) -> None:
+    """Assert that a mirror draws the same steps as the buffer, with the same values.
+
+    So many are drawn that one is left out less than once in a million times.
+    """
+    expected = every_row(buffer, mode, **options)
+    assert len(mirror) == len(buffer)
+    if expected:
+        n = len(expected) * (16 + len(expected).bit_length())
+        assert drawn_rows(mirror, mode, n, **options) == expected
