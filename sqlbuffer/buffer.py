@@ -37,6 +37,7 @@ from sqlbuffer.front.batch_sampler import (
     TaskConverter,
     converted,
 )
+from sqlbuffer.front.buffer_display import buffer_html, buffer_text
 from sqlbuffer.front.condition_checks import Conditions
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
@@ -154,7 +155,11 @@ class ReplayBuffer:
         self._own_session = state["session"]
 
     def __repr__(self) -> str:
-        return f"ReplayBuffer({self.url!r}, name={self.name!r})"
+        return buffer_text(self._store)
+
+    def _repr_html_(self) -> str:
+        """Return a table of what the buffer is, for notebooks."""
+        return buffer_html(self._store)
 
     def __enter__(self) -> "ReplayBuffer":
         return self

@@ -82,6 +82,9 @@ class AsyncReplayBuffer:
     def __init__(self, buffer: ReplayBuffer) -> None:
         self.sync = buffer
 
+    def __repr__(self) -> str:
+        return f"Async{self.sync!r}"
+
     @classmethod
     async def open(
         cls,

@@ -48,6 +48,9 @@ class AsyncLeasedBatch:
     def __init__(self, batch: SyncBatch) -> None:
         self.sync = batch
 
+    def __repr__(self) -> str:
+        return f"Async{self.sync!r}"
+
     async def renew(self, lease_s: float | None = None) -> None:
         """End the lease this many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
         await in_thread(self.sync.renew, lease_s)

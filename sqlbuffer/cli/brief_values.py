@@ -18,7 +18,7 @@ def brief(value: Any, depth: int = 0) -> str:
     if isinstance(value, str):
         return _cut(value) if depth == 0 else json.dumps(_cut(value), ensure_ascii=False)
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return _brief_array(value)
+        return _array(value)
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, float):
@@ -56,25 +56,7 @@ def _cut(text: str) -> str:
     return line if len(line) <= BRIEF_TEXT else f"{line[:BRIEF_TEXT]}... ({len(text):,} characters)"
 
 
-def _brief_array(array: Any) -> str:
-    import numpy as np
+def _array(value: Any) -> str:
+    from sqlbuffer.display.short_values import described_array
 
-    array = np.asarray(array)
-    items = [
-        brief(item.item() if hasattr(item, "item") else item, 1) for item in _first(array.flat)
-    ]
-    if array.ndim == 0:
-        return items[0]
-    kind = f"{array.dtype}{tuple(array.shape)}"
-    if array.ndim == 1 and array.size <= BRIEF_ITEMS:
-        return f"{kind} [{' '.join(items)}]"
-    if array.dtype.kind not in "biuf" or not array.size:
-        dots = ["..."] if array.size > BRIEF_ITEMS else []
-        return f"{kind} [{' '.join([*items, *dots])}]"
-    numbers = array.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
-    if not finite.size:
-        return f"{kind} no finite number"
-    least, mean, most = (brief(float(f(finite))) for f in (np.min, np.mean, np.max))
-    odd = f" {array.size - finite.size:,} not finite" if finite.size < array.size else ""
-    return f"{kind} min {least} mean {mean} max {most}{odd}"
+    return described_array(value, lambda item: brief(item, 1))

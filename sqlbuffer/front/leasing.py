@@ -11,12 +11,13 @@ from typing import Any, NoReturn, SupportsIndex, get_args, overload
 import numpy as np
 
 from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds, checked_wait
+from sqlbuffer.display.html import html_code
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.scalars import integer_of
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.batches import Batch, rows_as_html
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases import endings
@@ -135,6 +136,10 @@ class LeasedBatch(Sequence[DataRow]):
         groups = f"{len(self.groups)} groups, " if self.groups else ""
         return f"LeasedBatch({groups}{len(self.rows)} rows, lease_id={self.lease_id!r})"
 
+    def _repr_html_(self) -> str:
+        """Return a table of the first rows, for notebooks."""
+        return rows_as_html(self.rows, repr(self))
+
 
 class Lease:
     """What `ReplayBuffer.lease` returns: claims at the beginning of a `with` block, and
@@ -199,6 +204,15 @@ class Lease:
         raise TypeError(
             "a lease belongs to the process that takes it; send the buffer, and call lease() there"
         )
+
+    def __repr__(self) -> str:
+        wanted, state = self._wanted, "held" if self._held is not None else "not held"
+        groups = f", group_by={wanted.group_by!r}" if wanted.group_by else ""
+        return f"Lease({wanted.n}, order={wanted.order!r}{groups}, {state})"
+
+    def _repr_html_(self) -> str:
+        """Return its repr, for notebooks."""
+        return html_code(repr(self))
 
     def cancel(self) -> None:
         """Have a call that waits for the lease in another thread raise InsufficientDataError."""

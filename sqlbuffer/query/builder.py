@@ -1,12 +1,13 @@
 """Build conditions as plain data, by chained calls of `QueryBuilder`."""
 
-import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from sqlbuffer.display.html import html_code
 from sqlbuffer.errors import ConditionError
+from sqlbuffer.query.condition_text import chain_text
 
 Tree = Mapping[str, Any]
 MAX_VALUE_DEPTH = 100  # payloads are not nested deeper
@@ -29,13 +30,12 @@ class QueryBuilder:
         self._operators: list[str] = []
 
     def __repr__(self) -> str:
-        parts = (_shown(each) for each in self._conditions)
-        first = next(parts, "empty")
-        joined = (
-            f" {word.rstrip('_')} {part}"
-            for word, part in zip(self._operators, parts, strict=False)
-        )
-        return f"QueryBuilder({first}{''.join(joined)})"
+        pairs = zip(self._operators, self._conditions[1:], strict=False)
+        return f"QueryBuilder({chain_text(self._conditions[:1], pairs) or 'empty'})"
+
+    def _repr_html_(self) -> str:
+        """Return its repr, for notebooks."""
+        return html_code(repr(self))
 
     def eq(self, field: str, value: Any) -> "QueryBuilder":
         """Match rows whose field equals the value; None also matches a missing field."""
@@ -136,13 +136,6 @@ class QueryBuilder:
     def _leaf(self, field: str, op: str, value: Any) -> "QueryBuilder":
         self._conditions.append({"field": field, "value": as_data(value), "op": op})
         return self
-
-
-def _shown(condition: Mapping[str, Any]) -> str:
-    if "field" not in condition:
-        return f"({reprlib.repr(dict(condition))})"
-    value = f" {reprlib.repr(condition['value'])}" if "value" in condition else ""
-    return f"{condition['field']} {condition['op']}{value}"
 
 
 def as_data(value: Any, depth: int = 0) -> Any:

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sqlbuffer.display.html import html_code
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -31,6 +33,10 @@ class Sampler(ABC):
     """
 
     reads_priorities = False
+
+    def _repr_html_(self) -> str:
+        """Return its repr, for notebooks."""
+        return html_code(repr(self))
 
     @abstractmethod
     def choose(self, candidates: "Candidates", batch_size: int) -> "Sequence[int] | SelectOfSeqs":
@@ -88,6 +94,10 @@ class TaskSampler(ABC):
         ...     def choose_tasks(self, candidates, batch_size):
         ...         return candidates.tasks()[:batch_size]
     """
+
+    def _repr_html_(self) -> str:
+        """Return its repr, for notebooks."""
+        return html_code(repr(self))
 
     @abstractmethod
     def choose_tasks(self, candidates: "Candidates", batch_size: int) -> Sequence[str]:

@@ -86,6 +86,14 @@ class PrioritizedSampler(Sampler):
         self._normalize, self._stratified, self._exact = normalize, stratified, exact
         self._seeding = Seeding(seed)
 
+    def __repr__(self) -> str:
+        return (
+            f"PrioritizedSampler(beta={self.beta:g}, "
+            f"beta_anneal_steps={self._annealing.n_steps}, normalize={self._normalize!r}, "
+            f"replace={self.replace}, stratified={self._stratified}, exact={self._exact}, "
+            f"seed={self._seeding.seed})"
+        )
+
     @property
     def beta(self) -> float:
         """The exponent of the next batch's weights."""
@@ -186,13 +194,13 @@ class _Annealing:
             raise ValueError(
                 f"beta_anneal_steps is a number of batches from 1 on or None, got {n_steps!r}"
             )
-        self._n_steps, self._n_done = n_steps, 0
+        self.n_steps, self._n_done = n_steps, 0
 
     @property
     def beta(self) -> float:
-        if self._n_steps is None:
+        if self.n_steps is None:
             return self._first
-        return self._first + (1.0 - self._first) * min(1.0, self._n_done / int(self._n_steps))
+        return self._first + (1.0 - self._first) * min(1.0, self._n_done / int(self.n_steps))
 
     def step(self) -> None:
         """Go to the next number."""

@@ -1,13 +1,13 @@
 """What a learner gets: arrays by name."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from html import escape
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.display.html import html_table
+from sqlbuffer.steps.data_rows import DataRow, shown_values
 from sqlbuffer.steps.tables import as_table
 from sqlbuffer.steps.tensors import as_tensor, check_device
 
@@ -110,7 +110,7 @@ class Batch(Mapping[str, Any]):
             [name, "unknown", ""] if a is None else [name, str(a.dtype), str(tuple(a.shape))]
             for name, a in self.items()
         )
-        return _html_table(["array", "dtype", "shape"], rows)
+        return html_table(["array", "dtype", "shape"], rows)
 
 
 class RowList(list[T]):
@@ -146,19 +146,27 @@ class RowList(list[T]):
         return columns[name]
 
     def __repr__(self) -> str:
-        first = [repr(row) for row in self[:SHOWN_ROWS]]
-        more = [f"... {len(self) - SHOWN_ROWS} more"] if len(self) > SHOWN_ROWS else []
-        return f"RowList([{', '.join([*first, *more])}])"
+        return f"RowList([{first_shown(self, SHOWN_ROWS)}])"
 
     def _repr_html_(self) -> str:
         """Return a table of the first rows, for notebooks."""
-        rows = ([str(i), repr(row)] for i, row in enumerate(self[:SHOWN_ROWS]))
-        return f"<p>{len(self)} rows</p>{_html_table(['', 'row'], rows)}"
+        return rows_as_html(self, f"{len(self)} rows")
 
 
-def _html_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f"<table><tr>{top}</tr>{body}</table>"
+def first_shown(items: Sequence[Any], n: int) -> str:
+    """Return the first n of rows, or of lists of rows, and how many more there are."""
+    first = [
+        f"[{first_shown(item, 1)}]" if isinstance(item, list) else repr(item) for item in items[:n]
+    ]
+    more = [f"... {len(items) - n} more"] if len(items) > n else []
+    return ", ".join([*first, *more])
+
+
+def rows_as_html(rows: Sequence[Any], title: str) -> str:
+    """Return a table of the first of rows, or of other items."""
+    first = rows[:SHOWN_ROWS]
+    if not all(isinstance(row, DataRow) for row in first):
+        return html_table(["", "item"], enumerate(first_shown([item], 1) for item in first), title)
+    values = [shown_values(row) for row in first]
+    heads = list(dict.fromkeys(name for each in values for name in each))
+    return html_table(heads, ([each.get(name, "") for name in heads] for each in values), title)

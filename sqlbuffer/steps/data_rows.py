@@ -10,6 +10,8 @@ from pydantic.dataclasses import dataclass
 from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
+from sqlbuffer.display.html import html_table
+from sqlbuffer.display.short_values import short
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.strict_models import with_own_errors
@@ -34,6 +36,21 @@ def _equal_by_content(self: Any, other: Any) -> Any:
         return NotImplemented
     names = [f.name for f in dataclasses.fields(self) if f.compare]
     return all(equal(getattr(self, name), getattr(other, name)) for name in names)
+
+
+def _repr_of_values(self: Any) -> str:
+    """Show what is known, arrays and long values in short."""
+    known = {
+        f.name: value
+        for f in dataclasses.fields(self)
+        if (value := getattr(self, f.name)) is not None and not (f.name == "fields" and not value)
+    }
+    return f"{type(self).__name__}({', '.join(f'{n}={_short_part(v)}' for n, v in known.items())})"
+
+
+def _short_part(value: Any) -> str:
+    """Return a value of a row in short; its parts shorten their own."""
+    return repr(value) if isinstance(value, (ExpMeta, Experience)) else short(value)
 
 
 @with_own_errors
@@ -70,6 +87,7 @@ class ExpMeta:
     session_id: Key | None = field(default=None, kw_only=True)
 
     __eq__ = _equal_by_content
+    __repr__ = _repr_of_values
     __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,6 +138,7 @@ class Experience:
         self.actions = [action]
 
     __eq__ = _equal_by_content
+    __repr__ = _repr_of_values
     __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +178,12 @@ class DataRow:
     fields: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     __eq__ = _equal_by_content
+    __repr__ = _repr_of_values
     __hash__ = None  # type: ignore[assignment]
+
+    def _repr_html_(self) -> str:
+        """Return a table of the row's values, for notebooks."""
+        return html_table(["DataRow", ""], shown_values(self).items())
 
     def to_dict(self) -> dict[str, Any]:
         """Return `exp_meta`, `exp_data` and `id` as nested dicts, and `fields` where it has any."""
@@ -176,3 +200,10 @@ def _as_dict(row: Any, optional: tuple[str, ...]) -> dict[str, Any]:
     return {
         name: value for name, value in values.items() if value is not None or name not in optional
     }
+
+
+def shown_values(row: DataRow) -> dict[str, str]:
+    """Return the values of a row that are known, in short, by their names in conditions."""
+    values = {"seq": row.seq, **vars(row.exp_meta), **vars(row.exp_data), **row.fields}
+    known = {name: short(value) for name, value in values.items() if value is not None}
+    return {**known, "id": row.id}

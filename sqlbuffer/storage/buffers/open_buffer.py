@@ -58,6 +58,7 @@ class OpenBuffer:
         layout: How the bytes of its steps are laid out.
         observation_layout: How the bytes of an observation are laid out.
         watermark: Says up to which number no row can appear any more.
+        last_window: The window that was read last; None: none was.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class OpenBuffer:
             {name: fields.specs[name] for name in fields.observations}, compression
         )
         self.watermark = Watermark(info.id)
+        self.last_window: BufferWindow | None = None
         self._origins: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,7 +185,7 @@ class OpenBuffer:
         row = connection.execute(select_window(self.info.id)).one_or_none()
         if row is None:
             raise self.dropped()
-        return BufferWindow(
+        self.last_window = BufferWindow(
             row.max_capacity,
             row.max_episodes,
             row.evict_unit,
@@ -193,6 +195,7 @@ class OpenBuffer:
             row.high_seq,
             bool(row.has_labels),
         )
+        return self.last_window
 
     def lock(self, connection: Connection) -> None:
         """Lock the row of the buffer until the transaction ends."""

@@ -123,5 +123,6 @@ class Retention:
                 if self.buffer.info.config.leases.enabled:
                     left = left & not_leased(self.buffer.info.id)
                 remove_where(connection, self.buffer.info.id, left)
+            self.buffer.window_in(connection)  # so that this process knows the new limits
 
         self.buffer.write(work)

@@ -1,0 +1,1 @@
+"""How objects show themselves: short values, and HTML for notebooks."""
