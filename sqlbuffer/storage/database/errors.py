@@ -25,7 +25,7 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
     WrongPasswordError,
 )
-from sqlbuffer.storage.database.urls import shown_url, sqlite_path, unread_log
+from sqlbuffer.storage.database.urls import is_read_only, shown_url, sqlite_path, unread_log
 
 # How the triggers of both databases begin to say that a buffer is unknown.
 NO_BUFFER = "sqlbuffer: no buffer"
@@ -206,6 +206,12 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
             f"{shown}: {reason}; another program holds the file: close it or try again"
         )
     if "readonly" in reason or "read-only" in reason:
+        # Other names: the folder is not writable, so that a log cannot even be read.
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY" and is_read_only(url):
+            return StorageReadOnlyError(
+                f"{shown} was opened for reading only; to write, open it without mode=ro and "
+                f"immutable=1"
+            )
         advice = unread_log(url) or (
             "to read a file that no process writes, open sqlite:///PATH?immutable=1"
         )

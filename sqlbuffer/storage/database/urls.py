@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
@@ -165,8 +166,17 @@ def is_immutable(url: URL) -> bool:
     """Return whether a SQLite URL has the file read without its log: a resolved one, or one that
     the driver takes.
     """
-    options = {**parse_qs((url.database or "").partition("?")[2]), **url.normalized_query}
+    options = _options_of_sqlite(url)
     return options.get("immutable", ["0"])[-1].lower() in ("1", "on", "true", "yes")
+
+
+def is_read_only(url: URL) -> bool:
+    """Return whether a SQLite URL asks for reading alone; see `is_immutable`."""
+    return is_immutable(url) or _options_of_sqlite(url).get("mode", ["rw"])[-1] == "ro"
+
+
+def _options_of_sqlite(url: URL) -> dict[str, Sequence[str]]:
+    return {**parse_qs((url.database or "").partition("?")[2]), **url.normalized_query}
 
 
 def unread_log(url: URL) -> str:
