@@ -141,3 +141,10 @@ def test_a_table_in_a_pipe_has_every_row(run, schema_url):
     result = run("sql", schema_url, "SELECT seq FROM v_experiences")
     assert result.stdout.count("\n") == 2500 + 4
     assert result.stderr == ""
+
+
+def test_a_column_that_is_not_there_is_told_where_columns_are_listed(run, filled):
+    result = run("sql", filled, "SELECT temperature FROM v_experiences")
+    assert result.exit_code == 1
+    assert "temperature" in result.stderr
+    assert "typed fields that SQL can read are in its column `fields`" in result.stderr

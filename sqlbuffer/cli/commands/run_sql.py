@@ -1,5 +1,6 @@
 """`sqlbuffer sql`: run one statement that reads."""
 
+import re
 import sys
 from typing import Annotated
 
@@ -14,6 +15,9 @@ EPILOG = example(
     'sqlbuffer sql sqlite:///replay.db "SELECT * FROM v_tasks LIMIT 5"',
     "sqlbuffer sql replay.db --csv - < question.sql > answer.csv",
 )
+
+
+_NO_COLUMN = re.compile(r"no such column|column .+ does not exist")
 
 
 def sql(
@@ -54,12 +58,20 @@ def sql(
                 note("the statement returns no rows")
     except StorageReadOnlyError as error:
         what, _, remedy = str(error).partition("; ")
-        if "read-only" in what or "readonly" in what:  # and not: no right to read
+        # And not: no right to read.
+        if any(word in what for word in ("read-only", "readonly", "reading only")):
             remedy = "`sqlbuffer sql` only reads: to write, use the database's own shell"
         raise StorageReadOnlyError(f"{what}; {remedy}") from None
     except SchemaMissingError as error:
         # A misspelt table looks the same to a driver.
         raise _as_asked(url, error) from None
+    except StorageError as error:
+        if not _NO_COLUMN.search(str(error)):
+            raise
+        raise StorageError(
+            f"{error}; `SELECT * FROM v_experiences LIMIT 1` shows the columns of a view; those "
+            f"typed fields that SQL can read are in its column `fields`, and v_fields lists all"
+        ) from None
 
 
 def _as_asked(url: str | None, error: SchemaMissingError) -> StorageError:
