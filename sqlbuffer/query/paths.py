@@ -46,6 +46,7 @@ SHORT_NAMES: dict[str, tuple[str, Kind]] = {
     **{name: (name, kind) for name, kind in (_META | _DATA).items()},
     "reward": ("reward_t", "real"),
 }
+DECLARED = "fields"  # the column of typed fields that are declared with column=True
 MAX_PATH_SEGMENTS = 100  # payloads are not nested deeper
 MAX_PATH_INDEXES = 4
 # An identifier, a list index in brackets, or a quoted key; separated by dots.
@@ -117,7 +118,7 @@ def _declared_field(name: str, is_usable: bool) -> Field:
             f"field {name!r} is kept among the arrays of a row, where conditions do not look; "
             f"declare it with column=True, or store a copy in extra"
         )
-    return Field(name, "fields", "json", (name,))
+    return Field(name, DECLARED, "json", (name,))
 
 
 def parse_path(name: str, start: int) -> tuple[Segment, ...]:

@@ -3,19 +3,21 @@ tested against.
 """
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.scalar_tags import escape_key, hex_text, unhex_text, untag_float
+from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
 from sqlbuffer.query.number_bounds import is_number
-from sqlbuffer.query.paths import Field, Segment
+from sqlbuffer.query.paths import DECLARED, Field, Segment
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.steps.data_rows import DataRow
 
+NO_FIELDS: Mapping[str, FieldSpec] = {}
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
     "gt": operator.gt,
@@ -33,6 +35,14 @@ class QueryFilter:
     Inside them 1 equals 1.0, but not True; NaN equals NaN; -0.0 differs from 0, and a float from
     1e16 on from an integer.
 
+    Args:
+        condition: The condition.
+        fields: The typed fields of the rows, as `buffer.fields` has them; conditions can name those
+            that are declared with `column=True`.
+
+    Raises:
+        ConditionError: A malformed condition, or an unknown field.
+
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
         >>> rows = [DataRow(ExpMeta("t", None, "a", step, 0.0), Experience()) for step in range(3)]
@@ -41,23 +51,44 @@ class QueryFilter:
         [1, 2]
     """
 
-    def __init__(self, condition: Tree | QueryBuilder | None) -> None:
-        self._node = check(condition)
+    def __init__(
+        self,
+        condition: Tree | QueryBuilder | None,
+        fields: Mapping[str, FieldSpec] = NO_FIELDS,
+    ) -> None:
+        self._fields = dict(fields)
+        self._node = check(condition, {name: spec.column for name, spec in self._fields.items()})
 
     def check_condition(self, row: DataRow) -> bool:
         """Return True if the row matches."""
-        return _matches(self._node, row)
+        return self._matches(self._node, row)
 
     def filter(self, rows: Iterable[DataRow]) -> list[DataRow]:
         """Return the rows that match, in order."""
-        return [row for row in rows if _matches(self._node, row)]
+        return [row for row in rows if self._matches(self._node, row)]
+
+    def _matches(self, node: Node, row: DataRow) -> bool:
+        if isinstance(node, Group):
+            combine = all if node.kind == "all" else any
+            return combine(self._matches(part, row) for part in node.parts)
+        field = node.field
+        if field.column == DECLARED:
+            return _test(node, _declared_value(self._fields[field.name], row))
+        return _test(node, _value(field, row))
 
 
-def _matches(node: Node, row: DataRow) -> bool:
-    if isinstance(node, Group):
-        combine = all if node.kind == "all" else any
-        return combine(_matches(part, row) for part in node.parts)
-    return _test(node, _value(node.field, row))
+def _declared_value(spec: FieldSpec, row: DataRow) -> Any:
+    """Return the value of a typed field as the tagged tree that the database holds: that of a row
+    that is not stored yet as it will be.
+    """
+    value = row.fields.get(spec.name)
+    if value is None and row.seq is None:
+        value = spec.default_value
+    if value is None:
+        return None
+    if not hasattr(value, "dtype") or value.dtype != spec.dtype:
+        value = spec.cast(value)
+    return Encoder().tree(value.item(), spec.name)
 
 
 def _value(field: Field, row: DataRow) -> Any:

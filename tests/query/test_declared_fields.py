@@ -7,7 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sqlbuffer import QueryBuilder, QueryFilter, RandomSampler, ReplayBuffer
+from sqlbuffer import (
+    DataRow,
+    Experience,
+    ExpMeta,
+    QueryBuilder,
+    QueryFilter,
+    RandomSampler,
+    ReplayBuffer,
+)
 from sqlbuffer.errors import ConditionError
 from tests.conftest import KINDS
 from tests.query.strategies import FLOATS, INTEGERS, ODD_TEXTS, TEXTS
@@ -180,3 +188,46 @@ def test_every_operator_selects_what_a_copy_in_extra_says(typed_buffers, rows, w
             reference = QueryFilter(leaf(f"exp_data.extra.{field}", op, value)).filter(stored)
             found = buffer.get_all(leaf(field, op, value))
             assert [row.id for row in found] == [row.id for row in reference], (kind, field, op)
+            in_memory = QueryFilter(leaf(field, op, value), buffer.fields).filter(stored)
+            assert in_memory == reference, (kind, field, op)
+
+
+def test_a_filter_knows_what_rows_will_be_when_they_are_stored(buffer):
+    def row(**fields):
+        return DataRow(ExpMeta("t"), Experience(), fields={"obs": [0.0, 0.0], **fields})
+
+    rows = [row(level=1, small=0.1), row(level=2, map="a"), row(level=3, loss=-0.0)]
+    buffer.store_batch(rows)
+    for name, op, value in [
+        ("level", "gt", 1),
+        ("small", "eq", 0.1),
+        ("small", "gt", 0.1),
+        ("loss", "eq", 0.5),
+        ("map", "eq", "none"),
+        ("solved", "eq", False),
+        ("step", "eq", 0),
+    ]:
+        condition = leaf(name, op, value)
+        found = [each.id for each in buffer.get_all(condition)]
+        for those in (rows, list(buffer)):
+            kept = QueryFilter(condition, buffer.fields).filter(those)
+            assert [each.id for each in kept] == found, (name, op)
+
+
+def test_a_filter_takes_the_same_names_as_the_buffer(buffer):
+    with pytest.raises(ConditionError, match=r"unknown field 'levl'; did you mean level\?"):
+        QueryFilter(QueryBuilder().eq("levl", 1), buffer.fields)
+    with pytest.raises(ConditionError, match=r"'obs' is kept among the arrays.*column=True"):
+        QueryFilter(QueryBuilder().eq("obs", 1), buffer.fields)
+
+
+def test_a_filter_finds_no_value_in_a_row_that_has_none(buffer_url, buffer):
+    number = scalar(buffer_url, "SELECT id FROM buffers")
+    run(
+        buffer_url,
+        "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) "
+        f"VALUES ({number}, 'typed', 'a', 1)",
+    )
+    for name in ("level", "loss"):
+        kept = QueryFilter(QueryBuilder().is_null(name), buffer.fields).filter(buffer)
+        assert len(kept) == buffer.size(QueryBuilder().is_null(name)) == 1
