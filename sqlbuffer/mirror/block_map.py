@@ -1,5 +1,7 @@
 """Where steps are kept: blocks of 64 numbers, each in a block of slots that is free."""
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +29,8 @@ class BlockMap:
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks, self.n_used = n_blocks, 0
-        self._free: list[int] = []
+        # The oldest first: what is written in order is in order then.
+        self._free: deque[int] = deque()
         # The block of slots of the block of numbers `_base + i`.
         self._base, self._slots = 0, np.full(1024, NONE, np.int64)
 
@@ -51,7 +54,7 @@ class BlockMap:
 
     def _next_free(self) -> int:
         if self._free:
-            return self._free.pop()
+            return self._free.popleft()
         self.n_used += BLOCK
         return self.n_used // BLOCK - 1
 
@@ -93,5 +96,5 @@ class BlockMap:
     def free(self, numbers: Integers) -> None:
         """Take the slots of blocks of numbers back."""
         at = numbers - self._base
-        self._free += self._slots[at].tolist()
+        self._free.extend(self._slots[at].tolist())
         self._slots[at] = NONE

@@ -1,20 +1,21 @@
 """`Mirror`: draws from memory."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sqlbuffer.arguments import check_batch_size, check_n_step, described
 from sqlbuffer.config.setting_checks import checked_seconds, checked_size
 from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.fields.declarations import BUILT_IN
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
 from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.step_memory import StepMemory
-from sqlbuffer.mirror.transition_batches import TransitionBatches
+from sqlbuffer.mirror.transition_batches import SlotDraw, TransitionBatches
 from sqlbuffer.mirror.uniform import uniform_slots
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.samplers import RandomSampler, Sampler
@@ -28,8 +29,6 @@ from sqlbuffer.storage.store import BufferStore
 
 MAX_BYTES = 8 * 2**30
 REFRESH_S = 0.5
-
-Integers = NDArray[np.int64]
 
 
 class Mirror:
@@ -68,6 +67,7 @@ class Mirror:
             checked_seconds("refresh_s", refresh_s),
             lag_s,
         )
+        self._every_name = [*store.info.config.fields.specs, *BUILT_IN]
         store.own_writes.store()
         self._refreshing.start()
 
@@ -127,14 +127,15 @@ class Mirror:
             InsufficientDataError: Fewer steps can be drawn.
             FieldError: An unknown field.
         """
-        config = self._store.info.config
-        own, built_in = checked_step_names(config.fields, fields, "steps")
-        reader = StepReader(config.fields, fields, config.payloads.compression)
+        config, names = self._store.info.config, self._every_name
+        if fields is not None:
+            own, built_in = checked_step_names(config.fields, fields, "steps")
+            names = [*own, *built_in]
 
-        def made(memory: StepMemory, choose: "_Choice") -> Batch:
-            return step_batch(memory, choose(None), [*own, *built_in])
+        def made(memory: StepMemory, draw: SlotDraw, n: int) -> Batch:
+            return step_batch(memory, draw(n, None), names)
 
-        return self._drawn(made, batch_size, sampler, reader)
+        return self._drawn(made, batch_size, sampler, lambda: StepReader(config.fields, fields))
 
     def sample_transitions(
         self,
@@ -173,19 +174,17 @@ class Mirror:
             terminal_field=terminal_field,
         )  # fmt: skip
 
-        def made(memory: StepMemory, choose: "_Choice") -> Batch:
-            transitions = TransitionBatches(memory, form, self._store.observation_layout)
-            return transitions.batch(choose(transitions.accepts))
+        def made(memory: StepMemory, draw: SlotDraw, n: int) -> Batch:
+            return TransitionBatches(memory, form, self._store.observation_layout).draw(draw, n)
 
-        reader = TransitionReader(form, config.payloads.compression)
-        return self._drawn(made, batch_size, sampler, reader)
+        return self._drawn(made, batch_size, sampler, lambda: TransitionReader(form))
 
     def _drawn(
         self,
-        made: Callable[[StepMemory, "_Choice"], Batch],
+        made: Callable[[StepMemory, SlotDraw, int], Batch],
         batch_size: int,
         sampler: Sampler | None,
-        reader: BatchReader,
+        reader: Callable[[], BatchReader],
     ) -> Batch:
         rng, replace = self._randomness(sampler)
         check_batch_size(batch_size)
@@ -196,16 +195,14 @@ class Mirror:
             memory = refreshing.memory
             self._check_size(memory)
 
-            def choose(accepts: Callable[[Integers], NDArray[np.bool_]] | None) -> Integers:
-                is_drawable = memory.is_drawable[: memory.blocks.n_used]
-                return uniform_slots(is_drawable, rng, n, replace=replace, accepts=accepts)
-
-            batch = made(memory, choose)
+            is_drawable = memory.is_drawable[: memory.blocks.n_used]
+            draw = partial(uniform_slots, is_drawable, rng, replace)
+            batch = made(memory, draw, n)
         check_sufficient(
             batch.n_rows,
             batch_size,
             True,
-            lambda: undrawn(self._store, EVERYTHING, sampler, reader),
+            lambda: undrawn(self._store, EVERYTHING, sampler, reader()),
         )
         return batch
 
@@ -229,6 +226,3 @@ class Mirror:
                 f"buffer {name!r} holds {memory.n_live} rows, and is sampled from {needed} on "
                 f"(min_size); wait for more data"
             )
-
-
-_Choice = Callable[[Callable[[Integers], NDArray[np.bool_]] | None], Integers]

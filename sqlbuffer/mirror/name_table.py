@@ -49,7 +49,10 @@ class NameTable:
     def drop(self, numbers: Integers) -> None:
         """Note that steps have left, by the numbers of their names."""
         np.subtract.at(self._n_steps, numbers, 1)
-        for number in np.unique(numbers).tolist():
-            if not self._n_steps[number]:
-                del self._numbers[self.names[number]]
-                self._free.append(number)
+        distinct = np.unique(numbers)
+        gone = distinct[self._n_steps[distinct] == 0].tolist()
+        for number in gone:
+            del self._numbers[self.names[number]]
+            self._free.append(number)
+        if gone:  # batches may still look names up that were known when they were drawn
+            self.names = self.names.copy()

@@ -17,7 +17,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.mirror.filling import Filling
 from sqlbuffer.mirror.step_memory import StepMemory
-from sqlbuffer.storage.buffers.applied_writes import n_commits
+from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.following.buffer_state import BufferState
 from sqlbuffer.storage.following.feed import Feed
@@ -67,6 +67,7 @@ class Refreshing:
         self._store, self._refresh_s, self._max_lag_s = store, refresh_s, max_lag_s
         self._feed, self._filling = Feed(store), Filling(store, max_bytes)
         self._pid = os.getpid()
+        self._commits = commits_of(store.url, store.info.id)
         self.lock, self._looking = threading.RLock(), threading.Lock()
         self._closed = threading.Event()
         self._renewed_at, self._looked_at = float("-inf"), float("-inf")
@@ -121,7 +122,7 @@ class Refreshing:
 
     def _look(self) -> None:
         began_at, self._has_begun = time.monotonic(), False
-        n_own = n_commits(self._store.url, self._store.info.id)
+        n_own = self._commits.n
         if began_at - self._renewed_at > RENEWED_S:
             self._feed.register()
             self._renewed_at = began_at
@@ -159,7 +160,7 @@ class Refreshing:
             )
         if self._is_torn:
             self.refresh()
-        if self._n_commits != n_commits(self._store.url, self._store.info.id):
+        if self._n_commits != self._commits.n:
             self._refresh_if_reachable()
         error = self._error
         if isinstance(error, (MirrorFullError, BufferNotFoundError, FieldError)):

@@ -1,6 +1,6 @@
 """Batches of single steps from memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,25 @@ def fields_of(
     return found
 
 
-def info_of(memory: StepMemory, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return what a batch says of its steps."""
-    return {
-        "seq": rows[SEQ].copy(),
-        "task_id": memory.tasks.names.take(rows[TASK]),
-        "agent_id": memory.agents.names.take(rows[AGENT]),
-        "step": rows[STEP].copy(),
-    }
+def info_of(
+    memory: StepMemory, rows: NDArray[Any], more: Mapping[str, NDArray[Any]] | None = None
+) -> Callable[[], dict[str, NDArray[Any]]]:
+    """Return what makes the info of a batch, also after the memory has changed.
+
+    Args:
+        memory: The steps.
+        rows: The records of the batch.
+        more: What else it says.
+    """
+    tasks, agents = memory.tasks.names, memory.agents.names
+
+    def made() -> dict[str, NDArray[Any]]:
+        return {
+            "seq": rows[SEQ].copy(),
+            "task_id": tasks.take(rows[TASK]),
+            "agent_id": agents.take(rows[AGENT]),
+            "step": rows[STEP].copy(),
+            **(more or {}),
+        }
+
+    return made

@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.packed_chunk import step_rows
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import FieldError
 from sqlbuffer.mirror.block_map import BLOCK, NONE, BlockMap
 from sqlbuffer.mirror.episode_table import EpisodeTable
 from sqlbuffer.mirror.name_table import NameTable
@@ -29,6 +27,8 @@ from sqlbuffer.mirror.step_record import (
     T,
     as_float32,
     as_slice,
+    copied_runs,
+    field_bytes,
     flags_of,
     lengthened,
     record_of,
@@ -62,6 +62,7 @@ class StepMemory:
 
     def __init__(self, layout: Layout, n_slots: int) -> None:
         self.layout, self.record = layout, record_of(layout)
+        self._runs = copied_runs(layout)
         n_blocks = -(-n_slots // BLOCK)
         n = n_blocks * BLOCK
         self.blocks = BlockMap(n_blocks)
@@ -168,31 +169,17 @@ class StepMemory:
         return True
 
     def _stage_fields(self, chunks: Sequence[ChunkRow], at: Any, n: int) -> None:
-        layout, size, records = self.layout, self.layout.size_bytes, self.records
-        for chunk in chunks:
-            if not chunk.records:
-                raise FieldError(
-                    f"row {chunk.first_seq} holds no arrays: it was not written with the buffer's "
-                    f"fields; delete it, or follow the others with a condition"
-                )
-        plain = layout.compression is None and not layout.has_tails
-        if plain and all(len(chunk.records) == chunk.n_steps * size for chunk in chunks):
-            heads = b"".join([chunk.records for chunk in chunks])
-        else:
-            rows = [
-                row
-                for chunk in chunks
-                for row in step_rows(layout, chunk, np.arange(chunk.n_steps))
-            ]
-            heads = b"".join([row[:size] for row in rows])
-            if self.tails is not None:
-                tails = np.empty(n, object)
-                tails[:] = [row[size:] for row in rows]
-                self.tails[at] = tails
-        given = np.frombuffer(heads, layout.record, n)
-        for name in layout.specs:
-            column = self.large[name] if name in self.large else records[name]
-            column[at] = given[name]
+        heads, tails = field_bytes(self.layout, chunks)
+        stored = np.frombuffer(heads, np.uint8).reshape(n, self.layout.size_bytes)
+        own = self._records.view(np.uint8)
+        for first, place, n_bytes in self._runs:
+            own[at, place : place + n_bytes] = stored[:, first : first + n_bytes]
+        if self.large:
+            given = np.frombuffer(heads, self.layout.record, n)
+            for name, column in self.large.items():
+                column[at] = given[name]
+        if self.tails is not None:
+            self.tails[at] = tails
 
     def _stage_episodes(
         self,

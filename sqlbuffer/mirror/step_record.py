@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.encoding.packed_chunk import step_rows
 from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.following.buffer_state import ChunkRow
 
 Integers = NDArray[np.int64]
@@ -21,6 +23,8 @@ SEQ, STEP, TASK, AGENT, EPISODE, T = ".seq", ".step", ".task", ".agent", ".episo
 TERMINATED, TRUNCATED, LAST, LIVE, BARRED, TOLD = 1, 2, 4, 8, 16, 32
 NO_VERSION = np.iinfo(np.int64).max
 NO_REWARD = np.array(np.nan, ">f8").tobytes()
+_NO_END = bytes([TOLD])
+_AS_TOLD = bytes(each | TOLD for each in range(256))
 LINK: np.dtype[Any] = np.dtype(
     [
         ("reward", np.float64),
@@ -46,6 +50,54 @@ def record_of(layout: Layout) -> np.dtype[Any]:
         (STEP, np.int64), (TASK, np.int32), (AGENT, np.int32), (EPISODE, np.int32), (T, np.int32),
     ]  # fmt: skip
     return np.dtype([*small, *own], align=True)
+
+
+def copied_runs(layout: Layout) -> list[tuple[int, int, int]]:
+    """Return which bytes of a stored record go where in the record of a mirror: fields next to each
+    other in both are copied as one run.
+
+    Returns:
+        The first byte in the stored record, that in the mirror's, and how many they are.
+    """
+    stored, own = layout.record, record_of(layout)
+    runs: list[tuple[int, int, int]] = []
+    for name in layout.specs:
+        if name not in (own.names or ()):
+            continue
+        n_bytes, start, at = stored[name].itemsize, _offset(stored, name), _offset(own, name)
+        if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (start, at):
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + n_bytes)
+        else:
+            runs.append((start, at, n_bytes))
+    return runs
+
+
+def _offset(record: np.dtype[Any], name: str) -> int:
+    fields: Any = record.fields
+    return int(fields[name][1])
+
+
+def field_bytes(layout: Layout, chunks: Sequence[ChunkRow]) -> tuple[bytes, NDArray[Any] | None]:
+    """Return the records of the steps of chunks, one after the other, and for each step the bytes
+    of its values of varying length; None without such fields.
+
+    Raises:
+        FieldError: A step was not written with the buffer's fields, or is damaged.
+    """
+    size = layout.size_bytes
+    for chunk in chunks:
+        if not chunk.records:
+            raise FieldError(
+                f"row {chunk.first_seq} holds no arrays: it was not written with the buffer's "
+                f"fields; delete it, and open the mirror again"
+            )
+    plain = layout.compression is None and not layout.has_tails
+    if plain and all(len(chunk.records) == chunk.n_steps * size for chunk in chunks):
+        return b"".join([chunk.records for chunk in chunks]), None
+    rows = [row for chunk in chunks for row in step_rows(layout, chunk, np.arange(chunk.n_steps))]
+    tails = np.empty(len(rows), object)
+    tails[:] = [row[size:] for row in rows]
+    return b"".join([row[:size] for row in rows]), tails if layout.has_tails else None
 
 
 def slot_bytes(layout: Layout) -> int:
@@ -87,8 +139,7 @@ def flags_of(chunk: ChunkRow) -> bytes:
     """Return the flags of the steps of a chunk."""
     if chunk.ends is None:
         return bytes(chunk.n_steps)
-    told = np.frombuffer(chunk.ends or bytes(chunk.n_steps), np.uint8) | np.uint8(TOLD)
-    return told.tobytes()
+    return chunk.ends.translate(_AS_TOLD) if chunk.ends else _NO_END * chunk.n_steps
 
 
 def lengthened(array: NDArray[Any], more: int) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """Transitions from memory: steps with what follows them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ from sqlbuffer.storage.sampling.readers.transitions import SEQUENCE
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+# Draws that many slots, of those that are accepted where there is a function that tells.
+SlotDraw = Callable[[int, Callable[[Integers], Flags] | None], Integers]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,18 @@ class TransitionPlan:
     next_frames: Integers
     accepted: Flags
 
+    def taken(self, index: Integers | slice) -> "TransitionPlan":
+        """Return some of them."""
+        own = self.returns
+        returns = Returns(
+            own.reward[index], own.discount[index], own.m[index], own.ended[index],
+            own.terminated[index], own.complete[index],
+        )  # fmt: skip
+        return TransitionPlan(
+            self.slots[index], self.steps[index], self.flags[index], returns, self.after[index],
+            self.is_final[index], self.frames[index], self.next_frames[index], self.accepted[index],
+        )  # fmt: skip
+
 
 class TransitionBatches:
     """Makes transitions of steps in memory; see `ReplayBuffer.sample_transitions`.
@@ -72,37 +86,37 @@ class TransitionBatches:
     def __init__(self, memory: StepMemory, form: TransitionForm, observation: Layout) -> None:
         self._memory, self._form, self._observation = memory, form, observation
 
-    def accepts(self, slots: Integers) -> Flags:
-        """Return which steps a transition can be made of."""
-        return self._plan(slots).accepted
-
-    def batch(self, slots: Integers) -> Batch:
-        """Return the transitions of steps that are accepted."""
-        return self._batch(self._plan(slots))
+    def draw(self, draw: SlotDraw, n: int) -> Batch:
+        """Return n transitions, uniform over the steps that one can be made of; fewer if there are
+        too few.
+        """
+        # Mostly a few more than wanted are enough, and the plan is made once.
+        plan = self._plan(draw(n + n // 8 + 4, None))
+        if plan.accepted[:n].all():
+            return self._batch(plan.taken(slice(n)))
+        chosen = np.flatnonzero(plan.accepted)[:n]
+        if len(chosen) == n:
+            return self._batch(plan.taken(chosen))
+        return self._batch(self._plan(draw(n, lambda slots: self._plan(slots).accepted)))
 
     def _plan(self, slots: Integers) -> TransitionPlan:
         memory, form = self._memory, self._form
         b, n = len(slots), form.n_step
-        steps = np.empty((b, n + 1), np.int64)
-        rewards, flags = np.empty((b, n)), np.empty((b, n), np.uint8)
-        steps[:, 0] = slots
-        first: Any = None
-        for k in range(n):
-            links = memory.gathered_links(np.maximum(steps[:, k], 0))
-            first = links if first is None else first
-            is_known = (steps[:, k] != NONE) & ((links["flags"] & LIVE) != 0)
-            steps[:, k] = np.where(is_known, steps[:, k], NONE)
-            rewards[:, k] = np.where(is_known, links["reward"], np.nan)
-            flags[:, k] = np.where(is_known, links["flags"], 0)
-            steps[:, k + 1] = np.where(is_known, links["next"], NONE)
+        steps, links = self._chains(slots)
         following, steps = steps[:, n], steps[:, :n]
+        is_known = (steps != NONE) & ((links["flags"] & LIVE) != 0)
+        flags = np.where(is_known, links["flags"], np.uint8(0))
+        if not is_known.all():
+            steps = np.where(is_known, steps, NONE)
+        first = links[:, 0]
         self._check_ends_are_told(flags[:, 0])
         terminated = (flags & TERMINATED) != 0
         if form.terminal_field is not None:
             own = self._gather(steps, [form.terminal_field])[form.terminal_field]
             terminated |= (own != 0) & (steps != NONE)
         ended = (flags & (TRUNCATED | LAST)) != 0
-        returns = n_step_returns(rewards, terminated, ended, steps != NONE, form.gamma)
+        rewards = np.where(is_known, links["reward"], np.nan)
+        returns = n_step_returns(rewards, terminated, ended, is_known, form.gamma)
         last = steps[np.arange(b), returns.m - 1]
         if form.has_next:
             after, is_final = last, np.zeros(b, bool)
@@ -122,13 +136,39 @@ class TransitionBatches:
         if episodes.n_aborted:
             own = first["episode"]
             accepted &= (own == NONE) | (episodes.status[own] != ABORTED)
-        within = np.arange(n) < returns.m[:, None]
         if memory.has_barred:
+            within = np.arange(n) < returns.m[:, None]
             needed = [np.where(within, steps, NONE), after[:, None], frames, next_frames]
             accepted &= ~self._is_any_barred(np.concatenate(needed, axis=1))
         return TransitionPlan(
             slots, steps, flags, returns, after, is_final, frames, next_frames, accepted
         )
+
+    def _chains(self, slots: Integers) -> tuple[Integers, NDArray[Any]]:
+        """Return the slots of steps and of the n steps after each, shape (b, n + 1), -1 where one
+        is missing; and the links of all but the last, shape (b, n).
+        """
+        memory, b, n = self._memory, len(slots), self._form.n_step
+        # Mostly steps that follow each other are next to each other.
+        steps = np.minimum(slots[:, None] + np.arange(n + 1), memory.n_slots - 1)
+        links = memory.gathered_links(steps[:, :n].reshape(-1)).reshape(b, n)
+        after = links["next"]
+        is_next = after == steps[:, 1:]
+        if is_next.all():
+            return steps, links
+        is_reached = np.logical_and.accumulate(is_next, axis=1)
+        has_left = ~is_next & (after != NONE)
+        has_left[:, 1:] &= is_reached[:, :-1]
+        steps[:, 1:][~is_reached] = NONE
+        elsewhere = np.flatnonzero(has_left.any(axis=1))
+        if len(elsewhere):
+            own = steps[elsewhere]
+            for k in range(n):
+                found = memory.gathered_links(np.maximum(own[:, k], 0))
+                own[:, k + 1] = np.where(own[:, k] == NONE, NONE, found["next"])
+                links[elsewhere, k] = found
+            steps[elsewhere] = own
+        return steps, links
 
     def _live(self, slots: Integers) -> Integers:
         """Return slots, -1 for those whose steps the buffer does not have."""
@@ -203,14 +243,10 @@ class TransitionBatches:
             arrays |= self._sequences(plan)
         own = rows[EPISODE]
         keys = memory.episodes.keys
-        info = {
-            **info_of(memory, rows),
-            "episode": keys.take(own, mode="clip") if len(keys) else np.full(len(own), None),
-            "t": rows[T].astype(np.int64),
-            "n_steps": returns.m,
-        }
-        info["episode"][own == NONE] = None
-        return Batch(arrays, info)
+        episode = keys.take(own, mode="clip") if len(keys) else np.full(len(own), None)
+        episode[own == NONE] = None
+        more = {"episode": episode, "t": rows[T].astype(np.int64), "n_steps": returns.m}
+        return Batch(arrays, info_of(memory, rows, more))
 
     def _with_stacks(
         self, plan: TransitionPlan, plain: dict[str, NDArray[Any]]

@@ -1,6 +1,6 @@
 """What a learner gets: arrays by name."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from sqlbuffer.steps.tables import as_table
 from sqlbuffer.steps.tensors import as_tensor, check_device
 
 T = TypeVar("T", default=DataRow)
+Info = Mapping[str, NDArray[Any]]
 # A list of rows that is printed shows as many.
 SHOWN_ROWS = 5
 
@@ -22,6 +23,7 @@ class Batch(Mapping[str, Any]):
 
     Attributes:
         info: Where the rows come from: `seq`, `task_id`, `agent_id`, `step`, arrays of shape (n,).
+            Given as a function, it is made when it is first looked at.
 
     Example:
         >>> import numpy as np
@@ -31,15 +33,29 @@ class Batch(Mapping[str, Any]):
     """
 
     def __init__(
-        self, arrays: Mapping[str, NDArray[Any] | None], info: Mapping[str, NDArray[Any]]
+        self, arrays: Mapping[str, NDArray[Any] | None], info: Info | Callable[[], Info]
     ) -> None:
-        self._arrays, self.info = dict(arrays), dict(info)
+        self._arrays = dict(arrays)
+        # A learner that does not look at it does not pay for it.
+        self._info = info if callable(info) else dict(info)
+
+    @property
+    def info(self) -> dict[str, NDArray[Any]]:
+        """Where the rows come from."""
+        if callable(self._info):
+            self._info = dict(self._info())
+        return self._info
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_arrays": self._arrays, "_info": self.info}
 
     @property
     def n_rows(self) -> int:
         """How many rows it holds; `len` is the number of arrays, as of any mapping."""
-        arrays = (*self.values(), *self.info.values())
-        return next((len(array) for array in arrays if array is not None), 0)
+        for array in self.values():
+            if array is not None:
+                return len(array)
+        return len(next(iter(self.info.values()), ()))
 
     def to(self, device: Any) -> "Batch":
         """Return the batch with its arrays as tensors of the same shapes and dtypes.

@@ -46,15 +46,35 @@ def n_step_returns(
     """
     b, n = rewards.shape
     ends = (ended | terminated) & known
+    if ends.any():
+        return _with_ends(rewards, terminated, ends, known, gamma)
+    no = np.zeros(b, bool)
+    return Returns(
+        (rewards * gamma ** np.arange(n)).sum(axis=1),
+        np.full(b, np.float64(gamma) ** n),
+        np.full(b, n, np.int64),
+        no,
+        no,
+        np.asarray(known.all(axis=1)),
+    )
+
+
+def _with_ends(
+    rewards: NDArray[Any],
+    terminated: NDArray[np.bool_],
+    ends: NDArray[np.bool_],
+    known: NDArray[np.bool_],
+    gamma: float,
+) -> Returns:
+    b, n = rewards.shape
     any_end: NDArray[np.bool_] = np.asarray(ends.any(axis=1))
     m = np.where(any_end, ends.argmax(axis=1) + 1, n)
     within = np.arange(n) < m[:, None]
-    last = m - 1
-    stops: NDArray[np.bool_] = np.logical_and(terminated[np.arange(b), last], any_end)
-    reward = (np.where(within, rewards, 0.0) * gamma ** np.arange(n)).sum(axis=1)
+    stops: NDArray[np.bool_] = np.logical_and(terminated[np.arange(b), m - 1], any_end)
+    discounts = np.float64(gamma) ** np.arange(n + 1)
     return Returns(
-        reward,
-        np.where(stops, 0.0, np.float64(gamma) ** m),
+        (np.where(within, rewards, 0.0) * discounts[:n]).sum(axis=1),
+        np.where(stops, 0.0, discounts[m]),
         m.astype(np.int64),
         any_end,
         stops,

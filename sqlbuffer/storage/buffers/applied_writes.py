@@ -5,7 +5,7 @@ id of a transaction would not do: after a crash the server may give it to anothe
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -31,15 +31,22 @@ LONGEST_KEPT_S = 86_400.0
 
 T = TypeVar("T")
 
-# How many writes this process has committed, by database and buffer.
-_n_commits: Counter[tuple[URL, int]] = Counter()
+
+@dataclass
+class Commits:
+    """How many writes to a buffer this process has committed."""
+
+    n: int = 0
+
+
+_commits: defaultdict[tuple[URL, int], Commits] = defaultdict(Commits)
 
 note_write = by_database(sqlite=sqlite.note_write, postgresql=postgresql.note_write)
 
 
-def n_commits(url: URL, buffer_id: int) -> int:
-    """Return a number that grows with each write of this process to a buffer."""
-    return _n_commits[url, buffer_id]
+def commits_of(url: URL, buffer_id: int) -> Commits:
+    """Return the count of a buffer, which all its openers in this process share."""
+    return _commits[url, buffer_id]
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class WriteOnce(Generic[T]):
             # Before the end of its work an attempt sends no commit.
             self._in_doubt = done or self._in_doubt
             raise
-        _n_commits[self._url, self._buffer_id] += 1
+        commits_of(self._url, self._buffer_id).n += 1
         return done[0]
 
     def _query(self, engine: Engine, notes: bool) -> str | None:

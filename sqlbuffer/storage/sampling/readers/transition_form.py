@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
@@ -48,17 +49,17 @@ class TransitionForm:
     following: Sequence[str]
     with_truncated: bool
 
-    @property
+    @cached_property
     def has_next(self) -> bool:
         """Whether the observations after steps are fields."""
         return all(NEXT + name in self.fields.specs for name in self.fields.observations)
 
-    @property
+    @cached_property
     def n_before(self) -> int:
         """How many steps before the first one are needed."""
         return max(self.stack.values(), default=1) - 1
 
-    @property
+    @cached_property
     def needs_all_fields(self) -> bool:
         """Whether the fields of all steps are needed, and not of the first and the last alone."""
         return self.terminal_field is not None or bool({*self.sequence_fields} - {"reward"})
