@@ -1221,6 +1221,11 @@ class ReplayBuffer:
         and the sample log are not copied. Labels, priorities and use counts are those of the time
         at which a step is read.
 
+        What leaves the window of this buffer in the meantime is not deleted before it is copied.
+        Where tasks, episodes or rows that are too old leave, this waits until the copy is complete.
+        A copy that was killed holds what it has not read for two minutes. To hold steps takes the
+        role of learners here; without it, steps may leave before they are copied.
+
         Until the copy is complete `other` shows the steps that it has so far, and refuses others.
         If the process is killed, call this again: it goes on where it was. The target needs the
         role that owns its tables.

@@ -70,6 +70,8 @@ OBJECTS = {
         "chunk_steps_v1",
         "v_windows_v1",
         "step_sums_v1",
+        "sqlbuffer_held_v1",
+        "sqlbuffer_end_holds_v1",
         "sqlbuffer_forget_v1",
         "sqlbuffer_drop_chunks_v1",
         "sqlbuffer_evict_chunks_v1",

@@ -9,7 +9,7 @@ from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.errors import CopyError
 from sqlbuffer.interchange.copy_report import CopyReport
 from sqlbuffer.query.condition_tree import Node
-from sqlbuffer.storage.copies.copy_start import begin_copy
+from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.database.engine import is_memory
@@ -17,6 +17,7 @@ from sqlbuffer.storage.store import BufferStore
 
 # Called with the steps copied so far, the last number that was copied and the range of numbers.
 OnProgress = Callable[[int, int, range], None]
+EXTEND_EVERY_S = 2.0
 # Settings that decide what steps, or what belongs to them, look like.
 _SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "compression", "priorities")
 
@@ -47,10 +48,14 @@ def copy_buffer(
         begin_copy(reader, writer, identity)
         progress = writer.progress(identity)
         assert progress is not None
+    elif not progress.is_finished:
+        resume_copy(reader, writer, progress)
     n_before, was_finished = progress.n_steps, progress.is_finished
     if not was_finished:
         progress = _copy_steps(reader, writer, progress, on_progress)
         target.write(writer.finish)
+        if reader.hold is not None:
+            reader.hold.release()
     return CopyReport(
         _shown(source), _shown(target), progress.range.low, progress.range.high, progress.n_steps,
         progress.n_steps - n_before, was_finished, time.monotonic() - began_at,
@@ -62,14 +67,21 @@ def _copy_steps(
 ) -> CopyProgress:
     """Copy the steps that are left, a batch at a time; return how far that is."""
     keys = writer.keys()
-    copied, n_steps = progress.range, progress.n_steps
+    copied, n_steps, n_left = progress.range, progress.n_steps, progress.n_left
+    extended_at = time.monotonic()
     while copied.cursor < copied.high:
         batch = reader.batch(copied)
         writer.buffer.write(partial(writer.write, batch=batch, keys=keys))
         copied, n_steps = replace(copied, cursor=batch.end), n_steps + batch.n_steps
+        n_left = None if n_left is None else n_left - batch.n_read
+        if reader.hold is not None and time.monotonic() >= extended_at + EXTEND_EVERY_S:
+            extended_at = time.monotonic()
+            reader.hold.extend(max(copied.cursor, copied.low))
         if on_progress is not None:
             on_progress(n_steps, copied.cursor, range(copied.low, copied.high))
-    return CopyProgress(copied, n_steps, True)
+    if n_left and not (reader.hold is not None and reader.hold.extend(copied.high)):
+        raise reader.missing(copied.low + 1, copied.high, f"{n_left:,} of the ")
+    return replace(progress, range=copied, n_steps=n_steps)
 
 
 def _check_kinds(source: BufferStore, target: BufferStore) -> None:

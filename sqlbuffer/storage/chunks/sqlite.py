@@ -19,7 +19,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 from sqlbuffer.storage.chunks.sliced_steps import Slice, sqlite_slice
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
-from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
 # Columns with what is the same for all steps of a chunk.
 _PLAIN = (
@@ -42,8 +42,10 @@ GROUP BY c.key
 # One with a step that a lease holds stays.
 _EVICT = f"""
 DELETE FROM chunks WHERE key > :id << {NUMBER_BITS}
-  AND key <= (:id << {NUMBER_BITS}) + (SELECT low_seq FROM v_windows WHERE buffer_id = :id)
-  AND first_seq + n_steps - 1 <= (SELECT low_seq FROM v_windows WHERE buffer_id = :id)
+  AND key <= (:id << {NUMBER_BITS})
+    + min(:held, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
+  AND first_seq + n_steps - 1
+    <= min(:held, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
   AND NOT EXISTS (
     SELECT 1 FROM queue_items q WHERE q.buffer_id = :id
     AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps
@@ -182,6 +184,6 @@ def read_slices(
     return list(map(Slice._make, driver_of(connection).execute(_SLICES, parameters)))
 
 
-def evict_chunks(connection: Connection, buffer_id: int) -> None:
-    """Delete the chunks of which all steps have left the window."""
-    connection.exec_driver_sql(_EVICT, {"id": buffer_id})
+def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:
+    """Delete the chunks of which all steps have left the window, and are not above a number."""
+    connection.exec_driver_sql(_EVICT, {"id": buffer_id, "held": held})

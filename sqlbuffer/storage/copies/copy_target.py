@@ -74,11 +74,15 @@ class CopyProgress:
         range: Which steps it takes, and behind which it goes on.
         n_steps: Steps copied so far.
         is_finished: It is complete.
+        n_left: Steps to read yet, where whole tasks or episodes are evicted.
+        hold_id: Its hold on the source.
     """
 
     range: CopiedRange
     n_steps: int
     is_finished: bool
+    n_left: int | None
+    hold_id: str | None
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,10 @@ class CopyTarget:
                     f"this one"
                 )
             copied = CopiedRange(row.low_seq, row.high_seq, row.copied_seq)
-            return CopyProgress(copied, row.n_steps, row.finished_at is not None)
+            n_left = None if row.n_expected is None else row.n_expected - row.n_read
+            return CopyProgress(
+                copied, row.n_steps, row.finished_at is not None, n_left, row.hold_id
+            )
 
         return self.buffer.with_retries(look)
 
@@ -184,6 +191,9 @@ class CopyTarget:
             "high_seq": copied.high,
             "copied_seq": copied.cursor,
             "n_steps": 0,
+            "n_read": 0,
+            "n_expected": state.n_expected,
+            "hold_id": None if self._source.hold is None else self._source.hold.id,
         }
         connection.execute(insert(copies).values(started))
         take_numbers(connection, self._id, copied.high)
@@ -259,7 +269,11 @@ class CopyTarget:
         advanced = connection.execute(
             update(copies)
             .where(copies.c.buffer_id == self._id, copies.c.copied_seq == batch.begin)
-            .values(copied_seq=batch.end, n_steps=copies.c.n_steps + batch.n_steps)
+            .values(
+                copied_seq=batch.end,
+                n_steps=copies.c.n_steps + batch.n_steps,
+                n_read=copies.c.n_read + batch.n_read,
+            )
         )
         if advanced.rowcount != 1:
             raise StorageBusyError(
@@ -278,6 +292,12 @@ class CopyTarget:
             write_rows(connection, self._id, self._converted(keys.renamed(rows)))
         after_batch(connection, self._id)
         self._update(connection, {}, True)
+
+    def note_hold(self, connection: Connection) -> None:
+        """Note the hold that the copy has on its source now."""
+        hold_id = None if self._source.hold is None else self._source.hold.id
+        own = update(copies).where(copies.c.buffer_id == self._id)
+        connection.execute(own.values(hold_id=hold_id))
 
     def finish(self, connection: Connection) -> None:
         """Count what is counted, and let writers in."""

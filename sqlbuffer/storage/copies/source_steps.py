@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, func, select, text
 
 from sqlbuffer.errors import CopyError, StorageBusyError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
@@ -26,6 +26,7 @@ from sqlbuffer.storage.copies.value_forms import time_text
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.holds.hold import HOLD_S, Hold
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows.statements import in_window
 from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
@@ -43,6 +44,9 @@ BUFFER_COLUMNS = (
 _FLAGS = sorted({table.flag for has in (False, True) for table in step_tables(has) if table.flag})
 
 T = TypeVar("T")
+_COUNT = text(
+    "SELECT count(*) FROM step_numbers WHERE buffer_id = :id AND seq > :low AND seq <= :high"
+)
 
 sizes = by_database(sqlite=sqlite.sizes, postgresql=postgresql.sizes)
 read_rows = by_database(sqlite=sqlite.read_rows, postgresql=postgresql.read_rows)
@@ -78,12 +82,14 @@ class SourceState:
         columns: Values of `BUFFER_COLUMNS`.
         session: The current session.
         sessions: The model version of each session.
+        n_expected: How many steps it reads, where whole tasks or episodes are evicted.
     """
 
     range: CopiedRange
     columns: dict[str, Any]
     session: str | None
     sessions: dict[str, int | None]
+    n_expected: int | None
 
 
 @dataclass
@@ -93,13 +99,15 @@ class StepBatch:
     Attributes:
         begin: The batch has the copied steps above this number,
         end: and up to this one.
-        n_steps: How many there are.
+        n_steps: How many there are that are copied.
+        n_read: How many there are, with those that do not match.
         tables: Their rows, in the order in which they are written.
     """
 
     begin: int
     end: int
-    n_steps: int
+    n_steps: int = 0
+    n_read: int = 0
     tables: list[TableRows] = field(default_factory=list)
 
     @property
@@ -114,10 +122,14 @@ class CopySource:
     Args:
         buffer: The buffer.
         node: Which steps are copied.
+
+    Attributes:
+        hold: Its hold on the steps; None: it has none, such as where the source may not be written.
     """
 
     def __init__(self, buffer: OpenBuffer, node: Node) -> None:
         self.buffer, self._node = buffer, node
+        self.hold: Hold | None = None
         self._id, self._has_chunks = buffer.info.id, buffer.info.has_chunks
 
     @property
@@ -197,7 +209,35 @@ class CopySource:
         return SourceState(
             CopiedRange(low, high, cursor), columns, found.session,
             {row.key: row.current_version for row in versions},
+            self._count(connection, low, high),
         )  # fmt: skip
+
+    def _count(self, connection: Connection, low: int, high: int) -> int | None:
+        """Return how many steps there are between two numbers, where their lack does not show."""
+        if self.buffer.info.config.retention.evict_by == "row":
+            return None
+        own = {"id": self._id, "low": low, "high": high}
+        return int(connection.execute(_COUNT, own).scalar_one())
+
+    def check_left(self, copied: CopiedRange, n_left: int | None) -> None:
+        """Raise unless the source has all the steps that are to be read yet.
+
+        Args:
+            copied: Which steps those are.
+            n_left: How many, where whole tasks or episodes are evicted.
+
+        Raises:
+            CopyError: Some have left.
+        """
+        low = max(copied.cursor, copied.low)
+
+        def check(connection: Connection) -> None:
+            self._check_window(connection, low, copied.high)
+            n_held = self._count(connection, low, copied.high)
+            if n_left is not None and n_held != n_left:
+                raise self.missing(low + 1, copied.high, f"{n_left - (n_held or 0):,} of the ")
+
+        self._read(check)
 
     def _chunk_at(self, connection: Connection, seq: int) -> tuple[int, int] | None:
         """Return the first and the last number of the last chunk that begins at or below one."""
@@ -293,16 +333,15 @@ class CopySource:
         is_last = n_taken == len(found) < most
         last = None if is_last else found[n_taken - 1]
         end = copied.high if last is None else last[0] + last[1] - 1
-        batch = StepBatch(begin, end, 0)
+        batch = StepBatch(begin, end)
         flags = self._flags(connection)
         for table in (*step_tables(self._has_chunks), *overlay_tables()):
             if table.flag is None:
                 batch.tables.append(read_rows(connection, table, self._id, begin, end))
             elif flags[table.flag]:
                 batch.tables.append(read_rows(connection, table, self._id, low, end))
-        if self._node == EVERYTHING:
-            batch.n_steps = self._n_steps(batch, low)
-        else:
+        batch.n_steps = batch.n_read = self._n_steps(batch, low)
+        if self._node != EVERYTHING:
             matching = resolve_labels(self._node, bool(flags["has_labels"]))
             where = and_(in_window(self._id, low, matching), experiences.c.seq <= end)
             seqs = connection.scalars(select(experiences.c.seq).where(where))
@@ -328,16 +367,26 @@ class CopySource:
         return {name: bool(found._mapping[name]) for name in names}
 
     def _check_there(self, connection: Connection, low: int, high: int) -> None:
-        """Raise unless the steps above a number are held."""
+        """Raise unless the steps above a number are held, or in the window."""
+        if self.hold is None or not self.hold.is_live(connection):
+            self._check_window(connection, low, high)
+
+    def _check_window(self, connection: Connection, low: int, high: int) -> None:
         window = self.buffer.window_in(connection)
         if window.evict_by == "row" and window.low > low and low < high:
-            raise self._missing(low + 1, min(window.low, high))
+            raise self.missing(low + 1, min(window.low, high))
 
-    def _missing(self, first: int, last: int) -> CopyError:
+    def missing(self, first: int, last: int, some: str = "") -> CopyError:
+        """Return the error of steps that have left."""
+        why = (
+            "the source may not be written, so the copy could not hold them"
+            if self.hold is None
+            else f"a copy that does not go on within {HOLD_S:.0f} s no longer holds them"
+        )
         return CopyError(
-            f"steps {first:,} to {last:,} of buffer {self.buffer.info.name!r} left "
-            f"{self.buffer.shown_url} before they were copied; drop the unfinished copy, and copy "
-            f"again while fewer steps are stored, or from a buffer of a larger capacity"
+            f"{some}steps {first:,} to {last:,} of buffer {self.buffer.info.name!r} left "
+            f"{self.buffer.shown_url} before they were copied ({why}); drop the unfinished copy, "
+            f"and copy again"
         )
 
 

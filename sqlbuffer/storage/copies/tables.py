@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Column, Integer, Table, Text
 
-from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.metadata import KEY, TIME, UUID, buffer_key, metadata
 from sqlbuffer.storage.schema.overlays import flag_column
 from sqlbuffer.storage.schema.server_clock import utc_now
 
@@ -21,6 +21,16 @@ copies = Table(
     Column("high_seq", BigInteger, nullable=False, comment="no step above this seq is copied"),
     Column("copied_seq", BigInteger, nullable=False, comment="steps up to this seq are copied"),
     Column("n_steps", BigInteger, nullable=False, comment="steps copied so far"),
+    Column(
+        "n_read",
+        BigInteger,
+        nullable=False,
+        comment="steps read so far, those that do not match too",
+    ),
+    Column(
+        "n_expected", BigInteger, comment="steps to read, where whole tasks or episodes are evicted"
+    ),
+    Column("hold_id", UUID, comment="its hold on the source; null: it has none"),
     Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
     Column("finished_at", TIME, comment="when it was complete; null: it is not"),
 )

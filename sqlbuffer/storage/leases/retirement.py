@@ -15,6 +15,7 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import at_once
 from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
+from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.leases.claim_request import (
     BUFFER,
     COUNT,
@@ -67,10 +68,14 @@ def _is_any_used_up(buffer: OpenBuffer) -> bool:
 
 
 def _retire(connection: Connection, buffer: OpenBuffer) -> int:
-    """Take some out; return how many, 0 where others are at it: they do it."""
+    """Take some out; return how many, 0 where others are at it: they do it; or while steps are held
+    for a copy.
+    """
     values = {BUFFER: buffer.info.id, COUNT: REMOVED_AT_ONCE}
     alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
     if connection.execute(alone, values).first() is None:
+        return 0
+    if held_low(connection, buffer.info.id) is not None:
         return 0
     found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
     return remove_counted(connection, buffer, list(found), "n_used_up")

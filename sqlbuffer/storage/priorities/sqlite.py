@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
 from sqlbuffer.storage.priorities.priority_statements import (
     sqlite_initial_priority,
@@ -123,7 +124,8 @@ def summarize(connection: Connection, of: Blocks, blocks: Sequence[int], settled
     if found is None:
         return 0
     low, clean_seq = found
-    _clean(connection, of, low, clean_seq)
+    held = held_low(connection, of.buffer_id)
+    _clean(connection, of, low if held is None else min(low, held), clean_seq)
     size = of.size
     summaries = [
         summary(block, _priorities(connection, of, block), of.alpha)

@@ -26,6 +26,7 @@ from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.dialects.connections import hurried
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.episodes import keys
+from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.retention.tables import tasks
@@ -149,6 +150,8 @@ class Expiry:
         buffer = self._buffer
         with translated(buffer.url), snapshot(buffer.engine) as connection:
             now = self._window(connection)
+            if held_low(connection, buffer.info.id) is not None:
+                return None
             start = max(at, now.low)
             end = min(start + span, now.high)
             if start >= now.high:
@@ -160,6 +163,8 @@ class Expiry:
             buffer.lock(connection)
             # Looked at again in the transaction that removes them: the clock may have gone back.
             now = self._window(connection)
+            if held_low(connection, buffer.info.id) is not None:
+                return now.high, NONE
             victims = self._victims(connection, now, start, end)
             removed = self._remove(connection, victims[:MOST_ROWS])
             if removed.total and start <= now.low:

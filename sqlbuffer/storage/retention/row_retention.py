@@ -13,6 +13,7 @@ from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import make_room
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.retention import quarantine
@@ -119,6 +120,8 @@ class Retention:
                 evict(connection, self.buffer.info.id)
             else:
                 low = self.buffer.window_in(connection).low
+                held = held_low(connection, self.buffer.info.id)
+                low = low if held is None else min(low, held)
                 left = experiences.c.seq <= low
                 if self.buffer.info.config.leases.enabled:
                     left = left & not_leased(self.buffer.info.id)

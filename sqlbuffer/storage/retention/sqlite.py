@@ -3,27 +3,32 @@
 from sqlalchemy import Connection, text
 
 from sqlbuffer.storage.chunks.sqlite import evict_chunks
+from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.rows.sqlite import remove_rows
-from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
 _EVICT = (
     f"DELETE FROM experiences WHERE key > :id << {NUMBER_BITS} AND key <= (:id << {NUMBER_BITS}) "
-    "+ (SELECT max(seq) FROM experiences WHERE buffer_id = :id) - :n"
+    "+ min(:held, (SELECT max(seq) FROM experiences WHERE buffer_id = :id) - :n)"
 )
 # Rows that a lease held when they left the window. With each batch and not with each row: the
 # condition is looked at from the first row on.
 _EVICT_NOT_LEASED = (
     f"DELETE FROM experiences WHERE key > :id << {NUMBER_BITS} AND key <= (:id << {NUMBER_BITS}) "
-    "+ (SELECT low_seq FROM v_windows WHERE buffer_id = :id) "
+    "+ min(:held, (SELECT low_seq FROM v_windows WHERE buffer_id = :id)) "
     "AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
     "AND q.seq = experiences.seq AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 )
 _DROP_CHUNKS = (
     f"DELETE FROM chunks WHERE key > :id << {NUMBER_BITS} AND key < (:id + 1) << {NUMBER_BITS}"
 )
+_END_HOLDS = (
+    "DELETE FROM holds WHERE buffer_id = :id",
+    "UPDATE buffers SET has_holds = 0 WHERE id = :id",
+)
 _OVERFLOW = text(
     "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes, has_queue, "
-    "max_capacity, has_chunks FROM buffers WHERE id = :id"
+    "max_capacity, has_chunks, has_holds FROM buffers WHERE id = :id"
 )
 _OLDEST_TASKS = text("SELECT task_id FROM tasks WHERE buffer_id = :id ORDER BY last_seq LIMIT 2")
 _OLDEST_EPISODE = text(
@@ -46,15 +51,19 @@ ORDER BY seq LIMIT :n
 def evict(connection: Connection, buffer_id: int) -> None:
     """Evict what exceeds the limits of a buffer. Triggers do so for rows that plain SQL writes."""
     while True:
-        unit, rows_over, episodes_over, has_queue, capacity, has_chunks = connection.execute(
-            _OVERFLOW, {"id": buffer_id}
-        ).one()
+        unit, rows_over, episodes_over, has_queue, capacity, has_chunks, has_holds = (
+            connection.execute(_OVERFLOW, {"id": buffer_id}).one()
+        )
+        held = _held(connection, buffer_id) if has_holds else None
         if unit == "row":
+            bound = MOST_NUMBERS if held is None else held
             if capacity is not None and has_chunks:
-                evict_chunks(connection, buffer_id)
+                evict_chunks(connection, buffer_id, bound)
             elif capacity is not None:
                 left = _EVICT_NOT_LEASED if has_queue else _EVICT
-                connection.exec_driver_sql(left, {"id": buffer_id, "n": capacity})
+                connection.exec_driver_sql(left, {"id": buffer_id, "n": capacity, "held": bound})
+            return
+        if held is not None:
             return
         victim: str | int | None
         if unit == "task":
@@ -72,6 +81,15 @@ def evict(connection: Connection, buffer_id: int) -> None:
             remove_rows(connection, buffer_id, list(found), evicted=True)
         else:
             return
+
+
+def _held(connection: Connection, buffer_id: int) -> int | None:
+    """Return the number above which no step may be evicted; forget holds that have ended."""
+    held = held_low(connection, buffer_id)
+    if held is None:
+        for statement in _END_HOLDS:
+            connection.exec_driver_sql(statement, {"id": buffer_id})
+    return held
 
 
 def _oldest_task(connection: Connection, buffer_id: int) -> str | None:

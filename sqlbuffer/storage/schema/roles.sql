@@ -57,7 +57,7 @@ $$;
 
 GRANT DELETE ON experiences, v_experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (config, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
-    n_partial, has_followers, {flags}) ON buffers TO sqlbuffer_learner;
+    n_partial, has_followers, has_holds, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 -- Items of compat.ding that leave take their weight out of the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;

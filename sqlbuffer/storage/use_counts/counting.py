@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.buffers.settling import clean_after_write
+from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
 from sqlbuffer.storage.use_counts.use_counting import UseCounting
 from sqlbuffer.storage.use_counts.uses import claim_uses, clean_uses, is_cleaning_due, return_uses
@@ -270,6 +271,8 @@ def _clean(uses: UseCounting, found: Found[Any]) -> None:
         return
 
     def work(connection: Connection) -> int:
-        return clean_uses(connection, uses.buffer.info.id, keep.cleaned_to, low)
+        held = held_low(connection, uses.buffer.info.id)
+        end = low if held is None else min(low, held)
+        return clean_uses(connection, uses.buffer.info.id, min(keep.cleaned_to, end), end)
 
     keep.cleaned_to = uses.write(work)

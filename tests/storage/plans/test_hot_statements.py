@@ -492,9 +492,9 @@ BODIES = {
     "the rows to evict": (
         "sqlbuffer_after_insert_v1",
         r"SELECT e\.seq FROM experiences e.*?SKIP LOCKED",
-        {"written.buffer_id": 0, "bound": 1, "written.n": 2},
-        "integer, bigint, bigint",
-        "{rows}, 50000, 64",
+        {"written.buffer_id": 0, "bound": 1, "below": 2, "n_most": 3},
+        "integer, bigint, bigint, bigint",
+        "{rows}, 50000, 48464, 144",
     ),
     "the ids held": (
         "sqlbuffer_reserve_seqs_v1",

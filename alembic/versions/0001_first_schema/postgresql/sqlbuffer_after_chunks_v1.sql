@@ -7,6 +7,7 @@ DECLARE
     bound bigint;
     n_begun bigint;
     n_gone bigint;
+    held bigint;
 BEGIN
     FOR written IN
         SELECT buffer_id, sum(n_steps) AS n, count(*) AS n_chunks, max(first_seq + n_steps - 1) AS high FROM new_chunks
@@ -52,6 +53,18 @@ BEGIN
             PERFORM sqlbuffer_evict_episodes_v1(written.buffer_id);
         ELSIF b.max_capacity IS NOT NULL THEN
             bound := written.high - b.max_capacity;
+            IF b.has_holds THEN
+                held := sqlbuffer_held_v1(written.buffer_id);
+                IF held IS NULL THEN
+                    -- What a hold has kept is far below.
+                    n_gone := sqlbuffer_evict_chunks_v1(written.buffer_id, -1, bound, 4 * written.n_chunks + 256);
+                    -- Steps are counted, and there are no more chunks than steps.
+                    IF n_gone < 4 * written.n_chunks + 256 THEN
+                        PERFORM sqlbuffer_end_holds_v1(written.buffer_id);
+                    END IF;
+                END IF;
+                bound := least(bound, held);
+            END IF;
             n_gone := sqlbuffer_evict_chunks_v1(
                 written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n_chunks + 16);
             IF n_gone > 0 OR written.n >= 64 THEN

@@ -8,6 +8,10 @@ DECLARE
     b buffers%ROWTYPE;
     bound bigint;
     n_begun bigint;
+    below bigint;
+    n_most bigint;
+    held bigint;
+    n_gone bigint;
 BEGIN
     FOR written IN SELECT buffer_id, count(*) AS n, max(seq) AS high FROM new_rows GROUP BY buffer_id ORDER BY buffer_id LOOP
         SELECT * INTO b FROM buffers WHERE id = written.buffer_id;
@@ -51,14 +55,25 @@ BEGIN
             PERFORM sqlbuffer_evict_episodes_v1(written.buffer_id);
         ELSIF b.evict_unit = 'row' AND b.max_capacity IS NOT NULL THEN
             bound := written.high - b.max_capacity;
+            n_most := 2 * written.n + 16;
+            IF b.has_holds THEN
+                held := sqlbuffer_held_v1(written.buffer_id);
+                bound := least(bound, held);
+                n_most := 16 * written.n + 4096;
+            END IF;
+            -- What a hold has kept is far below.
+            below := CASE WHEN b.has_holds AND held IS NULL THEN -1 ELSE bound - 8 * written.n - 1024 END;
             IF b.has_queue THEN
-                PERFORM sqlbuffer_remove_v1(written.buffer_id, sqlbuffer_evictable_v1(
-                    written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n + 16), true);
+                n_gone := sqlbuffer_remove_v1(written.buffer_id, sqlbuffer_evictable_v1(
+                    written.buffer_id, below, bound, n_most), true);
             ELSE
-                PERFORM sqlbuffer_remove_v1(written.buffer_id, ARRAY(
+                n_gone := sqlbuffer_remove_v1(written.buffer_id, ARRAY(
                     SELECT e.seq FROM experiences e
-                    WHERE e.buffer_id = written.buffer_id AND e.seq <= bound AND e.seq > bound - 8 * written.n - 1024
-                    ORDER BY e.seq LIMIT 2 * written.n + 16 FOR UPDATE SKIP LOCKED), true);
+                    WHERE e.buffer_id = written.buffer_id AND e.seq <= bound AND e.seq > below
+                    ORDER BY e.seq LIMIT n_most FOR UPDATE SKIP LOCKED), true);
+            END IF;
+            IF b.has_holds AND held IS NULL AND n_gone < n_most THEN
+                PERFORM sqlbuffer_end_holds_v1(written.buffer_id);
             END IF;
             IF written.n >= 64 THEN
                 -- Whoever cleans up goes by the count of dead rows, which would come a second late.

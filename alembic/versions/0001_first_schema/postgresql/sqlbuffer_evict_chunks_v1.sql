@@ -8,6 +8,9 @@ DECLARE
     n_gone bigint;
 BEGIN
     SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
+    IF b.has_holds THEN
+        p_high := least(p_high, sqlbuffer_held_v1(p_buffer_id));
+    END IF;
     IF b.has_queue THEN
         -- One stays with a step that somebody holds, whether by a lease or by a claim that is not committed yet: its row of
         -- the queue is locked. In the order that claims lock in: the rows of the queue first.

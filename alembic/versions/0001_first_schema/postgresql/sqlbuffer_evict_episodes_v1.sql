@@ -7,6 +7,12 @@ DECLARE
     b buffers%ROWTYPE;
     victim bigint;
 BEGIN
+    IF EXISTS (SELECT 1 FROM buffers WHERE id = p_buffer_id AND has_holds) THEN
+        IF sqlbuffer_held_v1(p_buffer_id) IS NOT NULL THEN
+            RETURN;
+        END IF;
+        PERFORM sqlbuffer_end_holds_v1(p_buffer_id);
+    END IF;
     LOOP
         SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
         EXIT WHEN (b.live_episodes > b.max_episodes) IS NOT TRUE;

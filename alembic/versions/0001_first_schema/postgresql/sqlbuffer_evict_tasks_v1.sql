@@ -7,6 +7,12 @@ DECLARE
     in_chunks boolean;
     victims text[];
 BEGIN
+    IF EXISTS (SELECT 1 FROM buffers WHERE id = p_buffer_id AND has_holds) THEN
+        IF sqlbuffer_held_v1(p_buffer_id) IS NOT NULL THEN
+            RETURN;
+        END IF;
+        PERFORM sqlbuffer_end_holds_v1(p_buffer_id);
+    END IF;
     LOOP
         SELECT live_rows - max_capacity, has_chunks INTO surplus, in_chunks FROM buffers WHERE id = p_buffer_id;
         EXIT WHEN surplus IS NULL OR surplus <= 0;

@@ -15,7 +15,7 @@ BEGIN
     -- A statement of its own: it sees what others did who held the lock.
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     -- Up to the end of a block, and between two bounds: from the oldest on it would crawl over dead index entries.
-    cleaned := least(low + 1, b.clean_seq + p_n_cleaned) / b.block_size * b.block_size - 1;
+    cleaned := least(low + 1, b.clean_seq + p_n_cleaned, CASE WHEN b.has_holds THEN sqlbuffer_held_v1(p_buffer_id) + 1 END) / b.block_size * b.block_size - 1;
     IF cleaned > b.clean_seq THEN
         DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq >= b.clean_seq AND seq <= cleaned;
         DELETE FROM priority_blocks

@@ -6,7 +6,8 @@ DECLARE
     n_removed bigint := 0;
 BEGIN
     FOR w IN
-        SELECT v.buffer_id, v.low_seq, b.has_queue, b.has_labels, b.has_chunks FROM v_windows v JOIN buffers b ON b.id = v.buffer_id
+        SELECT v.buffer_id, CASE WHEN b.has_holds THEN least(v.low_seq, sqlbuffer_held_v1(v.buffer_id)) ELSE v.low_seq END AS low_seq,
+            b.has_queue, b.has_labels, b.has_chunks FROM v_windows v JOIN buffers b ON b.id = v.buffer_id
         WHERE v.evict_unit = 'row' AND v.low_seq > 0 ORDER BY v.buffer_id
     LOOP
         IF w.has_chunks THEN

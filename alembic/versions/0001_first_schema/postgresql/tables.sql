@@ -38,6 +38,7 @@ CREATE TABLE buffers (
     has_deleted BOOLEAN DEFAULT false NOT NULL,
     has_followers BOOLEAN DEFAULT false NOT NULL,
     is_copying BOOLEAN DEFAULT false NOT NULL,
+    has_holds BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_buffers PRIMARY KEY (id),
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
@@ -83,6 +84,7 @@ COMMENT ON COLUMN buffers.has_step_ids IS 'steps of chunks may have a row in ste
 COMMENT ON COLUMN buffers.has_deleted IS 'steps of chunks may have a row in deleted_steps';
 COMMENT ON COLUMN buffers.has_followers IS 'priorities, tasks and episodes that leave are logged as well';
 COMMENT ON COLUMN buffers.is_copying IS 'an unfinished copy: it takes steps from nowhere else';
+COMMENT ON COLUMN buffers.has_holds IS 'there may be holds, which delay eviction';
 
 CREATE TABLE experiences (
     buffer_id INTEGER NOT NULL,
@@ -770,6 +772,9 @@ CREATE TABLE copies (
     high_seq BIGINT NOT NULL,
     copied_seq BIGINT NOT NULL,
     n_steps BIGINT NOT NULL,
+    n_read BIGINT NOT NULL,
+    n_expected BIGINT,
+    hold_id UUID,
     started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     finished_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_copies PRIMARY KEY (buffer_id)
@@ -784,8 +789,23 @@ COMMENT ON COLUMN copies.low_seq IS 'steps above this seq are copied';
 COMMENT ON COLUMN copies.high_seq IS 'no step above this seq is copied';
 COMMENT ON COLUMN copies.copied_seq IS 'steps up to this seq are copied';
 COMMENT ON COLUMN copies.n_steps IS 'steps copied so far';
+COMMENT ON COLUMN copies.n_read IS 'steps read so far, those that do not match too';
+COMMENT ON COLUMN copies.n_expected IS 'steps to read, where whole tasks or episodes are evicted';
+COMMENT ON COLUMN copies.hold_id IS 'its hold on the source; null: it has none';
 COMMENT ON COLUMN copies.started_at IS 'when it began';
 COMMENT ON COLUMN copies.finished_at IS 'when it was complete; null: it is not';
+
+CREATE TABLE holds (
+    buffer_id INTEGER NOT NULL,
+    hold_id UUID NOT NULL,
+    low_seq BIGINT NOT NULL,
+    live_until TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_holds PRIMARY KEY (buffer_id, hold_id)
+);
+COMMENT ON COLUMN holds.buffer_id IS 'the buffer';
+COMMENT ON COLUMN holds.hold_id IS 'random id of the hold';
+COMMENT ON COLUMN holds.low_seq IS 'no step above this seq is evicted';
+COMMENT ON COLUMN holds.live_until IS 'it has ended unless it is extended in time';
 
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
@@ -870,6 +890,7 @@ ALTER TABLE change_log ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log_starts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE followers ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE copies ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE holds ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;

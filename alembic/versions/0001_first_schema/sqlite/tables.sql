@@ -38,6 +38,7 @@ CREATE TABLE buffers (
     has_deleted BOOLEAN DEFAULT 0 NOT NULL,
     has_followers BOOLEAN DEFAULT 0 NOT NULL,
     is_copying BOOLEAN DEFAULT 0 NOT NULL,
+    has_holds BOOLEAN DEFAULT 0 NOT NULL,
     CONSTRAINT ck_buffers_max_capacity_positive CHECK (max_capacity > 0),
     CONSTRAINT ck_buffers_max_episodes_positive CHECK (max_episodes > 0),
     CONSTRAINT ck_buffers_evict_unit_known CHECK (evict_unit IN ('row', 'task', 'episode')),
@@ -483,9 +484,20 @@ CREATE TABLE copies (
     high_seq BIGINT NOT NULL,
     copied_seq BIGINT NOT NULL,
     n_steps BIGINT NOT NULL,
+    n_read BIGINT NOT NULL,
+    n_expected BIGINT,
+    hold_id TEXT,
     started_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     finished_at TEXT,
     CONSTRAINT pk_copies PRIMARY KEY (buffer_id)
+);
+
+CREATE TABLE holds (
+    buffer_id INTEGER NOT NULL,
+    hold_id TEXT NOT NULL,
+    low_seq BIGINT NOT NULL,
+    live_until TEXT NOT NULL,
+    CONSTRAINT pk_holds PRIMARY KEY (buffer_id, hold_id)
 );
 
 CREATE TABLE schema_info (

@@ -22,5 +22,7 @@ BEGIN
     FROM buffers WHERE id = NEW.buffer_id AND (evict_unit <> 'row' OR has_queue) AND NOT has_chunks;
     DELETE FROM experiences
     WHERE "key" > NEW.buffer_id << 40
-      AND "key" <= NEW."key" - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue AND NOT has_chunks);
+      AND "key" <= (NEW.buffer_id << 40) + min(
+          NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue AND NOT has_chunks),
+          coalesce((SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')), NEW.seq));
 END

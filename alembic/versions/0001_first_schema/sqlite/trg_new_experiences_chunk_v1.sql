@@ -37,6 +37,7 @@ BEGIN
       AND "key" <= (NEW.buffer_id << 40) + (SELECT low_seq FROM v_windows WHERE buffer_id = NEW.buffer_id)
       AND first_seq + n_steps - 1 <= (
           SELECT low_seq FROM v_windows WHERE buffer_id = NEW.buffer_id AND evict_unit = 'row' AND max_capacity IS NOT NULL)
+      AND first_seq + n_steps - 1 <= coalesce((SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')), first_seq + n_steps)
       AND NOT EXISTS (
           SELECT 1 FROM queue_items q
           WHERE q.buffer_id = NEW.buffer_id AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps
@@ -47,6 +48,7 @@ BEGIN
       AND task_id = (
           SELECT t.task_id FROM tasks t
           JOIN buffers b ON b.id = t.buffer_id AND b.evict_unit = 'task' AND b.live_rows > b.max_capacity
+           AND (SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) IS NULL
           WHERE t.buffer_id = NEW.buffer_id AND t.task_id <> NEW.task_id
           ORDER BY t.last_seq LIMIT 1
       );
@@ -56,6 +58,7 @@ BEGIN
     JOIN chunks c ON c."key" = (SELECT min("key") FROM chunks WHERE "key" > NEW.buffer_id << 40)
     JOIN chunk_places n ON n.place < c.n_steps
     WHERE b.id = NEW.buffer_id AND b.evict_unit <> 'row' AND b.live_rows > b.max_capacity
+      AND (SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) IS NULL
       AND NOT EXISTS (SELECT 1 FROM deleted_steps x WHERE x.buffer_id = b.id AND x.seq = c.first_seq + n.place)
     ORDER BY n.place LIMIT 1;
 END

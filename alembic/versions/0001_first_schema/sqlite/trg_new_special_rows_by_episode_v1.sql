@@ -14,6 +14,7 @@ BEGIN
       AND episode_id = (
           SELECT s.id FROM episode_states s
           JOIN buffers b ON b.id = s.buffer_id AND b.live_episodes > b.max_episodes AND b.next_seq <= NEW.seq + 1
+           AND (SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) IS NULL
           WHERE s.buffer_id = NEW.buffer_id AND s.n_rows > 0 AND s.status <> 'open' ORDER BY s.id LIMIT 1
       );
     DELETE FROM experiences
@@ -21,6 +22,7 @@ BEGIN
       AND seq = (
           SELECT min(e.seq) FROM experiences e
           JOIN buffers b ON b.id = e.buffer_id AND b.live_rows > b.max_capacity AND b.next_seq <= NEW.seq + 1
+           AND (SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) IS NULL
           WHERE e.buffer_id = NEW.buffer_id
       );
 END

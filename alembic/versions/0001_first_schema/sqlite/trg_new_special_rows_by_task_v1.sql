@@ -12,6 +12,7 @@ BEGIN
       AND task_id = (
           SELECT t.task_id FROM tasks t
           JOIN buffers b ON b.id = t.buffer_id AND b.live_rows > b.max_capacity AND b.next_seq <= NEW.seq + 1
+           AND (SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) IS NULL
           WHERE t.buffer_id = NEW.buffer_id AND t.task_id <> NEW.task_id
           ORDER BY t.last_seq LIMIT 1
       );
@@ -20,6 +21,7 @@ BEGIN
       AND seq = (
           SELECT min(e.seq) FROM experiences e
           JOIN buffers b ON b.id = e.buffer_id AND b.live_rows > b.max_capacity AND b.next_seq <= NEW.seq + 1
+           AND (SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) IS NULL
           WHERE e.buffer_id = NEW.buffer_id
             AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.buffer_id = NEW.buffer_id AND t.task_id <> NEW.task_id)
       );

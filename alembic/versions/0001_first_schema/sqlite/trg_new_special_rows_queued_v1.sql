@@ -10,7 +10,9 @@ BEGIN
         coalesce(NEW.model_version, -9223372036854775808)
     );
     DELETE FROM experiences
-    WHERE "key" <= (NEW.buffer_id << 40) + NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id)
+    WHERE "key" <= (NEW.buffer_id << 40) + min(
+          NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id),
+          coalesce((SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')), NEW.seq))
       AND "key" > (NEW.buffer_id << 40) + (SELECT max(0, NEW.seq - 64 - max_capacity) FROM buffers WHERE id = NEW.buffer_id)
       AND NOT EXISTS (
           SELECT 1 FROM queue_items q

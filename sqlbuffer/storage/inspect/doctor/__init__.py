@@ -4,16 +4,18 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Text, cast, literal, select
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.buffers import stored_config
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
 from sqlbuffer.storage.database.readonly import existing_file
 from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.holds.tables import holds
 from sqlbuffer.storage.inspect.doctor import postgresql, sqlite
 from sqlbuffer.storage.inspect.doctor.finding import (
     Check,
@@ -23,6 +25,7 @@ from sqlbuffer.storage.inspect.doctor.finding import (
 )
 from sqlbuffer.storage.migrations import migrate
 from sqlbuffer.storage.migrations.schema_presence import OLDEST_VERSIONS
+from sqlbuffer.storage.schema.server_clock import in_seconds
 
 __all__ = ["Finding", "examine"]
 
@@ -64,7 +67,7 @@ def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
     for check in [
         *checks.server,
         *(checks.full if full else ()),
-        *((*checks.schema, _objects, _settings, _buffers, _copies) if has_schema else ()),
+        *((*checks.schema, _objects, _settings, _buffers, _copies, _holds) if has_schema else ()),
     ]:
         yield from _guarded(check, engine, resolved)
 
@@ -174,6 +177,25 @@ def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
             "copy again to go on where it is, or drop it",
         )
         for name, source, database, copied, high in rows
+    ]
+
+
+def _holds(connection: Connection, url: URL) -> Sequence[Finding]:
+    """Name holds: what they keep is not deleted before it is copied."""
+    own = holds.c
+    rows = connection.execute(
+        select(buffers.c.name, own.low_seq, cast(own.live_until, Text))
+        .join_from(holds, buffers, own.buffer_id == buffers.c.id)
+        .where(own.live_until > in_seconds(literal(0.0)))
+        .order_by(buffers.c.name, own.low_seq)
+    )
+    return [
+        Finding(
+            f"hold on {name!r}",
+            "OK",
+            f"a copy keeps steps above seq {low:,} from eviction, until {until} unless it goes on",
+        )
+        for name, low, until in rows
     ]
 
 

@@ -1,0 +1,88 @@
+"""Take, extend and end a hold."""
+
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, delete, func, insert, literal, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.holds.tables import holds
+from sqlbuffer.storage.schema.server_clock import in_seconds
+
+# A copy that was killed has this long to go on.
+HOLD_S = 120.0
+# A hold that ends sooner counts as ended: a writer that evicts may not see yet that it is extended.
+MARGIN_S = 20.0
+
+
+def held_low(connection: Connection, buffer_id: int) -> int | None:
+    """Return the number above which no step may be deleted now; None: any may."""
+    own = holds.c
+    live = (own.buffer_id == buffer_id) & (own.live_until > in_seconds(literal(0.0)))
+    low: int | None = connection.execute(select(func.min(own.low_seq)).where(live)).scalar_one()
+    return low
+
+
+class Hold:
+    """A hold on the steps of a buffer. The window that users see does not change.
+
+    Args:
+        buffer: The buffer.
+        hold_id: A hold that was taken before; omitted, a new one.
+    """
+
+    def __init__(self, buffer: OpenBuffer, hold_id: str | None = None) -> None:
+        self._buffer = buffer
+        self.id = str(uuid4()) if hold_id is None else hold_id
+
+    def take(self) -> None:
+        """Hold all steps in the window. Writers under way may not see it yet: wait for them.
+
+        Raises:
+            StorageReadOnlyError: The role may not: it is a right of learners.
+        """
+
+        def work(connection: Connection) -> None:
+            # First: who ends holds locks it as well.
+            self._buffer.lock(connection)
+            low = self._buffer.window_in(connection).low
+            own = {"buffer_id": self._buffer.info.id, "hold_id": self.id, "low_seq": low}
+            connection.execute(insert(holds).values({**own, "live_until": self._later(HOLD_S)}))
+            flag = update(buffers).where(buffers.c.id == self._buffer.info.id)
+            connection.execute(flag.values(has_holds=True))
+
+        self._buffer.write(work)
+
+    def extend(self, low_seq: int) -> bool:
+        """Extend the hold, and let go of steps up to a number; False: it had ended."""
+        later = (
+            update(holds)
+            .where(self._is_live)
+            .values(live_until=self._later(HOLD_S), low_seq=low_seq)
+        )
+        return self._buffer.write(lambda connection: connection.execute(later).rowcount == 1)
+
+    def is_live(self, connection: Connection) -> bool:
+        """Return True if nothing of what is held was deleted in the state of a transaction."""
+        found = select(holds.c.hold_id).where(self._is_live)
+        return connection.execute(found).one_or_none() is not None
+
+    def release(self) -> None:
+        """End the hold. What stayed behind leaves with the next eviction."""
+        own = holds.c
+        gone = (own.buffer_id == self._buffer.info.id) & (own.hold_id == self.id)
+        self._buffer.write(lambda connection: connection.execute(delete(holds).where(gone)))
+
+    @property
+    def _is_live(self) -> ColumnElement[bool]:
+        own = holds.c
+        return (
+            (own.buffer_id == self._buffer.info.id)
+            & (own.hold_id == self.id)
+            & (own.live_until > self._later(MARGIN_S))
+        )
+
+    def _later(self, seconds: float) -> ColumnElement[Any]:
+        return in_seconds(literal(seconds))
