@@ -64,6 +64,9 @@ class Loader(Generic[T]):
     def __len__(self) -> int:
         """Return how many batches an iteration over passes has, of what the buffer holds now.
 
+        In modes other than `step` it reads the steps, about as long as a pass does, since some of
+        them are the first of nothing: that of a transition whose next observation is missing.
+
         Raises:
             TypeError: The iteration has no end.
         """

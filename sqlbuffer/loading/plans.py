@@ -125,7 +125,7 @@ class Passes:
         """Return how many batches the passes have, of what there is now; None: they have no end."""
         if self.epochs is None:
             return None
-        n = len(self.source.numbers())
+        n = self.source.n_made()
         return self.epochs * (n // self.batch_size if self.drop_last else -(-n // self.batch_size))
 
     def _one(

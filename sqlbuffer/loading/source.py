@@ -117,6 +117,20 @@ class BatchSource:
 
         return self.store.draws.draw(self.node, numbers, self.reader.columns)
 
+    def n_made(self) -> int:
+        """Return how many things can be made at this moment of the keys; except for steps, this
+        reads the steps.
+        """
+        numbers, n, size = self.numbers(), 0, self.reader.counted_at_once
+        for first in range(0, len(numbers), size):
+            places = np.arange(first, min(first + size, len(numbers)))
+
+            def count(candidates: Candidates, keys: Numbers = numbers[places]) -> int:
+                return self.reader.count(candidates, keys)
+
+            n += self.store.draws.draw(self.node, count, self.reader.columns)
+        return n
+
     def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
         behind them.

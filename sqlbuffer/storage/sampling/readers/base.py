@@ -22,6 +22,10 @@ class BatchReader(Protocol):
     def columns(self) -> Any:
         """What is fetched for each key; `BufferStore.draw` takes it."""
 
+    @property
+    def counted_at_once(self) -> int:
+        """How many keys `count` is given at most, which bounds the memory that it takes."""
+
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n of them, drawn by a sampler; fewer where too few can be made."""
 
@@ -29,6 +33,9 @@ class BatchReader(Protocol):
         """Return those of the keys that are things of this kind, can be made and match, in the
         order of the keys; one statement.
         """
+
+    def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
+        """Return how many of the keys `read` would return; each is one of a row that matches."""
 
     def keys(self, candidates: Candidates) -> NDArray[np.int64] | None:
         """Return every key at this moment in ascending order, or None: any number of the window

@@ -75,6 +75,8 @@ def draw_plan(
 class PlanReader(Generic[P]):
     """What readers share whose keys are steps, and tell by reading what can be made of them."""
 
+    counted_at_once = 4_096
+
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n things made of steps that a sampler draws; fewer where too few can be made.
 
@@ -89,6 +91,11 @@ class PlanReader(Generic[P]):
         """Return what can be made of the keys, in their order."""
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
         return self._batch(self._plan(candidates, rows))
+
+    def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
+        """Return of how many of the keys something can be made."""
+        rows = candidates.rows(np.asarray(keys, np.int64).tolist())
+        return int(np.count_nonzero(self._plan(candidates, rows).accepted))
 
     def keys(self, candidates: Candidates) -> None:
         """Return None: any number of the window may be a key."""

@@ -45,6 +45,7 @@ class StepReader:
     """
 
     columns = _OWN_ROWS
+    counted_at_once = 2**20
 
     def __init__(
         self,
@@ -61,6 +62,10 @@ class StepReader:
     def read(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
         """Return the rows of the keys that match."""
         return self._batch(candidates.rows(np.asarray(keys, np.int64).tolist()))
+
+    def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
+        """Return the number of keys, each of which is a row."""
+        return len(keys)
 
     def keys(self, candidates: Candidates) -> None:
         """Return None: any number of the window may be a row."""

@@ -95,6 +95,8 @@ class TrajectoryReader:
         FieldError: An unknown field, or one that is called as a final observation.
     """
 
+    counted_at_once = 64
+
     def __init__(
         self,
         fields: Fields,
@@ -126,6 +128,11 @@ class TrajectoryReader:
         """Return the episodes of the keys, of those that can be read."""
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
         return self._batch(self._plan(candidates, rows))
+
+    def count(self, candidates: Candidates, keys: Sequence[int] | Integers) -> int:
+        """Return how many of the keys are episodes that can be read."""
+        rows = candidates.rows(np.asarray(keys, np.int64).tolist())
+        return int(np.count_nonzero(self._plan(candidates, rows).accepted))
 
     def keys(self, candidates: Candidates) -> Integers:
         """Return the key of each episode, some of which may have lost steps."""
