@@ -1,6 +1,5 @@
 """What callers give, checked at the door: each error says what was expected and what to do."""
 
-import difflib
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +13,7 @@ from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds
 from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.encoding.records import MAX_NAME_BYTES, encode_key
 from sqlbuffer.errors import BufferConfigError, FieldError
+from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
@@ -73,9 +73,11 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
     known = {*_META_FIELDS, *_DATA_FIELDS, "execute_time", "id"}
     unknown = [name for name in given if name not in known and name not in declared]
     if unknown:
-        nearest = difflib.get_close_matches(unknown[0], [*known, *declared, "reward"], n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else "put it into extra={...}"
+        nearest = near_name(unknown[0], [*known, *declared, "reward"])
+        hint = f"did you mean {nearest}?" if nearest else "put it into extra={...}"
         raise FieldError(f"unknown field {unknown[0]!r}; {hint}")
+    if given.get("session_id") is not None:
+        given["session_id"] = checked_session(given["session_id"])
     meta = {
         name: default if given.get(name) is None else given[name]
         for name, default in _META_FIELDS.items()
@@ -190,6 +192,21 @@ def checked_session(session_id: Any) -> str:
     if real is not None and math.isfinite(real):
         session_id = str(real if integer is None else integer)
     return encode_key(session_id, "session_id")
+
+
+def checked_sessions(given: Any) -> Any:
+    """Return the key of a session, or a list of those of several steps; None is left.
+
+    Raises:
+        FieldError: As `checked_session`.
+    """
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, (list, tuple)):
+        return None if given is None else checked_session(given)
+    if set(map(type, given)) == {str} and "" not in given:
+        return given
+    return [None if each is None else checked_session(each) for each in given]
 
 
 def check_rate_window(window_s: Any) -> None:

@@ -1,6 +1,5 @@
 """Check and cast the columns of steps that callers give."""
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import MAX_KEY_BYTES, encode_flag, encode_key, encode_step
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.fields.specs import Casting, FieldSpec
 
 # Next to the declared fields; the keys may be one value for all rows.
@@ -132,8 +132,11 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
     known = {*layout.specs, "reward", *FLAGS, *_KEYS, *PAYLOADS, "priority"}
     for name in columns:
         if name not in known:
+            nearest = near_name(name, known)
+            hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
-                f"unknown field {name!r}; the buffer has {', '.join(layout.specs) or 'none'}, and "
+                f"unknown field {name!r}{hint}; the buffer has "
+                f"{', '.join(layout.specs) or 'none'}, and "
                 f"{', '.join(('reward', *FLAGS, *_KEYS, *PAYLOADS, 'priority'))}"
             )
     for name, values in columns.items():
@@ -235,8 +238,8 @@ def check_step_names(step: Mapping[str, Any], fields: Collection[str]) -> None:
     """Raise FieldError if a step has a value that is neither of a field nor built in."""
     for name in step:
         if name not in fields and name not in BUILT_IN:
-            nearest = difflib.get_close_matches(str(name), [*fields, *BUILT_IN], n=1)
-            hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+            nearest = near_name(name, [*fields, *BUILT_IN])
+            hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
                 f"unknown field {name!r}{hint}; the buffer has "
                 f"{', '.join(sorted(fields)) or 'none'}, and {', '.join(BUILT_IN)}"

@@ -4,12 +4,11 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sqlbuffer.arguments import checked_session, columns_of, row_of
+from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, row_of
 from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
 from sqlbuffer.encoding.columns import encode_columns
 from sqlbuffer.encoding.episode_records import (
@@ -28,6 +27,7 @@ from sqlbuffer.encoding.row_columns import check_declared, columns_of_rows
 from sqlbuffer.episode_writer import Encode, EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import Casting, check_casting
+from sqlbuffer.front.step_numbers import StepNumbers
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
@@ -56,7 +56,7 @@ class _Stream(NamedTuple):
     """Steps of one task, agent, version and session that are added one at a time."""
 
     packer: StepPacker
-    numbers: "count[int]"
+    numbers: StepNumbers
 
 
 class StepWriter:
@@ -76,7 +76,7 @@ class StepWriter:
         )
         store.own_writes.add(self._queue)
         self._streams: dict[tuple[Any, ...], _Stream] = {}
-        self._numbers: dict[tuple[str, str], count[int]] = {}
+        self._numbers: dict[tuple[str, str], StepNumbers] = {}
 
     def store_rows(
         self,
@@ -113,7 +113,7 @@ class StepWriter:
         """Store one step given by its fields; return None if it waits for others."""
         specs = self._store.layout.specs
         if specs and not SINGLE.intersection(given):
-            self._queue.add(self._added(given))
+            self._add_waiting(given)
             return None
         if specs:
             self.flush()  # in their order
@@ -122,10 +122,24 @@ class StepWriter:
         row = row_of(given, specs)
         return self.store_rows([row], priority=priority, ignore=ignore)
 
-    def _added(self, given: dict[str, Any]) -> PackedStep:
-        """Return a step that waits for others of the same task and agent."""
+    def _add_waiting(self, given: dict[str, Any]) -> None:
+        """Take a step that waits for others of the same task and agent."""
+        stream, step = self._stream_of(given), given.pop("step", None)
+        if step is not None:
+            self._queue.add(stream.packer.encode(encode_step(step, "step"), given))
+            return
+        number = stream.numbers.take()
+        try:
+            is_full = self._queue.take(stream.packer.encode(number, given))
+        except BaseException:
+            stream.numbers.give_back(number)
+            raise
+        if is_full:
+            self.flush()
+
+    def _stream_of(self, given: dict[str, Any]) -> _Stream:
+        """Return where a step belongs; its arguments get the names that a step has."""
         keys = tuple(_hashable(given.pop(name, None), name) for name in _OF_STREAM)
-        step = given.pop("step", None)
         for name, also in _NAMES_OF_SAME.items():
             if name in given and name not in self._store.layout.specs:
                 if given.get(also) is not None:
@@ -138,8 +152,7 @@ class StepWriter:
                 self._streams.clear()
                 self._numbers.clear()
             stream = self._streams.setdefault(keys, self._stream(*keys))
-        number = next(stream.numbers) if step is None else encode_step(step, "step")
-        return stream.packer.encode(number, given)
+        return stream
 
     def _stream(self, task_id: Any, agent_id: Any, version: Any, session: Any) -> _Stream:
         key = StepStream(
@@ -151,7 +164,7 @@ class StepWriter:
         config = self._store.info.config
         has_priorities, limit = config.priorities.enabled, row_limit(config)
         packer = StepPacker(self._store.layout, key, "same_kind", has_priorities, limit)
-        return _Stream(packer, self._numbers.setdefault((key.task_id, key.agent_id), count()))
+        return _Stream(packer, self._numbers.setdefault((key.task_id, key.agent_id), StepNumbers()))
 
     def extend(
         self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
@@ -273,9 +286,13 @@ class StepWriter:
         self._queue.flush()
 
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return columns; raise if they have priorities and the buffer has none."""
+        """Return columns with the keys of sessions checked; raise if they have priorities and the
+        buffer has none.
+        """
         if columns.get("priority") is not None:
             check_kept(self._store.info.config.priorities.enabled)
+        if columns.get("session_id") is not None:
+            columns["session_id"] = checked_sessions(columns["session_id"])
         return columns
 
     def _packed(
@@ -338,8 +355,9 @@ class StepWriter:
 
 def _hashable(key: Any, name: str) -> Any:
     """Return a key; numbers are texts, as in the rows of other buffers."""
-    if name != "model_version" and isinstance(key, (int, float, np.number)):
-        return str(key)
+    is_number = isinstance(key, (int, float, np.number)) and not isinstance(key, bool)
+    if name != "model_version" and is_number:
+        return checked_session(key) if name == "session_id" else str(key)
     if isinstance(key, Hashable):  # what it is to be, the encoder says
         return key
     raise FieldError(f"{name}: expected one value, got {key!r:.100}")

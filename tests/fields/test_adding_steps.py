@@ -158,3 +158,49 @@ def test_a_buffer_without_fields_takes_the_episode_too(buffer_url):
         assert [row.exp_meta.episode_id for row in buffer] == ["e", "f"]
         with pytest.raises(FieldError, match="'episode_id' is given twice"):
             buffer.store_episode({"reward": [1.0], "episode_id": ["e"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("observation", "obs"),
+        ("next_observation", "next_obs"),
+        ("acton", "action"),
+        ("act", "action"),
+    ],
+)
+def test_an_unknown_name_has_a_hint_at_the_nearest_one(buffer, name, near):
+    hint = rf"unknown field '{name}' \(did you mean {near}\?\)"
+    with pytest.raises(FieldError, match=hint):
+        buffer.add(**step(0), **{name: 1})
+    with pytest.raises(FieldError, match=hint):
+        buffer.extend({**{key: [value] for key, value in step(0).items()}, name: [1]})
+    with pytest.raises(FieldError, match=rf"unknown field '{name}'; did you mean {near}\?"):
+        buffer.add(**step(0), **{name: 1}, id="single")
+
+
+def test_a_step_that_is_refused_leaves_no_gap_in_the_numbers(buffer):
+    buffer.add(**step(0))
+    for wrong in ({"obs": np.zeros(3)}, {"action": "left"}, {"speed": 1}, {"reward": "high"}):
+        with pytest.raises(FieldError):
+            buffer.add(**step(1, **wrong))
+    buffer.add(**step(1))
+    buffer.add(**step(5, task_id="other"))
+    buffer.add(**step(2))
+    assert [row.exp_meta.step for row in buffer if row.exp_meta.task_id == "default"] == [0, 1, 2]
+
+
+def test_a_step_that_was_not_taken_leaves_no_gap_either(buffer, buffer_url):
+    buffer.add(**step(0))
+    run(buffer_url, "ALTER TABLE chunk_data RENAME TO chunk_data_away")
+    try:
+        with pytest.raises(SQLBufferError):
+            buffer.flush()
+        with pytest.raises(SQLBufferError):
+            buffer.sample_arrays(1)
+        with pytest.raises(SQLBufferError):
+            buffer.add(**step(1))
+    finally:
+        run(buffer_url, "ALTER TABLE chunk_data_away RENAME TO chunk_data")
+    buffer.add(**step(1))
+    assert [row.exp_meta.step for row in buffer] == [0, 1]

@@ -140,6 +140,19 @@ class WriteQueue(Generic[S, B]):
             SQLBufferError: Earlier steps could not be stored since the last call. They wait, and
                 this one was not taken.
         """
+        if self.take(step, meta):
+            self.flush()
+
+    def take(self, step: S, meta: str | None = None) -> bool:
+        """Take a step, and return True if too many are waiting: then `flush` is to be called.
+
+        Args:
+            step: The step.
+            meta: See `add`.
+
+        Raises:
+            SQLBufferError: As `add`; this step was not taken.
+        """
         with self._mutex:
             if self._error is not None:
                 error, self._error = self._error, None
@@ -149,8 +162,7 @@ class WriteQueue(Generic[S, B]):
             self._ensure_thread()
             if n_steps == FLUSH_ROWS or size_bytes > FLUSH_BYTES:
                 self._mutex.notify()
-        if self.n_waiting >= MAX_ROWS or size_bytes + self._frozen_bytes >= MAX_BYTES:
-            self.flush()
+        return self.n_waiting >= MAX_ROWS or size_bytes + self._frozen_bytes >= MAX_BYTES
 
     def end(self, ending: EpisodeEnd, last: S | None = None, meta: str | None = None) -> None:
         """Take the end of an episode, with its last step unless that was added; nothing of the

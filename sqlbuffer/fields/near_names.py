@@ -1,0 +1,29 @@
+"""The name that was probably meant by an unknown one."""
+
+import difflib
+from collections.abc import Collection
+
+# A shorter beginning of a name is that of too many others.
+_SHORTEST = 3
+
+
+def near_name(name: object, known: Collection[str]) -> str | None:
+    """Return the known name that is most like another one; None: none is like it.
+
+    One that begins with the other is an abbreviation: `obs` of `observation`.
+
+    Example:
+        >>> near_name("observation", ["action", "obs"]), near_name("acton", ["action", "obs"])
+        ('obs', 'action')
+    """
+    text = str(name)[:100]
+    found = difflib.get_close_matches(text, known, n=1)
+    if found:
+        return found[0]
+    short = [
+        each
+        for each in known
+        if min(len(each), len(text)) >= _SHORTEST
+        and (text.startswith(each) or each.startswith(text))
+    ]
+    return max(short, key=len, default=None)
