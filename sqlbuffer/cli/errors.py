@@ -16,7 +16,10 @@ INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 PIPE_CLOSED = 141  # and for one whose reader, such as `head`, has left
 # A word of the command line with a password in it: in a URL, well formed or not, or in options.
 _SECRET_WORD = re.compile(
-    r":(?!//)[^@]*@|://(?!/)[^@]*/[^@]*@|@.*://|://[^/@]*:(?!\d+(?:[/?]|$))|(?:pass\w*|pwd)\s*=",
+    r":(?!//)[^@]*@|://(?!/)[^@]*/[^@]*@|@.*://|://[^/@]*:(?!\d+(?:[/?]|$))|(?:pass\w*|pwd)\s*="
+    # Before :// there is a password, unless it is the name of a database or of a web page.
+    r"|^(?:-[\w-]+=)?(?!(?:sqlite|postgres(?:ql)?|mysql|https?)(?:\+(?:psycopg2?|pysqlite))?://)"
+    r"[^/]+://[^/]*@",
     re.IGNORECASE,
 )
 # Modules whose errors are about the database. What else is not an `SQLBufferError` is a defect of

@@ -12,7 +12,7 @@ from sqlbuffer import ReplayBuffer, errors
 from sqlbuffer.cli import app
 from sqlbuffer.cli.commands import db
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
-from tests.support.malformed_urls import MALFORMED_URLS, SECRET
+from tests.support.malformed_urls import MALFORMED_URLS, NO_PASSWORD, SECRET
 
 CONTRACT = {
     UsageError: 2,
@@ -103,8 +103,7 @@ def test_no_malformed_url_is_echoed(run):
             assert SECRET not in result.output, url
 
 
-# Where a URL is not expected, a word before :// is not taken for a password.
-@pytest.mark.parametrize("url", [url for url in MALFORMED_URLS if not url.startswith(SECRET)][::11])
+@pytest.mark.parametrize("url", [*MALFORMED_URLS[::11], *MALFORMED_URLS[101:120:9], NO_PASSWORD])
 def test_a_url_in_the_wrong_place_is_not_echoed(run, sqlite_url, url):
     ReplayBuffer(sqlite_url).close()
     for words in (
@@ -120,6 +119,11 @@ def test_a_url_in_the_wrong_place_is_not_echoed(run, sqlite_url, url):
         result = run(*words)
         assert result.exit_code != 0
         assert SECRET not in result.output, words
+
+
+def test_a_url_without_a_password_is_shown_where_it_helps(run):
+    result = run("db", "init", "postgresql://me@127.0.0.1:1/db")
+    assert "postgresql://me@127.0.0.1:1/db" in result.output
 
 
 def test_a_file_that_is_no_database_is_named(run, tmp_path):

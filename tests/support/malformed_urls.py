@@ -37,3 +37,5 @@ _FORMS = (
     "user=me password='{}'",
 )
 MALFORMED_URLS = tuple(form.format(password) for form in _FORMS for password in PASSWORDS)
+# What is behind the @ is a host to the parser, and may be a password to the user.
+NO_PASSWORD = f"postgresql://me:@{SECRET}"

@@ -79,6 +79,11 @@ def _check_separators(text: str, parsed: URL) -> None:
         raise URLError(
             "the database URL has an @ in its password or behind its host; write it as %40"
         )
+    if parsed.password == "" and parsed.host and not (parsed.database or parsed.port):
+        raise URLError(
+            "the database URL has an empty password and ends behind its host; leave out the colon, "
+            "or write the password before the @: postgresql://user@host/database"
+        )
     if any(map(_SECRET.search, (parsed.host or "", parsed.database or ""))) and "=" in text:
         raise URLError(
             "the database URL has options where its host or database belongs; write them behind a "

@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageUnreachableError, URLError
 from sqlbuffer.storage.database.urls import shown_url
-from tests.support.malformed_urls import MALFORMED_URLS, PASSWORDS, SECRET
+from tests.support.malformed_urls import MALFORMED_URLS, NO_PASSWORD, PASSWORDS, SECRET
 
 
 def texts_of(error):
@@ -50,6 +50,14 @@ def test_a_password_of_any_characters_stays_hidden_when_the_server_does_not_answ
 def test_options_that_hold_secrets_are_not_shown(option):
     url = make_url(f"postgresql://me@host/db?sslmode=require&sslkey=me.key&{option}={SECRET}")
     assert shown_url(url) == "postgresql://me@host/db?sslkey=me.key&sslmode=require"
+
+
+def test_a_url_that_ends_behind_an_empty_password_is_not_echoed(caplog):
+    for url in (NO_PASSWORD, f"{NO_PASSWORD}/", f"{NO_PASSWORD}?sslmode=require"):
+        with pytest.raises(URLError, match=r"empty password .* leave out the colon") as info:
+            ReplayBuffer(url, retry_s=0)
+        assert not [text for text in texts_of(info.value) if SECRET in text]
+    assert SECRET not in caplog.text
 
 
 def test_an_at_sign_in_a_password_is_named_with_its_escape():
