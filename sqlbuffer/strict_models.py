@@ -88,6 +88,8 @@ def _finding(first: Any, where: str) -> str:
     if first["type"] in ("dataclass_type", "dataclass_exact_type"):
         owner = first["ctx"]["class_name"]
         return f"expected {owner}, such as {name}={owner}(...)"
+    if first["type"] == "model_type":
+        return "expected a dict"
     expected = _EXPECTED.get(first["type"].partition("_")[0])
     if expected is not None and first["type"].endswith(_OF_TYPE):
         example = f", such as {name}={expected[1]}" if name.isidentifier() else ""
@@ -190,8 +192,10 @@ class StrictModel(CheckedModel):
     @classmethod
     def own_error(cls, error: ValidationError) -> SQLBufferError:
         """Return the error to raise for one of pydantic."""
+        # A part of another model is titled with its name there; users do not make it themselves.
+        owner = cls.model_config.get("title") or cls.__name__
         names = tuple(cls.model_fields)
-        return library_error(error, BufferConfigError, cls.__name__, names, cls.advice_on)
+        return library_error(error, BufferConfigError, owner, names, cls.advice_on)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         default = type(self)()

@@ -51,7 +51,7 @@ _Seconds = Annotated[float, _checked(lambda value, name: checked_seconds(name, v
 _Flag = Annotated[bool, _checked(checked_flag)]
 
 
-class RetentionConfig(StrictModel):
+class RetentionConfig(StrictModel, title="retention"):
     """How much a buffer holds, and what leaves first.
 
     Attributes:
@@ -83,7 +83,7 @@ class RetentionConfig(StrictModel):
         return self
 
 
-class EpisodeConfig(StrictModel):
+class EpisodeConfig(StrictModel, title="episodes"):
     """How long episodes are kept and waited for.
 
     Attributes:
@@ -95,7 +95,7 @@ class EpisodeConfig(StrictModel):
     open_timeout_s: _Seconds = 3_600.0
 
 
-class PayloadConfig(StrictModel):
+class PayloadConfig(StrictModel, title="payloads"):
     """How the payloads of rows are stored.
 
     Attributes:
@@ -108,7 +108,7 @@ class PayloadConfig(StrictModel):
     max_row_bytes: _Size = MAX_ROW_BYTES
 
 
-class PriorityConfig(StrictModel):
+class PriorityConfig(StrictModel, title="priorities"):
     """The priorities of rows.
 
     Attributes:
@@ -129,7 +129,7 @@ class PriorityConfig(StrictModel):
         return self
 
 
-class SamplingConfig(StrictModel):
+class SamplingConfig(StrictModel, title="sampling"):
     """Which rows may be sampled, and what is kept of the batches.
 
     Attributes:
@@ -152,7 +152,7 @@ class SamplingConfig(StrictModel):
     keep_samples_s: _Seconds = 604_800.0
 
 
-class LeaseConfig(StrictModel):
+class LeaseConfig(StrictModel, title="leases"):
     """Leases of rows.
 
     Attributes:
@@ -162,7 +162,7 @@ class LeaseConfig(StrictModel):
     enabled: Annotated[bool, _flag("leases")] = False
 
 
-class FlowConfig(StrictModel):
+class FlowConfig(StrictModel, title="flow"):
     """What keeps collectors and learners in pace.
 
     Attributes:

@@ -88,7 +88,7 @@ def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
 _ToJson = PlainSerializer(_listed, return_type=list[dict[str, Any]])
 
 
-class Fields(StrictModel):
+class Fields(StrictModel, title="fields"):
     """The typed fields of a buffer.
 
     Attributes:

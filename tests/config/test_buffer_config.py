@@ -213,7 +213,7 @@ def test_an_unknown_setting_is_refused_as_python_refuses_it():
         ('{"retention": 5}', "retention: expected a"),
         ('{"episodes": {"keep_episodes": null}}', "keep_episodes is a positive integer, got None"),
         ('{"retention": ', "Invalid JSON"),
-        ("[]", "BufferConfig: expected an object"),
+        ("[]", "BufferConfig: expected a dict"),
         ('{"flow": {"rate_limiter": {"type": "RateLimiter", "x": 1}}}', "rate_limiter: .* 'x'"),
     ],
 )

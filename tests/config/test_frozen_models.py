@@ -21,8 +21,11 @@ def test_a_frozen_model_refuses_changes_by_an_error_of_the_library(model, name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BufferConfig(retention=5), "retention: expected a"),
-        (lambda: BufferConfig(retention={"capacity": 5}), "RetentionConfig has no 'capacity'; it"),
+        (lambda: BufferConfig(retention=5), "retention: expected a dict, got 5"),
+        (
+            lambda: BufferConfig(retention={"capacity": 5}),
+            "retention has no 'capacity'; it has max_capacity",
+        ),
         (lambda: BufferConfig(max_capacity=5), "put it into the group 'retention'"),
         (lambda: BufferConfig.model_validate(5), "BufferConfig: expected a"),
         (lambda: BufferConfig.model_validate_json("{"), "BufferConfig: Invalid JSON"),

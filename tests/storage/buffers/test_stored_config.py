@@ -202,7 +202,7 @@ def test_the_view_shows_settings_as_columns(buffer_url):
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        ('{"retention": {"warmth": 5}}', "RetentionConfig has no 'warmth'"),
+        ('{"retention": {"warmth": 5}}', "retention has no 'warmth'"),
         ('{"weather": {"sun": true}}', "BufferConfig has no 'weather'"),
         ('{"retention": {"evict_by": "mood"}}', "evict_by is one of row, task, episode"),
     ],
