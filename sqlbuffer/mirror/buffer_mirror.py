@@ -1,7 +1,7 @@
 """`Mirror`: draws from memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
 from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.step_memory import StepMemory
-from sqlbuffer.mirror.transition_batches import SlotDraw, TransitionBatches
+from sqlbuffer.mirror.transition_batches import TransitionBatches
 from sqlbuffer.mirror.uniform import uniform_slots
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.samplers import RandomSampler, Sampler
@@ -29,6 +29,8 @@ from sqlbuffer.storage.store import BufferStore
 
 MAX_BYTES = 8 * 2**30
 REFRESH_S = 0.5
+# What was found out for other forms of transitions is forgotten.
+MOST_FORMS = 8
 
 
 class Mirror:
@@ -67,6 +69,8 @@ class Mirror:
             checked_seconds("refresh_s", refresh_s),
             lag_s,
         )
+        self._forms: dict[tuple[Any, ...], TransitionForm] = {}
+        self._batches: dict[TransitionForm, TransitionBatches] = {}
         self._every_name = [*store.info.config.fields.specs, *BUILT_IN]
         store.own_writes.store()
         self._refreshing.start()
@@ -132,8 +136,9 @@ class Mirror:
             own, built_in = checked_step_names(config.fields, fields, "steps")
             names = [*own, *built_in]
 
-        def made(memory: StepMemory, draw: SlotDraw, n: int) -> Batch:
-            return step_batch(memory, draw(n, None), names)
+        def made(memory: StepMemory, rng: np.random.Generator, replace: bool, n: int) -> Batch:
+            is_drawable = memory.is_drawable[: memory.blocks.n_used]
+            return step_batch(memory, uniform_slots(is_drawable, rng, replace, n), names)
 
         return self._drawn(made, batch_size, sampler, lambda: StepReader(config.fields, fields))
 
@@ -168,20 +173,51 @@ class Mirror:
                 `terminated` nor `truncated` is stored and no `terminal_field` is given.
         """
         check_n_step(n_step, gamma)
-        config = self._store.info.config
-        form = TransitionForm.of(
-            config.fields, int(n_step), float(gamma), names=fields, stack=stack,
-            terminal_field=terminal_field,
-        )  # fmt: skip
+        form = self._form(int(n_step), float(gamma), fields, stack, terminal_field)
 
-        def made(memory: StepMemory, draw: SlotDraw, n: int) -> Batch:
-            return TransitionBatches(memory, form, self._store.observation_layout).draw(draw, n)
+        def made(memory: StepMemory, rng: np.random.Generator, replace: bool, n: int) -> Batch:
+            return self._batches_of(memory, form).draw(rng, replace, n)
 
         return self._drawn(made, batch_size, sampler, lambda: TransitionReader(form))
 
+    def _form(
+        self,
+        n_step: int,
+        gamma: float,
+        fields: Sequence[str] | None,
+        stack: Mapping[str, int] | None,
+        terminal_field: str | None,
+    ) -> TransitionForm:
+        """Return the form of transitions: the same one for the same arguments."""
+        key = None
+        with suppress(TypeError, AttributeError):  # what is wrong with them is found out below
+            frames = None if stack is None else frozenset(stack.items())
+            names = fields if fields is None or isinstance(fields, str) else tuple(fields)
+            key = (n_step, gamma, names, frames, terminal_field)
+            if key in self._forms:
+                return self._forms[key]
+        form = TransitionForm.of(
+            self._store.info.config.fields, n_step, gamma, names=fields, stack=stack,
+            terminal_field=terminal_field,
+        )  # fmt: skip
+        if len(self._forms) >= MOST_FORMS:
+            self._forms.clear()
+            self._batches.clear()
+        if key is not None:
+            self._forms[key] = form
+        return form
+
+    def _batches_of(self, memory: StepMemory, form: TransitionForm) -> TransitionBatches:
+        """Return what makes transitions of a form; it remembers what earlier draws found out."""
+        known = self._batches.get(form)
+        if known is None or known.memory is not memory:
+            known = TransitionBatches(memory, form, self._store.observation_layout)
+            self._batches[form] = known
+        return known
+
     def _drawn(
         self,
-        made: Callable[[StepMemory, SlotDraw, int], Batch],
+        made: Callable[[StepMemory, np.random.Generator, bool, int], Batch],
         batch_size: int,
         sampler: Sampler | None,
         reader: Callable[[], BatchReader],
@@ -195,9 +231,7 @@ class Mirror:
             memory = refreshing.memory
             self._check_size(memory)
 
-            is_drawable = memory.is_drawable[: memory.blocks.n_used]
-            draw = partial(uniform_slots, is_drawable, rng, replace)
-            batch = made(memory, draw, n)
+            batch = made(memory, rng, replace, n)
         check_sufficient(
             batch.n_rows,
             batch_size,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.mirror.block_map import BLOCK, NONE, BlockMap
+from sqlbuffer.mirror.changed_slots import ChangedSlots
 from sqlbuffer.mirror.episode_table import EpisodeTable
 from sqlbuffer.mirror.name_table import NameTable
 from sqlbuffer.mirror.step_record import (
@@ -53,6 +54,7 @@ class StepMemory:
         large: Large fields by name, of shape (n_slots, *shape).
         tails: The values of varying length of each step as bytes; None without such fields.
         is_drawable: Whether a step may be drawn, of shape (n_slots,).
+        changed: Which slots have changed.
         episodes: The episodes.
         tasks: The names of tasks.
         agents: The names of agents.
@@ -83,6 +85,7 @@ class StepMemory:
         self.episodes = EpisodeTable()
         self.tasks, self.agents = NameTable(), NameTable()
         self.n_live, self.has_barred = 0, False
+        self.changed = ChangedSlots(n)
         self._staged: list[Integers] = []
         self._staged_links: list[tuple[int, int]] = []
 
@@ -293,6 +296,7 @@ class StepMemory:
             self.n_live += int(is_live.sum())
         for before, after in self._staged_links:
             links["next"][before], links["prev"][after] = after, before
+        self.changed.add(np.array([before for before, _ in self._staged_links], np.int64))
         self._staged, self._staged_links = [], []
         return shown
 
@@ -308,6 +312,7 @@ class StepMemory:
         self.n_live -= int(((flags[slots] & LIVE) != 0).sum())
         flags[slots] &= np.uint8(255 - LIVE)
         self.is_drawable[slots] = False
+        self.changed.add(slots)
 
     def _relabel(self, rewards: Sequence[tuple[int, float]]) -> None:
         seqs, values = zip(*rewards, strict=True)
@@ -317,6 +322,7 @@ class StepMemory:
         slots, given = slots[is_known], given[is_known]
         self.links["reward"][slots] = given
         self.records["reward"][slots] = as_float32(given)
+        self.changed.add(slots)
 
     def _judge(self, slots: Integers) -> None:
         """Find out which steps may be sampled."""
@@ -332,11 +338,14 @@ class StepMemory:
         flags |= np.where(is_barred, np.uint8(BARRED), np.uint8(0))
         self.links["flags"][slots] = flags
         self.is_drawable[slots] = (flags & (LIVE | BARRED)) == LIVE
+        self.changed.add(slots)
 
     def _mark_ends(self, states: Sequence[EpisodeState]) -> None:
         """Take what episodes are now, and mark the last steps of those that have ended."""
         links, episodes = self.links, self.episodes
-        for number in episodes.update(states):
+        known = episodes.update(states)
+        self.changed.add(episodes.last_slot[[n for n in known if episodes.last_slot[n] != NONE]])
+        for number in known:
             last = int(episodes.last_slot[number])
             if last != NONE and episodes.length[number] == episodes.last_t[number] + 1:
                 links["flags"][last] |= np.uint8(LAST)
@@ -369,6 +378,7 @@ class StepMemory:
             neighbours = links[this][slots]
             neighbours = neighbours[neighbours != NONE]
             links[other][neighbours] = NONE
+            self.changed.add(neighbours.astype(np.int64))
         own = links["episode"][slots]
         own = own[own != NONE]
         np.subtract.at(episodes.n_steps, own, 1)

@@ -1,7 +1,6 @@
 """Transitions from memory: steps with what follows them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,54 +23,16 @@ from sqlbuffer.mirror.step_record import (
     T,
     as_float32,
 )
+from sqlbuffer.mirror.transition_plan import TransitionPlan
+from sqlbuffer.mirror.transition_table import TransitionTable
+from sqlbuffer.mirror.uniform import uniform_slots
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.n_step import Returns, n_step_returns
+from sqlbuffer.steps.n_step import n_step_returns
 from sqlbuffer.storage.sampling.readers.transition_form import ENDS_NOT_TOLD, NEXT, TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import SEQUENCE
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-# Draws that many slots, of those that are accepted where there is a function that tells.
-SlotDraw = Callable[[int, Callable[[Integers], Flags] | None], Integers]
-
-
-@dataclass(frozen=True)
-class TransitionPlan:
-    """Transitions before their fields are read; the same words as in `Transitions`.
-
-    Attributes:
-        slots: Slots of first steps, shape (b,).
-        steps: Slots of all steps, shape (b, n); -1 where one is missing.
-        flags: Their flags.
-        returns: Their returns.
-        after: Slots of the steps that have the observations after; -1 without one.
-        is_final: Whether it is the final observation of the episode.
-        frames: Slots of the frames up to the first step, the oldest first, shape (b, k).
-        next_frames: Slots of those before the observation after.
-        accepted: Whether everything that is needed is there and may be sampled.
-    """
-
-    slots: Integers
-    steps: Integers
-    flags: NDArray[np.uint8]
-    returns: Returns
-    after: Integers
-    is_final: Flags
-    frames: Integers
-    next_frames: Integers
-    accepted: Flags
-
-    def taken(self, index: Integers | slice) -> "TransitionPlan":
-        """Return some of them."""
-        own = self.returns
-        returns = Returns(
-            own.reward[index], own.discount[index], own.m[index], own.ended[index],
-            own.terminated[index], own.complete[index],
-        )  # fmt: skip
-        return TransitionPlan(
-            self.slots[index], self.steps[index], self.flags[index], returns, self.after[index],
-            self.is_final[index], self.frames[index], self.next_frames[index], self.accepted[index],
-        )  # fmt: skip
 
 
 class TransitionBatches:
@@ -84,20 +45,41 @@ class TransitionBatches:
     """
 
     def __init__(self, memory: StepMemory, form: TransitionForm, observation: Layout) -> None:
-        self._memory, self._form, self._observation = memory, form, observation
+        self.memory = self._memory = memory
+        self._form, self._observation = form, observation
+        self._checks_ends = form.terminal_field is None and "done" in form.fields.specs
+        self._table: TransitionTable | None = None
+        if not (form.stack or form.sequence_fields or self._checks_ends):
+            self._table = TransitionTable(memory, form.n_step, self._plan)
 
-    def draw(self, draw: SlotDraw, n: int) -> Batch:
+    def draw(self, rng: np.random.Generator, replace: bool, n: int) -> Batch:
         """Return n transitions, uniform over the steps that one can be made of; fewer if there are
         too few.
+
+        Args:
+            rng: Draws.
+            replace: Draw with replacement.
+            n: How many.
         """
+        table = self._table
+        if table is not None and not self._memory.episodes.n_aborted:
+            accepted = table.accepted(n)
+            if accepted is not None:
+                slots = uniform_slots(accepted[: self._memory.blocks.n_used], rng, replace, n)
+                return self._batch(table.plan(slots))
+        is_drawable = self._memory.is_drawable[: self._memory.blocks.n_used]
         # Mostly a few more than wanted are enough, and the plan is made once.
-        plan = self._plan(draw(n + n // 8 + 4, None))
+        plan = self._plan(uniform_slots(is_drawable, rng, replace, n + n // 8 + 4))
         if plan.accepted[:n].all():
             return self._batch(plan.taken(slice(n)))
         chosen = np.flatnonzero(plan.accepted)[:n]
         if len(chosen) == n:
             return self._batch(plan.taken(chosen))
-        return self._batch(self._plan(draw(n, lambda slots: self._plan(slots).accepted)))
+        slots = uniform_slots(is_drawable, rng, replace, n, self._accepts)
+        return self._batch(self._plan(slots))
+
+    def _accepts(self, slots: Integers) -> Flags:
+        return self._plan(slots).accepted
 
     def _plan(self, slots: Integers) -> TransitionPlan:
         memory, form = self._memory, self._form
@@ -140,8 +122,9 @@ class TransitionBatches:
             within = np.arange(n) < returns.m[:, None]
             needed = [np.where(within, steps, NONE), after[:, None], frames, next_frames]
             accepted &= ~self._is_any_barred(np.concatenate(needed, axis=1))
+        truncated = (flags[np.arange(b), returns.m - 1] & TRUNCATED) != 0
         return TransitionPlan(
-            slots, steps, flags, returns, after, is_final, frames, next_frames, accepted
+            slots, steps, truncated, returns, after, is_final, frames, next_frames, accepted
         )
 
     def _chains(self, slots: Integers) -> tuple[Integers, NDArray[Any]]:
@@ -206,10 +189,7 @@ class TransitionBatches:
         return found
 
     def _check_ends_are_told(self, flags: NDArray[np.uint8]) -> None:
-        form = self._form
-        if form.terminal_field is not None or "done" not in form.fields.specs:
-            return
-        if ((flags & (LIVE | TOLD)) == LIVE).any():
+        if self._checks_ends and ((flags & (LIVE | TOLD)) == LIVE).any():
             raise FieldError(ENDS_NOT_TOLD)
 
     def _gather(self, slots: Integers, names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -236,8 +216,7 @@ class TransitionBatches:
         arrays["discount"] = as_float32(returns.discount)
         arrays["terminated"] = returns.terminated
         if form.with_truncated:
-            last = np.arange(len(plan.slots)), returns.m - 1
-            arrays["truncated"] = (plan.flags[last] & TRUNCATED) != 0
+            arrays["truncated"] = plan.truncated
         arrays |= self._following(plan, rows)
         if form.sequence_fields:
             arrays |= self._sequences(plan)

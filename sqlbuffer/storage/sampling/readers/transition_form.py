@@ -23,7 +23,7 @@ ENDS_NOT_TOLD = (
 _BUILT_IN = ("reward", "discount", "terminated", "truncated")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TransitionForm:
     """What transitions are made of; made with `of`.
 
