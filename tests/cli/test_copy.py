@@ -74,3 +74,10 @@ def test_info_and_doctor_name_an_unfinished_copy(run, buffer_url, monkeypatch):
     source.copy_to(target)
     assert named not in run("info", buffer_url).stderr
     assert "unfinished copy" not in run("doctor", buffer_url).stdout
+
+
+def test_a_server_without_the_schema_is_told_how_to_make_it(run, sqlite_url, make_database_url):
+    json_rows(sqlite_url, "rows")
+    result = run("copy", sqlite_url, make_database_url("postgresql"))
+    assert result.exit_code == 4
+    assert "run `sqlbuffer db init" in result.stderr

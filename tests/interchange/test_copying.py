@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import BufferConfig, QueryBuilder, ReplayBuffer
-from sqlbuffer.errors import CopyError, StorageReadOnlyError
+from sqlbuffer.errors import CopyError, StorageBusyError, StorageReadOnlyError
 from tests.conftest import KINDS, MakeDatabaseUrl
 from tests.support.copied_buffers import FIELDS, columns, comparable, json_rows, typed_steps
 from tests.support.sql import connected, run, scalar
@@ -248,3 +248,80 @@ def test_a_buffer_with_a_layout_of_another_library_is_refused_by_name(sqlite_url
 
     with pytest.raises(CopyError, match=r"has the layout 'ring' of sqlbuffer\.compat"):
         ReplayBuffer(sqlite_url, "plain").copy_to(other)
+
+
+def test_of_two_that_copy_into_one_buffer_one_ends_and_the_copy_is_exact(
+    urls: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_batches(monkeypatch)
+    source = json_rows(urls[0], "source")
+    target = emptied(source, urls[1])
+    others = [ReplayBuffer(urls[1], "copy", create=False)]
+
+    def copy_too(*_: Any) -> None:
+        if others:
+            source.copy_to(others.pop())
+
+    with pytest.raises(StorageBusyError, match="another process copies into buffer 'copy'"):
+        source.copy_to(target, on_progress=copy_too)
+
+    assert shown(urls[1], "copy") == shown(urls[0], "source")
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps])
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_copy_that_is_cleared_takes_other_steps_and_copies(
+    urls: tuple[str, str], make: Any, is_complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_batches(monkeypatch)
+    source = make(urls[0], "source")
+    target = emptied(source, urls[1])
+    if is_complete:
+        source.copy_to(target)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            source.copy_to(target, on_progress=interrupting([]))
+    target.clear()
+    assert target.max_capacity == source.max_capacity
+
+    report = source.copy_to(target)
+
+    assert (report.n_copied, report.was_finished) == (len(source), False)
+    assert comparable(list(target)) == comparable(list(source))
+    assert next_seq(target) == report.high_seq + 1
+    target.clear()
+    next_seq(target)
+    assert len(target) == 1
+
+
+def test_a_dropped_copy_leaves_nothing_behind(urls: tuple[str, str]) -> None:
+    source = typed_steps(urls[0], "source")
+    source.copy_to(emptied(source, urls[1]))
+
+    ReplayBuffer.drop(urls[1], "copy")
+
+    assert run(urls[1], "SELECT * FROM copies") == []
+    report = source.copy_to(emptied(source, urls[1]))
+    assert report.n_copied == len(source)
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps])
+def test_a_source_that_was_restored_in_between_is_noticed(
+    urls: tuple[str, str], make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_batches(monkeypatch)
+    source = make(urls[0], "source")
+    target = emptied(source, urls[1])
+    with pytest.raises(KeyboardInterrupt):
+        source.copy_to(target, on_progress=interrupting([]))
+    # Other steps have the same numbers, as in a restored buffer that was written to.
+    number = scalar(urls[1], "SELECT max(copied_seq) FROM copies")
+    table, name = ("chunks", "first_seq") if source.fields else ("experiences", "seq")
+    change = "id = :uuid" if source.fields else "inserted_at = '2020-01-01T00:00:00.000Z'"
+    newest = f"SELECT max({name}) FROM {table} WHERE {name} <= :number"
+    uuid = {"uuid": "deadbeef-0000-4000-8000-000000000000"} if source.fields else {}
+    other = f"UPDATE {table} SET {change} WHERE {name} = ({newest})"
+    run(urls[0], other, number=number, **uuid)
+
+    with pytest.raises(CopyError, match=r"has another step at seq [0-9]+ than the unfinished copy"):
+        source.copy_to(target)

@@ -182,6 +182,32 @@ def test_rows_of_plain_sql_evict_nothing_that_is_held(
     assert held_steps(buffer_url) <= CAPACITY + BATCH
 
 
+def test_leased_buffers_hold_what_leaves_their_window(
+    buffer_url: str, sqlite_url: str, fields: Any
+) -> None:
+    source = ring(buffer_url, fields, leases=True, max_use=2)
+    before = contents(source)
+    target = copy_of(source, sqlite_url)
+    insert = (
+        "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) "
+        "SELECT id, 'typed', 'a', 1 FROM buffers WHERE name = 'source'"
+    )
+
+    def outpace() -> None:
+        wrap(source)
+        run(buffer_url, insert)
+        for _ in range(2):
+            with source.lease(5):
+                pass
+
+    source.copy_to(target, on_progress=once(outpace))
+
+    assert contents(target) == before
+    store(source, 14)
+    store(source, 15)
+    assert held_steps(buffer_url) <= CAPACITY + BATCH
+
+
 def test_a_resize_deletes_nothing_that_is_held(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:

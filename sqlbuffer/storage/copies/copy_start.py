@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.storage.copies.copied_parts import SourceIdentity
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
-from sqlbuffer.storage.copies.source_steps import CopySource, SourceIdentity
+from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
@@ -27,9 +28,12 @@ def resume_copy(source: CopySource, target: CopyTarget, progress: CopyProgress) 
     """Go on with the hold of an unfinished copy, or with another one if that has ended.
 
     Raises:
-        CopyError: Steps have left in between.
+        CopyError: Steps have left in between, or the source is another one now.
     """
     copied = progress.range
+    newest = target.newest(copied.cursor)
+    if newest is not None:
+        source.check_same(*newest)
     if progress.hold_id is not None:
         source.hold = Hold(source.buffer, progress.hold_id)
         if source.hold.extend(max(copied.cursor, copied.low)):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from sqlbuffer.errors import CopyError, StorageBusyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
@@ -15,14 +15,14 @@ from sqlbuffer.storage.buffers.stored_config import read_config
 from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies import postgresql, sqlite
-from sqlbuffer.storage.copies.copied_tables import TableRows
-from sqlbuffer.storage.copies.source_steps import (
+from sqlbuffer.storage.copies.copied_parts import (
     CopiedRange,
-    CopySource,
     SourceIdentity,
     SourceState,
     StepBatch,
 )
+from sqlbuffer.storage.copies.copied_tables import TableRows
+from sqlbuffer.storage.copies.source_steps import CopySource, newest_mark
 from sqlbuffer.storage.copies.tables import copies
 from sqlbuffer.storage.copies.value_forms import converted
 from sqlbuffer.storage.database.errors import translated
@@ -64,6 +64,16 @@ _DROP_EPISODES = text(
     "DELETE FROM episodes WHERE buffer_id = :id AND id NOT IN (SELECT episode_id FROM step_numbers "
     "WHERE buffer_id = :id AND episode_id IS NOT NULL)"
 )
+
+
+def forget_copy(connection: Connection, buffer_id: int) -> bool:
+    """Forget that a buffer is a copy; return True if it was an unfinished one."""
+    own = copies.c.buffer_id == buffer_id
+    found = connection.execute(select(copies.c.finished_at).where(own)).one_or_none()
+    if found is None:
+        return False
+    connection.execute(delete(copies).where(own))
+    return found.finished_at is None
 
 
 @dataclass(frozen=True)
@@ -175,9 +185,13 @@ class CopyTarget:
 
         Raises:
             CopyError: The buffer is not empty.
+            StorageBusyError: Another process has begun a copy.
         """
         wait_for_writers(connection, self._id)
         self.buffer.lock(connection)
+        begun = select(copies.c.buffer_id).where(copies.c.buffer_id == self._id)
+        if connection.execute(begun).one_or_none() is not None:
+            raise self._copied_by_others()
         self._check_empty(connection)
         copied = state.range
         started = {
@@ -276,11 +290,7 @@ class CopyTarget:
             )
         )
         if advanced.rowcount != 1:
-            raise StorageBusyError(
-                f"another process copies into buffer {self.buffer.info.name!r} of "
-                f"{self.buffer.shown_url} as well, or the buffer was dropped; wait until it has "
-                f"ended, and copy again"
-            )
+            raise self._copied_by_others()
         # Others see nothing of what changes only until the end of the transaction.
         self._update(connection, {**_NO_LIMITS, **dict.fromkeys(batch.flags, True)}, False)
         before_batch(connection, self._id)
@@ -292,6 +302,23 @@ class CopyTarget:
             write_rows(connection, self._id, self._converted(keys.renamed(rows)))
         after_batch(connection, self._id)
         self._update(connection, {}, True)
+
+    def _copied_by_others(self) -> StorageBusyError:
+        return StorageBusyError(
+            f"another process copies into buffer {self.buffer.info.name!r} of "
+            f"{self.buffer.shown_url} as well, or has cleared it; wait until it has ended, and "
+            f"copy again"
+        )
+
+    def newest(self, up_to: int) -> tuple[int, str] | None:
+        """Return the newest chunk or row that was copied; see `newest_mark`."""
+
+        def look() -> tuple[int, str] | None:
+            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+                has_chunks = self.buffer.info.has_chunks
+                return newest_mark(connection, self._id, up_to, has_chunks=has_chunks)
+
+        return self.buffer.with_retries(look)
 
     def note_hold(self, connection: Connection) -> None:
         """Note the hold that the copy has on its source now."""

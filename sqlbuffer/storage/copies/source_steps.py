@@ -1,10 +1,9 @@
 """What a copy reads of its source, a limited number of steps at a time."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from sqlalchemy import Connection, and_, func, select, text
@@ -16,6 +15,12 @@ from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies import postgresql, sqlite
+from sqlbuffer.storage.copies.copied_parts import (
+    CopiedRange,
+    SourceIdentity,
+    SourceState,
+    StepBatch,
+)
 from sqlbuffer.storage.copies.copied_tables import (
     TableRows,
     episode_table,
@@ -51,69 +56,6 @@ _COUNT = text(
 sizes = by_database(sqlite=sqlite.sizes, postgresql=postgresql.sizes)
 read_rows = by_database(sqlite=sqlite.read_rows, postgresql=postgresql.read_rows)
 read_episodes = by_database(sqlite=sqlite.read_episodes, postgresql=postgresql.read_episodes)
-
-
-@dataclass(frozen=True)
-class SourceIdentity:
-    """Which buffer of which database a copy is of."""
-
-    database: str
-    name: str
-    buffer_id: int
-    created_at: str
-    condition: str | None
-
-
-@dataclass(frozen=True)
-class CopiedRange:
-    """Which steps a copy takes: those with low < seq <= high. It reads on behind `cursor`."""
-
-    low: int
-    high: int
-    cursor: int
-
-
-@dataclass(frozen=True)
-class SourceState:
-    """What a copy takes of the buffer as a whole.
-
-    Attributes:
-        range: Which steps it takes.
-        columns: Values of `BUFFER_COLUMNS`.
-        session: The current session.
-        sessions: The model version of each session.
-        n_expected: How many steps it reads, where whole tasks or episodes are evicted.
-    """
-
-    range: CopiedRange
-    columns: dict[str, Any]
-    session: str | None
-    sessions: dict[str, int | None]
-    n_expected: int | None
-
-
-@dataclass
-class StepBatch:
-    """Some steps with all that belongs to them.
-
-    Attributes:
-        begin: The batch has the copied steps above this number,
-        end: and up to this one.
-        n_steps: How many there are that are copied.
-        n_read: How many there are, with those that do not match.
-        tables: Their rows, in the order in which they are written.
-    """
-
-    begin: int
-    end: int
-    n_steps: int = 0
-    n_read: int = 0
-    tables: list[TableRows] = field(default_factory=list)
-
-    @property
-    def flags(self) -> set[str]:
-        """The columns of `buffers` that say which tables have rows."""
-        return {rows.table.flag for rows in self.tables if rows.table.flag and len(rows)}
 
 
 class CopySource:
@@ -239,6 +181,26 @@ class CopySource:
 
         self._read(check)
 
+    def newest(self, connection: Connection, up_to: int) -> tuple[int, str] | None:
+        """Return the number of the newest chunk or row up to a number, and what tells it from one
+        of another history of the buffer.
+        """
+        return newest_mark(connection, self._id, up_to, has_chunks=self._has_chunks)
+
+    def check_same(self, number: int, mark: str) -> None:
+        """Raise if the source has another step by the number of one that was copied.
+
+        Raises:
+            CopyError: It has.
+        """
+        found = self._read(partial(self.newest, up_to=number))
+        if found is not None and found[0] == number and found[1] != mark:
+            raise CopyError(
+                f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has another step at "
+                f"seq {number:,} than the unfinished copy: it was restored, or is another one; "
+                f"drop the copy, and copy again"
+            )
+
     def _chunk_at(self, connection: Connection, seq: int) -> tuple[int, int] | None:
         """Return the first and the last number of the last chunk that begins at or below one."""
         own = chunks.c
@@ -345,7 +307,7 @@ class CopySource:
             matching = resolve_labels(self._node, bool(flags["has_labels"]))
             where = and_(in_window(self._id, low, matching), experiences.c.seq <= end)
             seqs = connection.scalars(select(experiences.c.seq).where(where))
-            _keep(batch, set(seqs), has_chunks=self._has_chunks)
+            batch.keep(set(seqs), has_chunks=self._has_chunks)
         return batch
 
     def _n_steps(self, batch: StepBatch, low: int) -> int:
@@ -390,6 +352,25 @@ class CopySource:
         )
 
 
+def newest_mark(
+    connection: Connection, buffer_id: int, up_to: int, *, has_chunks: bool
+) -> tuple[int, str] | None:
+    """Return the number of the newest chunk or row up to a number, and what no other one has."""
+    table, name = (chunks, "first_seq") if has_chunks else (experiences, "seq")
+    own = table.c
+    statement = (
+        select(own[name], own.id if has_chunks else own.inserted_at)
+        .where(own.buffer_id == buffer_id, own[name] <= up_to)
+        .order_by(own[name].desc())
+        .limit(1)
+    )
+    found = connection.execute(statement).one_or_none()
+    if found is None:
+        return None
+    number, mark = found
+    return number, time_text(mark) if isinstance(mark, datetime) else str(mark)
+
+
 def _reopen(episodes: TableRows, i: int, next_t: int | None) -> None:
     """Change an episode to what it was while it was open."""
     for name in ("length", "return", "reward", "first_seq", "last_seq", "final_arrays", "ended_at"):
@@ -397,30 +378,3 @@ def _reopen(episodes: TableRows, i: int, next_t: int | None) -> None:
     episodes.values["status"][i] = "open"
     if next_t is not None:
         episodes.values["next_t"][i] = next_t
-
-
-def _keep(batch: StepBatch, seqs: set[int], *, has_chunks: bool) -> None:
-    """Keep of a batch the steps that have one of the numbers.
-
-    Chunks are kept whole where one of their steps is: the others are noted as deleted.
-    """
-    batch.n_steps = len(seqs)
-    by_name = {rows.table.name: rows for rows in batch.tables}
-    deleted: list[int] = []
-    firsts: set[int] = set()
-    if has_chunks:
-        own = by_name["chunks"]
-        for first, n in zip(own.numbers, own.values["n_steps"], strict=True):
-            others = [seq for seq in range(first, first + n) if seq not in seqs]
-            if len(others) < n:
-                firsts.add(first)
-                deleted += others
-    kept = []
-    for rows in batch.tables:
-        numbers = firsts if rows.table.number == "first_seq" else seqs
-        if rows.table.name != "deleted_steps":
-            kept.append(rows.where([number in numbers for number in rows.numbers]))
-    if deleted:
-        table = next(each for each in step_tables(True) if each.name == "deleted_steps")
-        kept.insert(2, TableRows(table, {"seq": list(deleted)}))
-    batch.tables = kept

@@ -33,6 +33,7 @@ copies = Table(
     Column("hold_id", UUID, comment="its hold on the source; null: it has none"),
     Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
     Column("finished_at", TIME, comment="when it was complete; null: it is not"),
+    info={"learner_may": "DELETE"},
 )
 
 flag_column("is_copying", "an unfinished copy: it takes steps from nowhere else")

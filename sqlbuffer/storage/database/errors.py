@@ -66,7 +66,7 @@ _REMEDIES: dict[str, tuple[type[StorageError], str]] = {
         StorageReadOnlyError,
         "ask the owner for a role that may: sqlbuffer_analyst reads, sqlbuffer_writer stores, "
         "sqlbuffer_learner also deletes, clears, resizes, annotates and leases, and only the owner "
-        "drops buffers (see `sqlbuffer db roles`)",
+        "drops buffers and copies into them (see `sqlbuffer db roles`)",
     ),
     "53100": (StorageFullError, "free space on the server and write again"),
 }

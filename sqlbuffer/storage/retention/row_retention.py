@@ -10,6 +10,7 @@ from sqlbuffer.storage.buffers.layouts import layout_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.stored_config import change_config
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.copies.copy_target import forget_copy
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import make_room
 from sqlbuffer.storage.episodes.tables import episodes
@@ -61,7 +62,7 @@ class Retention:
 
     def clear(self) -> int:
         """Delete all rows, those behind the window too, and the list of episodes; return how many
-        rows were live.
+        rows were live. An unfinished copy takes other rows then.
         """
         layout = layout_of(self.buffer.info)
 
@@ -74,6 +75,8 @@ class Retention:
             n_removed = remove_where(connection, id_, inside, origin=origin)
             connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
             layout.after_clear(connection, id_)
+            if forget_copy(connection, id_):
+                change_config(connection, id_, {}, is_copying=False)
             return n_removed
 
         return self._delete(work)

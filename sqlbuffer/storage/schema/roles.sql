@@ -5,7 +5,7 @@
 --
 -- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
 -- priorities, set the clock, lease, start sessions, quarantine rows, let expired ones leave, sample where that is a write
--- (max_use, track_samples), follow changes, and annotate: who judges what others did takes that role. Writers may not change
+-- (max_use, track_samples), follow changes, hold steps for copies, and annotate: who judges what others did takes that role. Writers may not change
 -- what a step was worth.
 -- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
 -- Run it as often as you like, and again after `sqlbuffer db upgrade`.
@@ -57,7 +57,7 @@ $$;
 
 GRANT DELETE ON experiences, v_experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (config, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
-    n_partial, has_followers, has_holds, {flags}) ON buffers TO sqlbuffer_learner;
+    n_partial, has_followers, has_holds, is_copying, keep_episodes, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 -- Items of compat.ding that leave take their weight out of the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;

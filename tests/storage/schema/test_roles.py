@@ -19,6 +19,7 @@ from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
 from tests.support.fragments import make_fragment, parts_of
+from tests.support.sql import run
 from tests.support.typed_buffer import both_layouts
 
 TASK_0 = QueryBuilder().eq("exp_meta.task_id", "task_0")
@@ -499,3 +500,30 @@ def test_a_writer_that_samples_leaves_expired_rows_to_others(with_roles, login):
         assert len(writer) == 4
         with pytest.raises(StorageReadOnlyError):
             writer.expire()
+
+
+def test_all_roles_copy_from_a_buffer_learners_hold_it_and_the_owner_copies_into_one(
+    with_roles, login, tmp_path
+):
+    with ReplayBuffer(with_roles, "source") as source:
+        source.store_batch([make_array_row(step=step) for step in range(5)])
+    held = []
+    for group in ("sqlbuffer_analyst", "sqlbuffer_writer", "sqlbuffer_learner"):
+        with ReplayBuffer(login(group), "source", create=False) as source:
+            copied = ReplayBuffer(tmp_path / f"{group}.db", config=source.config)
+
+            def look(*_):
+                held.extend(run(with_roles, "SELECT low_seq FROM holds"))
+
+            assert source.copy_to(copied, on_progress=look).n_steps == 5
+            with ReplayBuffer(with_roles, f"of {group}", config=source.config) as empty:
+                name = empty.name
+            if group != "sqlbuffer_analyst":
+                with (
+                    ReplayBuffer(login(group), name) as refused_copy,
+                    pytest.raises(StorageReadOnlyError, match=r"only the owner .* copies into"),
+                ):
+                    copied.copy_to(refused_copy)
+            with ReplayBuffer(with_roles, name) as owned:
+                assert copied.copy_to(owned).n_steps == 5
+    assert held == [(0,)]
