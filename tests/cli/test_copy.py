@@ -81,3 +81,14 @@ def test_a_server_without_the_schema_is_told_how_to_make_it(run, sqlite_url, mak
     result = run("copy", sqlite_url, make_database_url("postgresql"))
     assert result.exit_code == 4
     assert "run `sqlbuffer db init" in result.stderr
+
+
+def test_doctor_names_the_hold_of_a_copy(run, buffer_url):
+    source = json_rows(buffer_url, "rows")
+    found = []
+    source.copy_to(
+        ReplayBuffer(buffer_url, "copy", config=source.config),
+        on_progress=lambda *_: found.append(run("doctor", buffer_url).stdout),
+    )
+    assert "OK   hold on 'rows': a copy keeps steps above seq " in found[0]
+    assert "hold on" not in run("doctor", buffer_url).stdout

@@ -324,16 +324,3 @@ def test_a_source_that_may_only_be_read_is_copied_without_a_hold(
         with pytest.raises(CopyError, match=r"steps \d+ to \d+ .*\(the source may not be written"):
             reader.copy_to(late, on_progress=once(lambda: wrap(source)))
     assert not is_flagged(sqlite_url)
-
-
-def test_doctor_names_holds(buffer_url: str, sqlite_url: str, fields: Any) -> None:
-    from sqlbuffer.storage.inspect.doctor import examine
-
-    source = ring(buffer_url, fields)
-    found: list[str] = []
-    source.copy_to(
-        copy_of(source, sqlite_url),
-        on_progress=once(lambda: found.extend(f.name for f in examine(buffer_url))),
-    )
-    assert "hold on 'source'" in found
-    assert "hold on 'source'" not in [finding.name for finding in examine(buffer_url)]
