@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from contextlib import closing
 
 import numpy as np
@@ -22,7 +23,8 @@ from tests.support.episodes import FIELDS
 from tests.support.mirrors import assert_same_draws
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
-from tests.support.sql import connected, delete_steps, run
+from tests.support.sql import connected, delete_steps, is_sqlite, run
+from tests.support.statements import selects
 
 
 def columns(n, first=0):
@@ -324,3 +326,26 @@ def test_too_few_steps_of_episodes_say_why(buffer_url):
         buffer.extend(columns(5))
         with pytest.raises(InsufficientDataError, match="5 in no episode"):
             mirror.sample_transitions(4)
+
+
+def test_an_idle_mirror_asks_little(buffer, buffer_url):
+    with buffer.mirror(refresh_s=3_600) as mirror:
+        mirror.refresh()
+        if is_sqlite(buffer_url):
+            age(buffer_url)
+            mirror.refresh()
+        with selects(buffer) as noted:
+            for _ in range(2):
+                mirror.refresh()
+        # One goes along with the beginning of each look at a server.
+        assert len(noted) == (0 if is_sqlite(buffer_url) else 2)
+        buffer.extend(columns(5))
+        mirror.refresh()
+        assert len(mirror) == 105
+
+
+def age(url):
+    """Have the file of a database look as if it had changed an hour ago."""
+    path = url.removeprefix("sqlite:///")
+    for own in (path, path + "-wal"):
+        os.utime(own, (time.time() - 3_600,) * 2)

@@ -9,8 +9,10 @@ from sqlalchemy import Connection
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes.follower import Follower, is_trimmed
+from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.following import postgresql, sqlite
 from sqlbuffer.storage.following.buffer_state import (
@@ -19,6 +21,7 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkRow,
     EpisodeState,
 )
+from sqlbuffer.storage.following.file_mark import FileMark, file_mark, is_unchanged
 
 CHUNKS_A_PAGE = 512
 # That many of the chunks that were read last must be the same at each look.
@@ -128,6 +131,9 @@ class Feed:
         self._follower = Follower(buffer)
         self._is_registered = False
         self._database = _DATABASES[buffer.url.get_backend_name()]
+        is_file = self._database is sqlite and not is_memory(buffer.url)
+        self._path = sqlite_path(buffer.url) if is_file else None
+        self._mark: FileMark | None = None
         self._newest: deque[tuple[int, int, str]] = deque(maxlen=ANCHORS)
         self._deleted: set[int] = set()
         self._open_episodes: set[int] = set()
@@ -169,6 +175,10 @@ class Feed:
             BufferNotFoundError: The buffer was dropped.
         """
         buffer, buffer_id = self._buffer, self._buffer.info.id
+        mark = None if self._path is None else file_mark(self._path)
+        if self.state is not None and is_unchanged(self._mark, mark):
+            yield None
+            return
         query = self._database.state_query(buffer_id)
         with translated(buffer.url), snapshot(buffer.engine, query) as connection:
             rows = answer(connection)
@@ -192,6 +202,7 @@ class Feed:
             news.read_overlays(entries)
             yield news
             self._note(news)
+            self._mark = mark
 
     def _continues(
         self,
