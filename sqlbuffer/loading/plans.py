@@ -1,6 +1,6 @@
 """Which batches an iteration over a loader has: drawn without end, or those of passes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
@@ -35,6 +35,16 @@ class BatchPlan(Protocol):
         """Return how many batches an iteration has, of what there is now; None: it has no end."""
 
 
+class DrawnSource(Protocol):
+    """Draws batches."""
+
+    def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
+        """Return up to n things drawn by a sampler; see `BatchSource.draw`."""
+
+    def undrawn(self, sampler: Sampler | None = None) -> str:
+        """Return which rows are not drawn though they match, as the end of a message."""
+
+
 def is_count(value: object) -> bool:
     """Tell whether something is an integer from 0 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -56,7 +66,7 @@ class Draws:
         replace: With replacement, without a sampler.
     """
 
-    source: BatchSource
+    source: DrawnSource
     batch_size: int
     sampler: Sampler | None = None
     replace: bool = False

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
 from sqlbuffer.arguments import check_batch_size, check_n_step, described
 from sqlbuffer.config.setting_checks import checked_seconds, checked_size
-from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.fields.declarations import BUILT_IN
+from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings
+from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.plans import Draws
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.mirror.filling import check_mirrored
+from sqlbuffer.mirror.loader_source import MirrorSource
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
 from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.step_memory import StepMemory
@@ -27,6 +32,7 @@ from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
 
+DrawnMode = Literal["step", "transition", "n_step"]
 MAX_BYTES = 8 * 2**30
 REFRESH_S = 0.5
 # What was found out for other forms of transitions is forgotten.
@@ -174,7 +180,53 @@ class Mirror:
         """
         check_n_step(n_step, gamma)
         form = self._form(int(n_step), float(gamma), fields, stack, terminal_field)
+        return self._transitions(form, batch_size, sampler)
 
+    def loader(
+        self,
+        mode: DrawnMode = "transition",
+        batch_size: int = 256,
+        **settings: Unpack[LoaderSettings],
+    ) -> Loader[Batch]:
+        """Return an iterable of batches that are drawn from the mirror without end.
+
+        Args:
+            mode: `step`, `transition` or `n_step`; see `ReplayBuffer.loader`.
+            batch_size: How many a batch.
+            **settings: See `ReplayBuffer.loader`. Passes and conditions read from the buffer
+                itself.
+
+        Raises:
+            BufferConfigError: Another mode, a pass or a condition.
+            FieldError: An unknown field, or names that collide.
+            ValueError: An option that the mode does not take.
+            MissingExtraError: A device, and torch is not installed.
+        """
+        given: dict[str, Any] = dict(settings)
+        output = Output(given.pop("fieldname_map", None), None, given.pop("device", None))
+        prefetch = given.pop("prefetch", 0)
+        options = LoaderOptions(mode=mode, batch_size=batch_size, **given)
+        if mode not in get_args(DrawnMode) or not options.is_drawn or options.condition is not None:
+            raise BufferConfigError(
+                "a mirror's loader draws steps and transitions without end, and without a "
+                "condition; use buffer.loader() for windows, trajectories, passes and conditions"
+            )
+        source = MirrorSource(self._draw_for(options), self._store)
+        plan = Draws(source, int(batch_size), options.sampler, bool(options.replace))
+        identity = {"buffer": self._store.info.name, **options.identity(EVERYTHING)}
+        return Loader(plan, identity, seed=options.seed, output=output, prefetch=prefetch)
+
+    def _draw_for(self, options: LoaderOptions) -> Callable[[int, Sampler], Batch]:
+        """Return what draws the batches of a loader."""
+        if options.mode == "step":
+            return lambda n, sampler: self.sample_arrays(n, fields=options.fields, sampler=sampler)
+        form = self._form(
+            int(options.n_step), float(options.gamma), options.fields, options.stack,
+            options.terminal_field, options.sequence_fields,
+        )  # fmt: skip
+        return lambda n, sampler: self._transitions(form, n, sampler)
+
+    def _transitions(self, form: TransitionForm, batch_size: int, sampler: Sampler | None) -> Batch:
         def made(memory: StepMemory, rng: np.random.Generator, replace: bool, n: int) -> Batch:
             return self._batches_of(memory, form).draw(rng, replace, n)
 
@@ -187,18 +239,19 @@ class Mirror:
         fields: Sequence[str] | None,
         stack: Mapping[str, int] | None,
         terminal_field: str | None,
+        sequence_fields: Sequence[str] = (),
     ) -> TransitionForm:
         """Return the form of transitions: the same one for the same arguments."""
         key = None
         with suppress(TypeError, AttributeError):  # what is wrong with them is found out below
             frames = None if stack is None else frozenset(stack.items())
             names = fields if fields is None or isinstance(fields, str) else tuple(fields)
-            key = (n_step, gamma, names, frames, terminal_field)
+            key = (n_step, gamma, names, frames, terminal_field, tuple(sequence_fields))
             if key in self._forms:
                 return self._forms[key]
         form = TransitionForm.of(
             self._store.info.config.fields, n_step, gamma, names=fields, stack=stack,
-            terminal_field=terminal_field,
+            terminal_field=terminal_field, sequence_fields=sequence_fields,
         )  # fmt: skip
         if len(self._forms) >= MOST_FORMS:
             self._forms.clear()

@@ -1,0 +1,110 @@
+"""A mirror's loader draws batches without end."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
+from tests.support.episodes import FIELDS
+from tests.support.mirrors import every_row, rows_of
+
+
+def columns(n):
+    t = np.arange(n)
+    return {"obs": np.stack([t, t], 1).astype("f4"), "action": t, "reward": t.astype(float)}
+
+
+@pytest.fixture
+def buffer(tmp_path):
+    with ReplayBuffer(tmp_path / "loaded.db", fields=FIELDS) as buffer:
+        buffer.store_episode(columns(100))
+        yield buffer
+
+
+@pytest.fixture
+def mirror(buffer):
+    with buffer.mirror() as mirror:
+        yield mirror
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("step", {}),
+        ("step", {"fields": ["action"]}),
+        ("transition", {"n_step": 3, "stack": {"obs": 2}}),
+        ("n_step", {"n_step": 3, "sequence_fields": ["reward", "action"]}),
+    ],
+)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_hold_what_those_of_the_buffer_do(buffer, mirror, mode, options, prefetch):
+    expected = every_row(buffer, mode, **options)
+    for batch in islice(mirror.loader(mode, 32, prefetch=prefetch, **options), 20):
+        assert batch.n_rows == 32
+        assert all(expected[seq] == row for seq, row in rows_of(batch).items())
+
+
+def test_a_seed_repeats_batches_also_after_a_resume(mirror):
+    def seqs(batches):
+        return [batch.info["seq"].tolist() for batch in batches]
+
+    first, second = mirror.loader("step", 8, seed=4), mirror.loader("step", 8, seed=4)
+    whole = seqs(islice(first, 6))
+    batches = iter(second)
+    assert seqs(islice(batches, 3)) == whole[:3]
+    resumed = mirror.loader("step", 8, seed=4)
+    resumed.load_state_dict(second.state_dict())
+    assert seqs(islice(resumed, 3)) == whole[3:]
+    assert seqs(islice(mirror.loader("step", 8, seed=5), 1)) != whole[:1]
+
+
+def test_samplers_are_those_of_a_mirror(mirror):
+    loader = mirror.loader("step", 100, sampler=RandomSampler(replace=False))
+    assert sorted(next(iter(loader)).action.tolist()) == list(range(100))
+
+
+def test_new_steps_come_in(buffer, mirror):
+    batches = iter(mirror.loader("step", 64))
+    assert next(batches).action.max() < 100
+    buffer.extend({**columns(500), "action": np.full(500, 900)})
+    assert next(batches).action.max() == 900
+
+
+def test_tensors_are_made_of_batches(mirror):
+    torch = pytest.importorskip("torch")
+    batch = next(iter(mirror.loader("transition", 16, device="cpu")))
+    assert isinstance(batch.obs, torch.Tensor)
+    assert batch.obs.shape == (16, 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "window", "length": 4},
+        {"mode": "trajectory"},
+        {"epochs": 1},
+        {"shuffle": False},
+        {"condition": QueryBuilder().eq("exp_meta.step", 1).build()},
+    ],
+)
+def test_what_is_read_from_the_buffer_itself_is_refused(mirror, options):
+    with pytest.raises(BufferConfigError, match=r"use buffer.loader\(\) for windows"):
+        mirror.loader(**options)
+
+
+def test_wrong_options_are_refused_at_the_door(mirror):
+    with pytest.raises(ValueError, match="n_step"):
+        mirror.loader("step", n_step=3)
+    with pytest.raises(FieldError, match="unknown field 'nothing'"):
+        mirror.loader("transition", fields=["nothing"])
+
+
+def test_an_empty_buffer_says_so_in_the_loop(tmp_path):
+    with (
+        ReplayBuffer(tmp_path / "empty.db", fields=FIELDS) as buffer,
+        buffer.mirror() as mirror,
+        pytest.raises(InsufficientDataError, match="asked for 8, and 0 match"),
+    ):
+        next(iter(mirror.loader("step", 8)))
