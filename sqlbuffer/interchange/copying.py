@@ -10,7 +10,7 @@ from sqlbuffer.errors import CopyError
 from sqlbuffer.interchange.copy_report import CopyReport
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
-from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
+from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget, TargetKeys
 from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.store import BufferStore
@@ -43,6 +43,7 @@ def copy_buffer(
     writer = CopyTarget(target, reader)
     identity = reader.identity()
     progress = writer.progress(identity)
+    is_resumed = progress is not None
     if progress is None:
         check_agreement(source, target)
         begin_copy(reader, writer, identity)
@@ -52,7 +53,8 @@ def copy_buffer(
         resume_copy(reader, writer, progress)
     n_before, was_finished = progress.n_steps, progress.is_finished
     if not was_finished:
-        progress = _copy_steps(reader, writer, progress, on_progress)
+        keys = writer.keys(is_resumed=is_resumed)
+        progress = _copy_steps(reader, writer, keys, progress, on_progress)
         target.write(writer.finish)
         if reader.hold is not None:
             reader.hold.release()
@@ -63,10 +65,13 @@ def copy_buffer(
 
 
 def _copy_steps(
-    reader: CopySource, writer: CopyTarget, progress: CopyProgress, on_progress: OnProgress | None
+    reader: CopySource,
+    writer: CopyTarget,
+    keys: TargetKeys,
+    progress: CopyProgress,
+    on_progress: OnProgress | None,
 ) -> CopyProgress:
     """Copy the steps that are left, a batch at a time; return how far that is."""
-    keys = writer.keys()
     copied, n_steps, n_left = progress.range, progress.n_steps, progress.n_left
     extended_at = time.monotonic()
     while copied.cursor < copied.high:

@@ -208,6 +208,67 @@ def test_leased_buffers_hold_what_leaves_their_window(
     assert held_steps(buffer_url) <= CAPACITY + BATCH
 
 
+def test_held_steps_whose_ids_are_stored_again_are_copied_without_their_ids(
+    buffer_url: str, sqlite_url: str, fields: Any
+) -> None:
+    source = ReplayBuffer(buffer_url, "source", create=True, fields=fields, max_capacity=CAPACITY)
+
+    def store_ids(first: int) -> None:
+        for start in range(first, first + CAPACITY, BATCH):
+            numbers = range(start, start + BATCH)
+            own = {"x": list(numbers)} if fields else {"state": [{"x": x} for x in numbers]}
+            source.extend(own, task_id="t", step=list(numbers), id=[f"id-{n}" for n in numbers])
+
+    store_ids(0)
+    before = contents(source)
+    target = copy_of(source, sqlite_url)
+
+    def outpace() -> None:
+        store_ids(CAPACITY)
+        store_ids(0)
+
+    source.copy_to(target, on_progress=once(outpace))
+
+    assert contents(target) == before
+    given = [row.id for row in target if str(row.id).startswith("id-")]
+    assert given == [f"id-{n}" for n in range(BATCH)]
+    assert [row.id for row in source] == [f"id-{n}" for n in range(CAPACITY)]
+
+
+def test_an_episode_that_is_stored_again_while_it_is_held_keeps_its_steps_in_the_copy(
+    buffer_url: str, sqlite_url: str, fields: Any
+) -> None:
+    source = ring(buffer_url, fields)
+    query = "SELECT seq, episode_id FROM v_experiences ORDER BY seq"
+    before = run(buffer_url, query)
+    target = copy_of(source, sqlite_url)
+
+    def outpace() -> None:
+        wrap(source)
+        wrap(source, first=2, n=3)
+
+    source.copy_to(target, on_progress=once(outpace))
+
+    assert run(sqlite_url, query) == before
+
+
+def test_a_copy_that_was_broken_off_notices_that_an_episode_was_stored_again(
+    buffer_url: str, sqlite_url: str, fields: Any
+) -> None:
+    source = ring(buffer_url, fields)
+    target = copy_of(source, sqlite_url)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        source.copy_to(target, on_progress=once(interrupt))
+    wrap(source)
+    wrap(source, first=2, n=3)
+    with pytest.raises(CopyError, match="was stored again, by the same id"):
+        source.copy_to(target)
+
+
 def test_a_resize_deletes_nothing_that_is_held(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:

@@ -102,10 +102,12 @@ class TargetKeys:
     Attributes:
         episodes: Those of the source, in ascending order, and those of the target; 0: none.
         sessions: Those of the target by those of the source.
+        is_complete: All episodes that steps to be copied name are among them.
     """
 
     episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
     sessions: dict[int, int]
+    is_complete: bool
 
     def renamed(self, rows: TableRows) -> TableRows:
         """Return rows that name their episodes and sessions as the target does."""
@@ -126,6 +128,11 @@ class TargetKeys:
         wanted = np.array([-1 if each is None else each for each in given], np.int64)
         places = np.minimum(np.searchsorted(theirs, wanted), len(theirs) - 1)
         found = np.where(theirs[places] == wanted, ours[places], 0)
+        if self.is_complete and (found[wanted >= 0] == 0).any():
+            raise CopyError(
+                "an episode of steps that are to be copied was stored again, by the same id, while "
+                "the copy was broken off; drop the unfinished copy, and copy again"
+            )
         return [number or None for number in found.tolist()]
 
 
@@ -244,8 +251,12 @@ class CopyTarget:
                     f"already; copy into a buffer that is empty, such as one of another name"
                 )
 
-    def keys(self) -> TargetKeys:
-        """Return the keys of episodes and sessions here by those in the source."""
+    def keys(self, *, is_resumed: bool) -> TargetKeys:
+        """Return the keys of episodes and sessions here by those in the source.
+
+        Args:
+            is_resumed: The copy was broken off. Episodes may have been deleted in the source since.
+        """
         theirs: list[NDArray[np.int64]] = []
         ours: list[NDArray[np.int64]] = []
         for page in self._source.episode_names():
@@ -254,7 +265,7 @@ class CopyTarget:
             ours.append(np.array([number or 0 for number in found], np.int64))
         empty = np.empty(0, np.int64)
         of_episodes = np.concatenate([empty, *theirs]), np.concatenate([empty, *ours])
-        return TargetKeys(of_episodes, self._session_ids())
+        return TargetKeys(of_episodes, self._session_ids(), is_resumed)
 
     def _episode_ids(self, names: list[tuple[str, str]]) -> list[int | None]:
         def look() -> list[int | None]:

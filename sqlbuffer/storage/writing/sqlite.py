@@ -13,6 +13,7 @@ from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.buffers.sqlite import count_full_blocks
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.retention.sqlite import evict
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -73,8 +74,7 @@ def reserve_seqs(
         "json_each(?))",
         (buffer_id, json.dumps(list(ids))),
     ).all()
-    # A row that has left the window gives its id free.
-    remove_rows(connection, buffer_id, [seq for _, seq in found if seq <= low])
+    _free_ids(connection, buffer_id, [seq for _, seq in found if seq <= low])
     held = {id_ for id_, seq in found if seq > low}
     n = len(ids) - len(held)
     given = [
@@ -87,6 +87,20 @@ def reserve_seqs(
     ).one()
     _check_numbers(end)
     return ReservedSeqs(held, range(end - n, end), priority)
+
+
+def _free_ids(connection: Connection, buffer_id: int, left: Sequence[int]) -> None:
+    """Make the ids of rows free that have left the window: rows that are held lose them."""
+    if not left:
+        return
+    held = held_low(connection, buffer_id)
+    bound = MOST_NUMBERS if held is None else held
+    remove_rows(connection, buffer_id, [seq for seq in left if seq <= bound])
+    connection.exec_driver_sql(
+        f"UPDATE experiences SET id = NULL WHERE key IN "
+        f"(SELECT (:id << {NUMBER_BITS}) + value FROM json_each(:seqs))",
+        {"id": buffer_id, "seqs": json.dumps([seq for seq in left if seq > bound])},
+    )
 
 
 def _no_buffer(buffer_id: int) -> sqlite3.IntegrityError:

@@ -13,6 +13,7 @@ DECLARE
     gone bigint[];
     n_new bigint;
     given double precision;
+    held_seq bigint;
 BEGIN
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     IF NOT FOUND THEN
@@ -36,7 +37,13 @@ BEGIN
         UPDATE buffers b SET max_priority = given
         WHERE b.id = p_buffer_id AND (b.max_priority < given OR b.max_priority IS NULL AND given IS NOT NULL);
     END IF;
-    PERFORM sqlbuffer_remove_v1(p_buffer_id, gone, true);
+    IF gone <> '{}' THEN
+        -- Rows that are held for a copy lose their ids alone.
+        held_seq := sqlbuffer_held_v1(p_buffer_id);
+        UPDATE experiences SET id = NULL WHERE buffer_id = p_buffer_id AND seq = ANY (gone) AND seq > held_seq;
+        PERFORM sqlbuffer_remove_v1(p_buffer_id, ARRAY(
+            SELECT g.seq FROM unnest(gone) AS g(seq) WHERE (g.seq > held_seq) IS NOT TRUE), true);
+    END IF;
     n_new := cardinality(p_ids) - cardinality(held);
     IF n_new > 0 THEN
         first_seq := sqlbuffer_reserve_v1(p_buffer_id, n_new);
