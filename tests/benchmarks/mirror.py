@@ -1,0 +1,102 @@
+"""What draws from a mirror cost, and what it takes to fill one and to keep it in step."""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer import ReplayBuffer
+from tests.benchmarks.arrays import BATCH, EPISODE, FIELDS, steps
+from tests.benchmarks.bench import Bench, random_numbers
+from tests.benchmarks.measure import Timed, in_turns, ratio_of
+from tests.benchmarks.report import Figure, shown_rate, shown_time
+
+# A million steps in at most 1 s and 3 s.
+FILLED_PER_S = {"sqlite": 1_000_000, "postgresql": 333_333}
+FILLS = 6
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    """Yield the figures of one database."""
+    with bench.database() as url:
+        buffer = _filled(bench, url)
+        yield _filling(bench, buffer)
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            bench.say("drawing from the mirror, from the buffer and from arrays")
+            timings = in_turns(
+                {
+                    "mirror": Timed(partial(mirror.sample_arrays, BATCH), repeat=50),
+                    "buffer": Timed(partial(buffer.sample_arrays, BATCH), repeat=3),
+                    "arrays": Timed(_gather(buffer, mirror), repeat=50),
+                    **{
+                        f"n={n}": Timed(
+                            partial(mirror.sample_transitions, BATCH, n_step=n), repeat=50
+                        )
+                        for n in (1, 5)
+                    },
+                },
+                bench.scale.times(30),
+                warmup=bench.scale.times(12),
+            )
+        buffer.close()
+    spent = {name: shown_time(timings.median(name)) for name in timings.rounds}
+    yield Figure(
+        f"`mirror.sample_arrays({BATCH})`: times faster than from the buffer",
+        bench.label,
+        f"{spent['mirror']}, buffer {spent['buffer']}",
+        timings.ratio("buffer", "mirror"),
+    )
+    yield Figure(
+        f"`mirror.sample_arrays({BATCH})` vs numpy's gather of the same arrays",
+        bench.label,
+        f"{spent['mirror']}, numpy {spent['arrays']}",
+        timings.ratio("mirror", "arrays"),
+    )
+    yield Figure(
+        f"`mirror.sample_transitions({BATCH}, n_step=5)` vs numpy's gather of one step's arrays",
+        bench.label,
+        f"{spent['n=5']}, numpy {spent['arrays']}; one step {spent['n=1']}",
+        timings.ratio("n=5", "arrays"),
+    )
+
+
+def _filled(bench: Bench, url: str) -> ReplayBuffer:
+    n, rng = bench.scale.rows, random_numbers()
+    bench.say(f"filling a database with {n:,} steps of episodes")
+    buffer = ReplayBuffer(url, create=True, fields=FIELDS, max_capacity=n)
+    for _ in range(max(1, n // EPISODE)):
+        buffer.store_episode(steps(rng, EPISODE))
+    return buffer
+
+
+def _filling(bench: Bench, buffer: ReplayBuffer) -> Figure:
+    bench.say("reading the buffer into memory")
+    rates = []
+    for _ in range(bench.scale.times(FILLS)):
+        began_at = time.perf_counter()
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            rates.append(len(mirror) / (time.perf_counter() - began_at))
+    per_s = FILLED_PER_S[bench.kind]
+    return Figure(
+        f"first fill of a mirror: steps a second over {per_s:,}",
+        bench.label,
+        shown_rate(float(np.median(rates))).replace("rows", "steps"),
+        ratio_of([rate / per_s for rate in rates]),
+        1,
+    )
+
+
+def _gather(buffer: ReplayBuffer, mirror: Any) -> Any:
+    """Return a draw from arrays in memory, which is all that a buffer without a database does."""
+    rng, n = np.random.default_rng(0), len(mirror)
+    dtypes = {name: spec.dtype for name, spec in buffer.fields.items()}
+    columns = [np.zeros((n, *buffer.fields[name].shape), dtype) for name, dtype in dtypes.items()]
+    columns += [np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool)]
+
+    def draw() -> list[Any]:
+        drawn = rng.integers(0, n, BATCH)
+        return [column.take(drawn, axis=0) for column in columns]
+
+    return draw
