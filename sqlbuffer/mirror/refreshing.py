@@ -9,11 +9,8 @@ from weakref import ref
 
 from sqlbuffer.errors import (
     BufferConfigError,
-    BufferNotFoundError,
-    FieldError,
     MirrorBehindError,
-    MirrorFullError,
-    SQLBufferError,
+    StorageError,
 )
 from sqlbuffer.mirror.filling import Filling
 from sqlbuffer.mirror.step_memory import StepMemory
@@ -74,7 +71,7 @@ class Refreshing:
         self._n_commits, self._has_begun = 0, False
         # The memory is no state of the buffer: a look failed that had begun to change it.
         self._is_torn = False
-        self._error: SQLBufferError | None = None
+        self._error: Exception | None = None
         self.memory: StepMemory
         self.state: BufferState
 
@@ -115,7 +112,7 @@ class Refreshing:
         except BaseException as error:
             if self._has_begun:
                 self._feed.start_again()
-            if isinstance(error, SQLBufferError):
+            if isinstance(error, Exception):
                 self._error = error
             raise
         self._error = None
@@ -163,8 +160,8 @@ class Refreshing:
         if self._n_commits != self._commits.n:
             self._refresh_if_reachable()
         error = self._error
-        if isinstance(error, (MirrorFullError, BufferNotFoundError, FieldError)):
-            raise error
+        if error is not None and not isinstance(error, StorageError):
+            raise error  # it is not over once the database answers again
         if self._max_lag_s is not None and self.lag_s > self._max_lag_s:
             self._refresh_if_reachable()
             if self.lag_s > self._max_lag_s:
@@ -175,12 +172,8 @@ class Refreshing:
                 )
 
     def _refresh_if_reachable(self) -> None:
-        try:
+        with suppress(StorageError):  # draws go on; `lag` tells
             self.refresh()
-        except MirrorFullError:
-            raise
-        except SQLBufferError:
-            return  # draws go on; `lag` tells
 
     @property
     def lag_s(self) -> float:
@@ -199,6 +192,6 @@ def _follow(refreshing: "ref[Refreshing]", closed: threading.Event, refresh_s: f
         own = refreshing()
         if own is None or own._pid != os.getpid():
             return
-        with suppress(SQLBufferError):  # kept, for `lag` and for draws
+        with suppress(Exception):  # kept, for `lag` and for draws
             own.refresh()
         del own
