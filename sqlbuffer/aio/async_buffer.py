@@ -16,6 +16,7 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings
+from sqlbuffer.interchange.copy_report import CopyReport
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.database.urls import Database
@@ -133,6 +134,12 @@ class AsyncReplayBuffer:
     release = as_coroutine(ReplayBuffer.release)
     delete = as_coroutine(ReplayBuffer.delete)
     clear = as_coroutine(ReplayBuffer.clear)
+
+    @arguments_of(ReplayBuffer.copy_to)
+    async def copy_to(self, other: Any, *args: Any, **kwargs: Any) -> CopyReport:
+        sync = other.sync if isinstance(other, AsyncReplayBuffer) else other
+        return await in_thread(self.sync.copy_to, sync, *args, **kwargs)
+
     resize = as_coroutine(ReplayBuffer.resize)
     expire = as_coroutine(ReplayBuffer.expire)
 

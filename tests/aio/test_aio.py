@@ -132,3 +132,17 @@ def test_stores_and_draws_arrays(database_url: str) -> None:
             assert buffer.decode(obs[1].tobytes())["obs"].tolist() == [2.0, 3.0]
 
     asyncio.run(main())
+
+
+def test_a_buffer_is_copied_into_another_one(database_url: str) -> None:
+    async def use() -> tuple[int, int]:
+        source = await AsyncReplayBuffer.open(database_url, create=True)
+        await source.add(state=1, task_id="t")
+        target = await AsyncReplayBuffer.open(database_url, "copy", config=source.sync.config)
+        report = await source.copy_to(target)
+        size = await target.size()
+        await target.close()
+        await source.close()
+        return report.n_steps, size
+
+    assert asyncio.run(use()) == (1, 1)

@@ -1,5 +1,6 @@
 """What a copy reads of its source, a limited number of steps at a time."""
 
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -42,6 +43,7 @@ BATCH_BYTES = 8 * 2**20
 EPISODES_AT_ONCE = 2_000
 # How long a copy waits at its start for the writers under way.
 SETTLING_S = 30.0
+STANDBY_PAUSE_S = 0.1
 # What the buffer as a whole has, besides its configuration.
 BUFFER_COLUMNS = (
     "clock", "max_priority", "n_expired", "n_used_up", "n_other_session", "n_partial",
@@ -110,6 +112,17 @@ class CopySource:
                         select(last_number(self._id), is_standby())
                     ).one()
                 settled = settled_seq(buffer.engine, buffer.watermark, SETTLING_S)
+                deadline = time.monotonic() + SETTLING_S
+                # A standby knows more at a second look, and a little later.
+                while stands_by and settled == 0 < last and time.monotonic() < deadline:
+                    time.sleep(STANDBY_PAUSE_S)
+                    settled = settled_seq(buffer.engine, buffer.watermark)
+            if stands_by and settled == 0 < last:
+                raise StorageBusyError(
+                    f"{buffer.shown_url}: a standby does not know which steps of buffer "
+                    f"{buffer.info.name!r} are all there before later ones were committed; copy "
+                    f"again, or copy from the primary"
+                )
             if settled is not None and settled < last and not stands_by:
                 raise StorageBusyError(
                     f"{buffer.shown_url}: a transaction that writes to buffer "

@@ -5,21 +5,35 @@ import psycopg
 # How much older a row must be than the last replayed transaction.
 STANDBY_AGE_S = 2.0
 
-# The last row that is old enough, found by halving: rows are written about in the order of their
-# numbers. The standby may have replayed no transaction since it was started.
+# The last row, or last step of a chunk, that is old enough, found by halving: they are written
+# about in the order of their numbers. The standby may have replayed no transaction since it was
+# started.
 _LAST_OLD = """
 WITH RECURSIVE newest AS (
-    SELECT seq, greatest(inserted_at, pg_last_xact_replay_timestamp()) - make_interval(secs => %s)
-        AS old_at
-    FROM experiences WHERE buffer_id = %s ORDER BY seq DESC LIMIT 1
+    SELECT n.seq, greatest(n.inserted_at, pg_last_xact_replay_timestamp())
+        - make_interval(secs => %(age_s)s) AS old_at
+    FROM (
+        (SELECT seq, inserted_at FROM experiences
+         WHERE buffer_id = %(id)s ORDER BY seq DESC LIMIT 1)
+        UNION ALL
+        (SELECT first_seq + n_steps - 1, inserted_at FROM chunks
+         WHERE buffer_id = %(id)s ORDER BY first_seq DESC LIMIT 1)
+    ) AS n LIMIT 1
 ), halves(low, high, old_at) AS (
-    SELECT least(%s::bigint, seq), seq, old_at FROM newest
+    SELECT least(%(settled)s::bigint, seq), seq, old_at FROM newest
     UNION ALL
     SELECT CASE WHEN next.is_old THEN next.seq ELSE low END,
         CASE WHEN next.is_old THEN high ELSE (low + high + 1) / 2 - 1 END, old_at
     FROM halves CROSS JOIN LATERAL (
-        SELECT e.seq, e.inserted_at <= old_at AS is_old FROM experiences e
-        WHERE e.buffer_id = %s AND e.seq >= (low + high + 1) / 2 ORDER BY e.seq LIMIT 1
+        SELECT x.seq, x.inserted_at <= old_at AS is_old FROM (
+            (SELECT e.seq, e.inserted_at FROM experiences e
+             WHERE e.buffer_id = %(id)s AND e.seq >= (low + high + 1) / 2 ORDER BY e.seq LIMIT 1)
+            UNION ALL
+            (SELECT c.first_seq + c.n_steps - 1, c.inserted_at FROM chunks c
+             WHERE c.buffer_id = %(id)s AND c.first_seq > (low + high + 1) / 2 - 256
+               AND c.first_seq + c.n_steps - 1 >= (low + high + 1) / 2
+             ORDER BY c.first_seq LIMIT 1)
+        ) AS x LIMIT 1
     ) AS next WHERE low < high
 )
 SELECT low, pg_snapshot_xmax(pg_current_snapshot())::text::bigint FROM halves WHERE low = high
@@ -47,7 +61,7 @@ class StandbyWatermark:
     def look(self, driver: psycopg.Connection, buffer_id: int) -> int:
         """Look once, and return `settled`. Each statement needs a snapshot of its own."""
         if self._later_id is None:
-            parameters = (STANDBY_AGE_S, buffer_id, self.settled, buffer_id)
+            parameters = {"age_s": STANDBY_AGE_S, "id": buffer_id, "settled": self.settled}
             found = driver.execute(_LAST_OLD, parameters).fetchone()
             if found is None:  # the buffer is empty
                 return self.settled
