@@ -7,7 +7,14 @@ import pytest
 from sqlbuffer import BufferConfig, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import CopyError, StorageBusyError, StorageReadOnlyError
 from tests.conftest import KINDS, MakeDatabaseUrl
-from tests.support.copied_buffers import FIELDS, columns, comparable, json_rows, typed_steps
+from tests.support.copied_buffers import (
+    FIELDS,
+    columns,
+    comparable,
+    json_rows,
+    odd_steps,
+    typed_steps,
+)
 from tests.support.sql import connected, run, scalar
 from tests.support.views import shown
 
@@ -325,3 +332,19 @@ def test_a_source_that_was_restored_in_between_is_noticed(
 
     with pytest.raises(CopyError, match=r"has another step at seq [0-9]+ than the unfinished copy"):
         source.copy_to(target)
+
+
+def test_odd_values_are_copied_there_and_back(
+    urls: tuple[str, str], make_database_url: MakeDatabaseUrl
+) -> None:
+    source = odd_steps(urls[0], "source")
+    target = emptied(source, urls[1])
+    kind = "sqlite" if urls[0].startswith("sqlite") else "postgresql"
+    back = emptied(source, make_database_url(kind, schema=True), "back")
+
+    source.copy_to(target)
+    target.copy_to(back)
+
+    views = ("v_experiences", "v_priorities")
+    assert shown(urls[1], "copy", views) == shown(urls[0], "source", views)
+    assert comparable(list(target)) == comparable(list(source)) == comparable(list(back))

@@ -76,6 +76,49 @@ def typed_steps(url: str, name: str, **settings: Any) -> ReplayBuffer:
     return buffer
 
 
+def odd_steps(url: str, name: str) -> ReplayBuffer:
+    """Return steps whose numbers are at the ends of their ranges, or none at all."""
+    n, rng = 200, np.random.default_rng(1)
+    fields = {
+        "x": ("float32", (2,)),
+        "level": {"dtype": "float32", "column": True},
+        "flag": {"dtype": "bool", "column": True},
+        "word": {"dtype": "U4", "column": True},
+    }
+    buffer = ReplayBuffer(url, name, create=True, fields=fields, priorities=True)
+    odd = [np.inf, -np.inf, -0.0, np.nan]
+    buffer.extend(
+        {
+            "x": rng.normal(size=(n, 2)).astype(np.float32),
+            "level": np.resize(np.array(odd, np.float32), n),
+            "flag": np.arange(n) % 2 == 0,
+            "word": np.array(["ö🙂"] * n),
+            "reward": np.array([*odd, *rng.normal(size=n - 4)]),
+            "terminated": np.arange(n) % 7 == 0,
+            "truncated": np.arange(n) % 11 == 0,
+        },
+        task_id=[f"t{i % 3}" for i in range(n)], step=rng.permutation(n), model_version=2**40,
+        priority=np.linspace(0, 1e100, n),
+    )  # fmt: skip
+    rows = [
+        DataRow(
+            ExpMeta("task", TEXT, "a", i * i, 123.456789 + i * 1e-7, "before"),
+            Experience(
+                state={"a": 1e300, "b": 2**70, "c": [np.nan, -0.0]}, actions=[1, {"z": None}],
+                reward_t=-np.inf, adv_t=np.nan, v_t=-0.0, extra={"k": "\u2028", "inf": np.inf},
+            ),
+            f"id-{i}",
+            fields={
+                "x": np.zeros(2, np.float32), "level": np.float32(-np.inf), "flag": True,
+                "word": "abc",
+            },
+        )
+        for i in range(20)
+    ]  # fmt: skip
+    buffer.store_batch(rows)
+    return buffer
+
+
 def columns(n: int, seed: int) -> dict[str, Any]:
     """Return n typed steps; some have no tokens at all, and some numbers are not finite."""
     rng = np.random.default_rng(seed)
