@@ -189,9 +189,10 @@ def test_columns_and_episodes_carry_it_too(buffer_url):
         buffer.store_episode(arrays_of(1), session_id="d")
         with buffer.episode(session_id="e") as episode:
             episode.append(obs=[1.0])
+        buffer.extend(arrays_of(1), session_id=5)
         with pytest.raises(FieldError, match="session_id"):
-            buffer.extend(arrays_of(1), session_id=5)
-    assert sessions_in(buffer_url, "typed") == ["a", "a", "b", "c", None, "d", "e"]
+            buffer.extend(arrays_of(1), session_id=True)
+    assert sessions_in(buffer_url, "typed") == ["a", "a", "b", "c", None, "d", "e", "5"]
 
 
 def test_recorded_environments_carry_it(buffer_url):
