@@ -107,3 +107,14 @@ def check_mirrored(store: BufferStore) -> None:
             f"buffer {name!r} hands out its steps by leases, which a mirror does not; use "
             f"lease() of the buffer itself"
         )
+    if config.flow.rate_limiter is not None:
+        raise BufferConfigError(
+            f"buffer {name!r} has a rate limiter ({config.flow.rate_limiter}), which a mirror does "
+            f"not obey; draw from the buffer itself, or remove the limiter "
+            f"(set_rate_limiter(None))"
+        )
+    if config.sampling.track_samples:
+        raise BufferConfigError(
+            f"buffer {name!r} logs its batches (track_samples), which a mirror does not; draw from "
+            f"the buffer itself"
+        )
