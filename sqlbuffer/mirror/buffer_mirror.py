@@ -17,9 +17,9 @@ from sqlbuffer.loading.plans import Draws
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_source import MirrorSource
+from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
 from sqlbuffer.mirror.step_batches import step_batch
-from sqlbuffer.mirror.step_memory import StepMemory
 from sqlbuffer.mirror.transition_batches import TransitionBatches
 from sqlbuffer.mirror.uniform import uniform_slots
 from sqlbuffer.query.condition_tree import EVERYTHING

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from sqlbuffer.errors import BufferConfigError, MirrorFullError
-from sqlbuffer.mirror.block_map import BLOCK
-from sqlbuffer.mirror.step_memory import StepMemory
-from sqlbuffer.mirror.step_record import slot_bytes
+from sqlbuffer.mirror.memory.block_map import BLOCK
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import slot_bytes
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.eligibility.eligible_rows import oldest_version
 from sqlbuffer.storage.following.feed import News

@@ -13,7 +13,7 @@ from sqlbuffer.errors import (
     StorageError,
 )
 from sqlbuffer.mirror.filling import Filling
-from sqlbuffer.mirror.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.following.buffer_state import BufferState

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.fields.declarations import BUILT_IN
-from sqlbuffer.mirror.step_memory import StepMemory
-from sqlbuffer.mirror.step_record import AGENT, SEQ, STEP, TASK
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import AGENT, SEQ, STEP, TASK
 from sqlbuffer.steps.batches import Batch
 
 Integers = NDArray[np.int64]

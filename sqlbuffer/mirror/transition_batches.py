@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.mirror.block_map import NONE
-from sqlbuffer.mirror.episode_table import ABORTED
-from sqlbuffer.mirror.step_batches import fields_of, info_of
-from sqlbuffer.mirror.step_memory import StepMemory
-from sqlbuffer.mirror.step_record import (
+from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.mirror.memory.episode_table import ABORTED
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import (
     BARRED,
     EPISODE,
     LAST,
@@ -23,6 +22,7 @@ from sqlbuffer.mirror.step_record import (
     T,
     as_float32,
 )
+from sqlbuffer.mirror.step_batches import fields_of, info_of
 from sqlbuffer.mirror.transition_plan import TransitionPlan
 from sqlbuffer.mirror.transition_table import TransitionTable
 from sqlbuffer.mirror.uniform import uniform_slots

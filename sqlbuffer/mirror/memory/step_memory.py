@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.mirror.block_map import BLOCK, NONE, BlockMap
-from sqlbuffer.mirror.changed_slots import ChangedSlots
-from sqlbuffer.mirror.episode_table import EpisodeTable
-from sqlbuffer.mirror.name_table import NameTable
-from sqlbuffer.mirror.step_record import (
+from sqlbuffer.mirror.memory.block_map import BLOCK, NONE, BlockMap
+from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
+from sqlbuffer.mirror.memory.episode_table import EpisodeTable
+from sqlbuffer.mirror.memory.name_table import NameTable
+from sqlbuffer.mirror.memory.step_record import (
     AGENT,
     BARRED,
     EPISODE,
