@@ -6,7 +6,7 @@ from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
-from sqlbuffer.arguments import check_batch_size, check_n_step, described
+from sqlbuffer.arguments import check_batch_size, check_n_step
 from sqlbuffer.config.setting_checks import checked_seconds, checked_size
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.fields.declarations import BUILT_IN
@@ -15,15 +15,16 @@ from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import Draws
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
+from sqlbuffer.mirror.choosing.choosers import chooser_of
+from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_source import MirrorSource
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
 from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.transition_batches import TransitionBatches
-from sqlbuffer.mirror.uniform import uniform_slots
 from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.samplers import RandomSampler, Sampler
+from sqlbuffer.samplers import Sampler
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
@@ -142,9 +143,9 @@ class Mirror:
             own, built_in = checked_step_names(config.fields, fields, "steps")
             names = [*own, *built_in]
 
-        def made(memory: StepMemory, rng: np.random.Generator, replace: bool, n: int) -> Batch:
+        def made(memory: StepMemory, chooser: Chooser, n: int) -> Batch:
             is_drawable = memory.is_drawable[: memory.blocks.n_used]
-            return step_batch(memory, uniform_slots(is_drawable, rng, replace, n), names)
+            return step_batch(memory, chooser.choose(memory, is_drawable, n), names)
 
         return self._drawn(made, batch_size, sampler, lambda: StepReader(config.fields, fields))
 
@@ -227,8 +228,8 @@ class Mirror:
         return lambda n, sampler: self._transitions(form, n, sampler)
 
     def _transitions(self, form: TransitionForm, batch_size: int, sampler: Sampler | None) -> Batch:
-        def made(memory: StepMemory, rng: np.random.Generator, replace: bool, n: int) -> Batch:
-            return self._batches_of(memory, form).draw(rng, replace, n)
+        def made(memory: StepMemory, chooser: Chooser, n: int) -> Batch:
+            return self._batches_of(memory, form).draw(chooser, n)
 
         return self._drawn(made, batch_size, sampler, lambda: TransitionReader(form))
 
@@ -270,12 +271,12 @@ class Mirror:
 
     def _drawn(
         self,
-        made: Callable[[StepMemory, np.random.Generator, bool, int], Batch],
+        made: Callable[[StepMemory, Chooser, int], Batch],
         batch_size: int,
         sampler: Sampler | None,
         reader: Callable[[], BatchReader],
     ) -> Batch:
-        rng, replace = self._randomness(sampler)
+        chooser = chooser_of(sampler, self._rng)
         check_batch_size(batch_size)
         refreshing, n = self._refreshing, int(batch_size)
         self._store.own_writes.store_before_draw(n, lambda: len(self))
@@ -283,8 +284,7 @@ class Mirror:
         with refreshing.lock:
             memory = refreshing.memory
             self._check_size(memory)
-
-            batch = made(memory, rng, replace, n)
+            batch = made(memory, chooser, n)
         check_sufficient(
             batch.n_rows,
             batch_size,
@@ -292,19 +292,6 @@ class Mirror:
             lambda: undrawn(self._store, EVERYTHING, sampler, reader()),
         )
         return batch
-
-    def _randomness(self, sampler: Sampler | None) -> tuple[np.random.Generator, bool]:
-        """Return what draws, and whether it draws with replacement."""
-        if sampler is None:
-            return self._rng, True
-        if not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
-        if type(sampler) is not RandomSampler:
-            raise TypeError(
-                f"a mirror draws with a RandomSampler, got {described(sampler)}; draw with it from "
-                f"the buffer itself"
-            )
-        return sampler.generator(), sampler.replace
 
     def _check_size(self, memory: StepMemory) -> None:
         needed, name = self._store.info.config.sampling.min_size, self._store.info.name

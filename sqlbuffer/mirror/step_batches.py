@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.fields.declarations import BUILT_IN
+from sqlbuffer.mirror.choosing.chosen import Chosen
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import AGENT, SEQ, STEP, TASK
 from sqlbuffer.steps.batches import Batch
@@ -14,18 +15,19 @@ from sqlbuffer.steps.batches import Batch
 Integers = NDArray[np.int64]
 
 
-def step_batch(memory: StepMemory, slots: Integers, names: Sequence[str]) -> Batch:
+def step_batch(memory: StepMemory, chosen: Chosen, names: Sequence[str]) -> Batch:
     """Return the batch of steps.
 
     Args:
         memory: The steps.
-        slots: Where they are, shape (n,).
+        chosen: Which of them.
         names: Which fields, in order, and which of `reward`, `terminated` and `truncated`.
     """
+    slots = chosen.slots
     rows = memory.gathered(slots)
     arrays = fields_of(memory, slots, rows, [name for name in names if name not in BUILT_IN])
     arrays |= {name: rows[name].copy() for name in BUILT_IN if name in names}
-    return Batch(arrays, info_of(memory, rows))
+    return Batch({**arrays, **chosen.columns}, info_of(memory, rows))
 
 
 def fields_of(

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
+from sqlbuffer.mirror.choosing.chosen import Chooser, Columns
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.episode_table import ABORTED
 from sqlbuffer.mirror.memory.step_memory import StepMemory
@@ -25,7 +26,6 @@ from sqlbuffer.mirror.memory.step_record import (
 from sqlbuffer.mirror.step_batches import fields_of, info_of
 from sqlbuffer.mirror.transition_plan import TransitionPlan
 from sqlbuffer.mirror.transition_table import TransitionTable
-from sqlbuffer.mirror.uniform import uniform_slots
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.n_step import n_step_returns
 from sqlbuffer.storage.sampling.readers.transition_form import ENDS_NOT_TOLD, NEXT, TransitionForm
@@ -52,34 +52,36 @@ class TransitionBatches:
         if not (form.stack or form.sequence_fields or self._checks_ends):
             self._table = TransitionTable(memory, form.n_step, self._plan)
 
-    def draw(self, rng: np.random.Generator, replace: bool, n: int) -> Batch:
-        """Return n transitions, uniform over the steps that one can be made of; fewer if there are
-        too few.
+    def draw(self, chooser: Chooser, n: int) -> Batch:
+        """Return n transitions of the steps that one can be made of; fewer if there are too few.
 
         Args:
-            rng: Draws.
-            replace: Draw with replacement.
+            chooser: Chooses their first steps.
             n: How many.
         """
-        table = self._table
-        if table is not None and not self._memory.episodes.n_aborted:
+        memory, table = self._memory, self._table
+        n_used = memory.blocks.n_used
+        if table is not None and not memory.episodes.n_aborted:
             accepted = table.accepted(n)
             if accepted is not None:
-                slots = uniform_slots(accepted[: self._memory.blocks.n_used], rng, replace, n)
-                return self._batch(table.plan(slots))
-        is_drawable = self._memory.is_drawable[: self._memory.blocks.n_used]
-        # Mostly a few more than wanted are enough, and the plan is made once.
-        plan = self._plan(uniform_slots(is_drawable, rng, replace, n + n // 8 + 4))
-        if plan.accepted[:n].all():
-            return self._batch(plan.taken(slice(n)))
-        chosen = np.flatnonzero(plan.accepted)[:n]
-        if len(chosen) == n:
-            return self._batch(plan.taken(chosen))
-        slots = uniform_slots(is_drawable, rng, replace, n, self._accepts)
-        return self._batch(self._plan(slots))
+                chosen = chooser.choose(memory, accepted[:n_used], n)
+                return self._batch(table.plan(chosen.slots), chosen.columns)
+        plans: list[TransitionPlan] = []
 
-    def _accepts(self, slots: Integers) -> Flags:
-        return self._plan(slots).accepted
+        def accepts(slots: Integers) -> Flags:
+            plans.append(self._plan(slots))
+            return plans[-1].accepted
+
+        chosen = chooser.choose(memory, memory.is_drawable[:n_used], n, accepts)
+        return self._batch(self._planned(chosen.slots, plans), chosen.columns)
+
+    def _planned(self, slots: Integers, plans: Sequence[TransitionPlan]) -> TransitionPlan:
+        """Return the plan of steps: mostly it was made to find out whether they are accepted."""
+        if len(plans) == 1:
+            at = np.flatnonzero(plans[0].accepted)[: len(slots)]
+            if np.array_equal(plans[0].slots[at], slots):
+                return plans[0].taken(at)
+        return self._plan(slots)
 
     def _plan(self, slots: Integers) -> TransitionPlan:
         memory, form = self._memory, self._form
@@ -205,7 +207,7 @@ class TransitionBatches:
             name: array.reshape(*slots.shape, *array.shape[1:]) for name, array in found.items()
         }
 
-    def _batch(self, plan: TransitionPlan) -> Batch:
+    def _batch(self, plan: TransitionPlan, columns: Columns) -> Batch:
         memory, form, returns = self._memory, self._form, plan.returns
         rows = memory.gathered(plan.slots)
         plain = [name for name in form.own if name not in form.stack]
@@ -225,7 +227,7 @@ class TransitionBatches:
         episode = keys.take(own, mode="clip") if len(keys) else np.full(len(own), None)
         episode[own == NONE] = None
         more = {"episode": episode, "t": rows[T].astype(np.int64), "n_steps": returns.m}
-        return Batch(arrays, info_of(memory, rows, more))
+        return Batch({**arrays, **columns}, info_of(memory, rows, more))
 
     def _with_stacks(
         self, plan: TransitionPlan, plain: dict[str, NDArray[Any]]

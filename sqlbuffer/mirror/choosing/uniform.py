@@ -1,16 +1,39 @@
 """Draw steps uniformly from memory."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from sqlbuffer.mirror.choosing.chosen import Chosen, Flags, Integers
+from sqlbuffer.mirror.memory.step_memory import StepMemory
 
 # Where fewer slots than this share hold a step that may be drawn, all of them are looked up.
 LOWEST_SHARE = 1 / 16
 MOST_ROUNDS = 64
+
+
+@dataclass(frozen=True)
+class UniformChooser:
+    """Chooses uniformly.
+
+    Attributes:
+        rng: Draws.
+        replace: Draw with replacement.
+    """
+
+    rng: np.random.Generator
+    replace: bool
+
+    def choose(
+        self,
+        memory: StepMemory,
+        is_drawable: Flags,
+        n: int,
+        accepts: Callable[[Integers], Flags] | None = None,
+    ) -> Chosen:
+        """Return n steps; see `Chooser.choose`."""
+        return Chosen(uniform_slots(is_drawable, self.rng, self.replace, n, accepts))
 
 
 def uniform_slots(
@@ -33,7 +56,8 @@ def uniform_slots(
         accepts: Returns for slots which are accepted; all by default.
     """
     found = np.zeros(0, np.int64)
-    n_slots, n_drawn, size = len(is_drawable), 0, n + 8
+    # Mostly a few more than wanted are enough, and `accepts` is asked once.
+    n_slots, n_drawn, size = len(is_drawable), 0, n + 8 + (0 if accepts is None else n // 8)
     if not n_slots:
         return found
     for _ in range(MOST_ROUNDS):

@@ -1,0 +1,1 @@
+"""How samplers choose among the steps in memory."""

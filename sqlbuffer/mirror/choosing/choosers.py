@@ -1,0 +1,43 @@
+"""Which way of choosing belongs to a sampler."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sqlbuffer.arguments import described
+from sqlbuffer.mirror.choosing.chosen import Chooser
+from sqlbuffer.mirror.choosing.uniform import UniformChooser
+from sqlbuffer.samplers import RandomSampler, Sampler
+
+
+def _uniform(sampler: RandomSampler) -> Chooser:
+    return UniformChooser(sampler.generator(), sampler.replace)
+
+
+# A sampler of a class that is derived from one of these chooses in its own way.
+_CHOOSERS: dict[type[Sampler], Callable[[Any], Chooser]] = {RandomSampler: _uniform}
+
+
+def chooser_of(sampler: Sampler | None, rng: np.random.Generator) -> Chooser:
+    """Return what chooses the steps of the next draw.
+
+    Args:
+        sampler: The sampler; None: uniform with replacement.
+        rng: Draws without a sampler.
+
+    Raises:
+        TypeError: A sampler that a mirror does not have.
+    """
+    if sampler is None:
+        return UniformChooser(rng, True)
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
+    made = _CHOOSERS.get(type(sampler))
+    if made is None:
+        names = " or ".join(each.__name__ for each in _CHOOSERS)
+        raise TypeError(
+            f"a mirror draws with a {names}, got {described(sampler)}; draw with it from the "
+            f"buffer itself"
+        )
+    return made(sampler)
