@@ -1,6 +1,6 @@
 """The steps of a mirror in memory: a record for each step, and how the steps follow each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from sqlbuffer.mirror.memory.block_map import BLOCK, NONE, BlockMap
 from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
 from sqlbuffer.mirror.memory.episode_table import EpisodeTable
 from sqlbuffer.mirror.memory.name_table import NameTable
+from sqlbuffer.mirror.memory.slot_arrays import LARGE, Allocate, slot_shapes, zeroed
 from sqlbuffer.mirror.memory.step_record import (
     AGENT,
     BARRED,
@@ -31,7 +32,6 @@ from sqlbuffer.mirror.memory.step_record import (
     copied_runs,
     field_bytes,
     flags_of,
-    lengthened,
     record_of,
     step_numbers_of,
 )
@@ -47,6 +47,7 @@ class StepMemory:
     Args:
         layout: How the bytes of chunks are laid out.
         n_slots: How many steps there is room for; rounded up to whole blocks.
+        allocate: Makes the arrays that have a place for each step.
 
     Attributes:
         blocks: Says which slot a number has.
@@ -62,25 +63,15 @@ class StepMemory:
         has_barred: Whether some of them were not to be sampled at some time.
     """
 
-    def __init__(self, layout: Layout, n_slots: int) -> None:
+    def __init__(self, layout: Layout, n_slots: int, allocate: Allocate = zeroed) -> None:
         self.layout, self.record = layout, record_of(layout)
         self._runs = copied_runs(layout)
         n_blocks = -(-n_slots // BLOCK)
         n = n_blocks * BLOCK
         self.blocks = BlockMap(n_blocks)
-        # As numbers of 64 bits: of a record numpy copies the parts one by one.
-        self._records = np.zeros((n, self.record.itemsize // 8), np.uint64)
-        self._links = np.zeros((n, LINK.itemsize // 8), np.uint64)
-        self.large = {
-            name: np.zeros((n, *spec.shape), spec.dtype)
-            for name, spec in layout.specs.items()
-            if name not in (self.record.names or ())
-        }
+        self._allocate = allocate
+        self._use(allocate(slot_shapes(layout, n)))
         self.tails = np.zeros(n, object) if layout.has_tails else None
-        self.is_drawable = np.zeros(n, bool)
-        self._version = np.zeros(n, np.int64)
-        self._session = np.zeros(n, np.int32)
-        self._is_quarantined = np.zeros(n, bool)
         self._limits: tuple[int | None, int | None] = None, None
         self.episodes = EpisodeTable()
         self.tasks, self.agents = NameTable(), NameTable()
@@ -97,18 +88,30 @@ class StepMemory:
     def grow(self, n_slots: int) -> None:
         """Make room for more steps; copies everything."""
         n_blocks = -(-n_slots // BLOCK)
-        more = n_blocks * BLOCK - self.n_slots
+        n = n_blocks * BLOCK
         self.blocks.n_blocks = n_blocks
-        self._records, self._links = lengthened(self._records, more), lengthened(self._links, more)
-        self.large = {name: lengthened(column, more) for name, column in self.large.items()}
         if self.tails is not None:
-            self.tails = lengthened(self.tails, more)
-        self.is_drawable = lengthened(self.is_drawable, more)
-        self._version, self._session = (
-            lengthened(self._version, more),
-            lengthened(self._session, more),
-        )
-        self._is_quarantined = lengthened(self._is_quarantined, more)
+            self.tails = np.concatenate([self.tails, np.zeros(n - self.n_slots, object)])
+        self.move(self._allocate(slot_shapes(self.layout, n)))
+
+    def move(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the steps in other arrays, which are at least as long."""
+        for name, array in self._arrays.items():
+            arrays[name][: len(array)] = array
+        self._use(arrays)
+
+    def _use(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._arrays = arrays
+        # As numbers of 64 bits: of a record numpy copies the parts one by one.
+        self._records, self._links = arrays["records"], arrays["links"]
+        self.is_drawable = arrays["is_drawable"]
+        self._version, self._session = arrays["version"], arrays["session"]
+        self._is_quarantined = arrays["is_quarantined"]
+        self.large = {
+            name.removeprefix(LARGE): array
+            for name, array in arrays.items()
+            if name.startswith(LARGE)
+        }
 
     @property
     def records(self) -> NDArray[Any]:

@@ -140,10 +140,3 @@ def flags_of(chunk: ChunkRow) -> bytes:
     if chunk.ends is None:
         return bytes(chunk.n_steps)
     return chunk.ends.translate(_AS_TOLD) if chunk.ends else _NO_END * chunk.n_steps
-
-
-def lengthened(array: NDArray[Any], more: int) -> NDArray[Any]:
-    """Return a copy of an array with more entries, which are zero."""
-    found = np.zeros((len(array) + more, *array.shape[1:]), array.dtype)
-    found[: len(array)] = array
-    return found

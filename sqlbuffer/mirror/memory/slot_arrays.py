@@ -1,0 +1,40 @@
+"""The arrays of a mirror that have a place for each step."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.mirror.memory.step_record import LINK, record_of
+
+Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+Allocate = Callable[[Shapes], Mapping[str, NDArray[Any]]]
+
+# Before the names of large fields.
+LARGE = "large."
+
+
+def slot_shapes(layout: Layout, n_slots: int) -> Shapes:
+    """Return shape and dtype of each array, by name; those of large fields begin with `LARGE`."""
+    record = record_of(layout)
+    large = {
+        LARGE + name: ((n_slots, *spec.shape), np.dtype(spec.dtype))
+        for name, spec in layout.specs.items()
+        if name not in (record.names or ())
+    }
+    return {
+        "records": ((n_slots, record.itemsize // 8), np.dtype(np.uint64)),
+        "links": ((n_slots, LINK.itemsize // 8), np.dtype(np.uint64)),
+        "is_drawable": ((n_slots,), np.dtype(bool)),
+        "version": ((n_slots,), np.dtype(np.int64)),
+        "session": ((n_slots,), np.dtype(np.int32)),
+        "is_quarantined": ((n_slots,), np.dtype(bool)),
+        **large,
+    }
+
+
+def zeroed(shapes: Shapes) -> dict[str, NDArray[Any]]:
+    """Return the arrays, filled with zeros, in the memory of this process."""
+    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
