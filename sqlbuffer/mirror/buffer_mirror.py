@@ -129,7 +129,8 @@ class Mirror:
             batch_size: How many steps.
             fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
                 default.
-            sampler: A `RandomSampler`; one with replacement by default.
+            sampler: A `RandomSampler`, `FifoSampler` or `LatestSampler`; by default the first,
+                with replacement.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
@@ -169,7 +170,8 @@ class Mirror:
             stack: How many frames are stacked, by field.
             terminal_field: The field that tells where an episode terminated.
             fields: Which of the declared fields; all by default.
-            sampler: A `RandomSampler`; one with replacement by default.
+            sampler: A `RandomSampler`, `FifoSampler` or `LatestSampler`; by default the first,
+                with replacement.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape).

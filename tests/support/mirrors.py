@@ -1,5 +1,6 @@
 """What a mirror draws, next to what the buffer itself draws of the same state."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,13 @@ def assert_same_draws(buffer: ReplayBuffer, mirror: Mirror, mode: str, **options
     if expected:
         n = len(expected) * (16 + len(expected).bit_length())
         assert drawn_rows(mirror, mode, n, **options) == expected
+
+
+def assert_same_batches(expected: Iterable[Batch], found: Iterable[Batch]) -> None:
+    """Assert that batches have the same arrays, of the same dtypes and in the same order."""
+    for theirs, own in zip(expected, found, strict=True):
+        for expected_arrays, arrays in ((theirs, own), (theirs.info, own.info)):
+            assert list(arrays) == list(expected_arrays)
+            for name, values in expected_arrays.items():
+                assert (arrays[name].dtype, arrays[name].shape) == (values.dtype, values.shape)
+                np.testing.assert_array_equal(arrays[name], values, err_msg=name)

@@ -7,8 +7,9 @@ import numpy as np
 
 from sqlbuffer.arguments import described
 from sqlbuffer.mirror.choosing.chosen import Chooser
+from sqlbuffer.mirror.choosing.one_end import OneEndChooser
 from sqlbuffer.mirror.choosing.uniform import UniformChooser
-from sqlbuffer.samplers import RandomSampler, Sampler
+from sqlbuffer.samplers import FifoSampler, LatestSampler, RandomSampler, Sampler
 
 
 def _uniform(sampler: RandomSampler) -> Chooser:
@@ -16,7 +17,11 @@ def _uniform(sampler: RandomSampler) -> Chooser:
 
 
 # A sampler of a class that is derived from one of these chooses in its own way.
-_CHOOSERS: dict[type[Sampler], Callable[[Any], Chooser]] = {RandomSampler: _uniform}
+_CHOOSERS: dict[type[Sampler], Callable[[Any], Chooser]] = {
+    RandomSampler: _uniform,
+    FifoSampler: lambda _sampler: OneEndChooser(newest=False),
+    LatestSampler: lambda _sampler: OneEndChooser(newest=True),
+}
 
 
 def chooser_of(sampler: Sampler | None, rng: np.random.Generator) -> Chooser:
@@ -35,9 +40,9 @@ def chooser_of(sampler: Sampler | None, rng: np.random.Generator) -> Chooser:
         raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
     made = _CHOOSERS.get(type(sampler))
     if made is None:
-        names = " or ".join(each.__name__ for each in _CHOOSERS)
+        *others, last = (each.__name__ for each in _CHOOSERS)
         raise TypeError(
-            f"a mirror draws with a {names}, got {described(sampler)}; draw with it from the "
-            f"buffer itself"
+            f"a mirror draws with a {', '.join(others)} or {last}, got {described(sampler)}; draw "
+            f"with it from the buffer itself"
         )
     return made(sampler)
