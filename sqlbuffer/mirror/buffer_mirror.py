@@ -283,10 +283,12 @@ class Mirror:
         refreshing, n = self._refreshing, int(batch_size)
         self._store.own_writes.store_before_draw(n, lambda: len(self))
         refreshing.prepare()
-        with refreshing.lock:
-            memory = refreshing.memory
+
+        def batch_of(memory: StepMemory) -> Batch:
             self._check_size(memory)
-            batch = made(memory, chooser, n)
+            return made(memory, chooser, n)
+
+        batch = refreshing.read(batch_of)
         check_sufficient(
             batch.n_rows,
             batch_size,

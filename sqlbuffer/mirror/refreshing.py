@@ -3,8 +3,10 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import ref
 
 from sqlbuffer.errors import (
@@ -19,6 +21,8 @@ from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.following.buffer_state import BufferState
 from sqlbuffer.storage.following.feed import Feed
 from sqlbuffer.storage.store import BufferStore
+
+Made = TypeVar("Made")
 
 # A registration is forgotten after a minute.
 RENEWED_S = 20.0
@@ -140,6 +144,11 @@ class Refreshing:
         """Keep draws out until the look ends, because the memory changes."""
         stack.enter_context(self.lock)
         self._is_torn = True
+
+    def read(self, made: Callable[[StepMemory], Made]) -> Made:
+        """Return what is made of the steps, which do not change meanwhile."""
+        with self.lock:
+            return made(self.memory)
 
     def prepare(self) -> None:
         """Take what this process has written, before a draw.
