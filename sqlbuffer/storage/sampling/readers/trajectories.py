@@ -10,7 +10,6 @@ from sqlalchemy import true
 
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.episode_steps import EpisodeSteps
@@ -29,7 +28,6 @@ from sqlbuffer.storage.rows.row_selection import (
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
-from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, Row, draw_plan
 from sqlbuffer.storage.sampling.readers.single_steps import (
     N_OWN,
@@ -38,10 +36,10 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     step_arrays,
     steps_of,
 )
+from sqlbuffer.storage.sampling.readers.trajectory_form import FINAL_PREFIX, TrajectoryForm
 from sqlbuffer.storage.sampling.strategy import RowStrategy
 from sqlbuffer.storage.schema.planner import unindexed
 
-FINAL_PREFIX = "final_"
 _ALL_STEPS = 2**30
 _OWN_REWARD = RETURN + 1
 
@@ -91,6 +89,9 @@ class TrajectoryReader:
         include_partial: Also episodes that are open or have lost steps.
         compression: How the bytes of arrays are compressed.
 
+    Attributes:
+        form: What the trajectories are made of.
+
     Raises:
         FieldError: An unknown field, or one that is called as a final observation.
     """
@@ -105,18 +106,10 @@ class TrajectoryReader:
         include_partial: bool = False,
         compression: str | None = None,
     ) -> None:
-        self._partial = include_partial
+        self.form = TrajectoryForm.of(fields, names=names, include_partial=include_partial)
         observed = {name: fields.specs[name] for name in fields.observations}
         self._layout = Layout(fields.specs, compression)
         self._observation = Layout(observed, compression)
-        self._names, self._built_in = checked_step_names(fields, names, "trajectories")
-        self._finals = [name for name in fields.observations if name in self._names]
-        for name in self._finals:
-            if FINAL_PREFIX + name in fields.specs:
-                raise FieldError(
-                    f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
-                    f"trajectory: leave {name!r} or it out with fields=[...]"
-                )
         self.columns = _reading(include_partial)
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
@@ -139,7 +132,7 @@ class TrajectoryReader:
         return self._episodes(candidates).keys()
 
     def _episodes(self, candidates: Candidates) -> EpisodePopulation:
-        return EpisodePopulation(candidates, self.columns, self._partial)
+        return EpisodePopulation(candidates, self.columns, self.form.include_partial)
 
     def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Trajectories:
         table = steps_of(candidates, rows)
@@ -149,8 +142,8 @@ class TrajectoryReader:
         is_known = lengths >= 0
         lens = np.where(is_known, np.minimum(lens, lengths - ts), lens)
         reaches_end = is_known & (ts + lens == lengths)
-        before = table.find(places, ts - 1) if self._partial else np.full(len(rows), -1)
-        accepted = (places >= 0) & (before < 0) & (self._partial | reaches_end)
+        before = table.find(places, ts - 1) if self.form.include_partial else np.full(len(rows), -1)
+        accepted = (places >= 0) & (before < 0) & (self.form.include_partial | reaches_end)
         accepted &= table.runs_are_eligible(first, lens)
         return Trajectories(rows, accepted, table, first, lens, reaches_end)
 
@@ -161,8 +154,8 @@ class TrajectoryReader:
         at = np.arange(int(lens.max()) if lens.size else 0)
         mask: NDArray[np.bool_] = at < lens[:, None]
         index = np.where(mask, plan.first[chosen][:, None] + at, -1)
-        arrays = gather(plan.table, self._layout, index, self._names)
-        arrays |= step_arrays(plan.table, index, self._built_in)
+        arrays = gather(plan.table, self._layout, index, self.form.names)
+        arrays |= step_arrays(plan.table, index, self.form.built_in)
         arrays |= {"mask": mask, "lens": lens, **self._final(rows, plan.reaches_end[chosen])}
         return Batch(arrays, self._info(rows))
 
@@ -170,14 +163,14 @@ class TrajectoryReader:
         self, rows: Sequence[Row], reaches_end: NDArray[np.bool_]
     ) -> dict[str, NDArray[Any]]:
         """Return the final observations, zeros where there is none, and which there are."""
-        if not self._finals:
+        if not self.form.finals:
             return {}
         ends_at = reaches_end.tolist()
         blobs = [row[FINAL] if is_end else None for row, is_end in zip(rows, ends_at, strict=True)]
         no = np.zeros(len(rows), bool)
         table = EpisodeSteps(np.arange(len(rows)), no, no, no, no, blobs, no)
         index = table.with_arrays(np.arange(len(rows)))
-        found = gather(table, self._observation, index, self._finals)
+        found = gather(table, self._observation, index, self.form.finals)
         return {
             **{FINAL_PREFIX + name: array for name, array in found.items()},
             "has_final": index >= 0,

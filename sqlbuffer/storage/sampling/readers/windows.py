@@ -17,11 +17,6 @@ from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import KEY, Neighbours, RowSelection, ends, place_columns
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.readers.checks import (
-    check_window,
-    checked_stack,
-    checked_step_names,
-)
 from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, PlanReader, Row
 from sqlbuffer.storage.sampling.readers.single_steps import (
     N_OWN,
@@ -30,6 +25,7 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     step_arrays,
     steps_of,
 )
+from sqlbuffer.storage.sampling.readers.window_form import WindowForm
 from sqlbuffer.storage.schema.planner import unindexed
 
 Integers = NDArray[np.int64]
@@ -81,6 +77,9 @@ class WindowReader(PlanReader[Windows]):
         stack: How many frames are stacked, by field.
         compression: How the bytes of arrays are compressed.
 
+    Attributes:
+        form: What the windows are made of.
+
     Raises:
         FieldError: An unknown field.
         ValueError: A length or stride below 1, or a burn-in below 0.
@@ -97,47 +96,44 @@ class WindowReader(PlanReader[Windows]):
         stack: Mapping[str, int] | None = None,
         compression: str | None = None,
     ) -> None:
-        check_window(length, burn_in, stride)
-        self._length, self._burn_in = int(length), int(burn_in)
-        self._layout = Layout(fields.specs, compression)
-        self._names, self._built_in = checked_step_names(fields, names, "windows")
-        self._stack = {k: v for k, v in checked_stack(fields, stack).items() if k in self._names}
-        self._n_frames = max(self._stack.values(), default=1)
-        n_before = self._burn_in + self._n_frames - 1
-        self.columns = _reading(self._length, n_before, int(stride))
+        form = WindowForm.of(fields, length, burn_in, stride, names=names, stack=stack)
+        self.form, self._layout = form, Layout(fields.specs, compression)
+        self.columns = _reading(form.length, form.n_before, form.stride)
 
     def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Windows:
         table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
-        offsets = np.arange(-self._burn_in, self._length)
+        offsets = np.arange(-self.form.burn_in, self.form.length)
         index = table.find(places[:, None], ts[:, None] + offsets)
         ends_here = table.flags(table.terminated | table.truncated, index) | (
             ts[:, None] + offsets + 1 == lengths[:, None]
         )
         usable = (index >= 0) & self._has_frames(table, places, ts[:, None] + offsets)
-        learnt = usable[:, self._burn_in :]
+        learnt = usable[:, self.form.burn_in :]
         # A burn-in reaches back to the nearest hole, or to an end inside the episode.
-        before: Flags = (usable & ~ends_here)[:, : self._burn_in]
+        before: Flags = (usable & ~ends_here)[:, : self.form.burn_in]
         before &= _up_to_first(~before[:, ::-1])[:, ::-1]
-        wanted = _up_to_first(ends_here[:, self._burn_in :])
+        wanted = _up_to_first(ends_here[:, self.form.burn_in :])
         accepted = (places >= 0) & (learnt | ~wanted).all(axis=1)
         index = np.where(np.concatenate([before, wanted], axis=1), index, -1)
         accepted &= table.are_eligible(index) & self._frames_are_free(table, places, ts, index)
         return Windows(rows, accepted, table, places, ts, index)
 
     def _has_frames(self, table: EpisodeSteps, places: Integers, ts: Integers) -> Flags:
-        if self._n_frames == 1:
+        if self.form.n_frames == 1:
             return np.ones(ts.shape, bool)
-        frames = table.find(places[:, None, None], frame_times(ts, self._n_frames))
+        frames = table.find(places[:, None, None], frame_times(ts, self.form.n_frames))
         found: Flags = np.asarray((frames >= 0).all(axis=-1))
         return found
 
     def _frames_are_free(
         self, table: EpisodeSteps, places: Integers, ts: Integers, index: Integers
     ) -> Flags:
-        if self._n_frames == 1:
+        if self.form.n_frames == 1:
             return np.ones(len(ts), bool)
-        times = frame_times(ts[:, None] + np.arange(-self._burn_in, self._length), self._n_frames)
+        times = frame_times(
+            ts[:, None] + np.arange(-self.form.burn_in, self.form.length), self.form.n_frames
+        )
         frames = table.find(places[:, None, None], times)
         return table.are_eligible(np.where((index >= 0)[..., None], frames, -1))
 
@@ -145,24 +141,24 @@ class WindowReader(PlanReader[Windows]):
         chosen = np.flatnonzero(plan.accepted)
         rows = [plan.rows[i] for i in chosen.tolist()]
         index = plan.index[chosen]
-        plain = [name for name in self._names if name not in self._stack]
+        plain = [name for name in self.form.names if name not in self.form.stack]
         arrays = gather(plan.table, self._layout, index, plain)
         arrays |= self._stacked(plan, chosen, index)
-        arrays |= step_arrays(plan.table, index, self._built_in)
+        arrays |= step_arrays(plan.table, index, self.form.built_in)
         arrays["mask"] = index >= 0
         first = decode_columns(self._layout, [row[:N_OWN] for row in rows], [])
         info = {
             **first.info,
             "episode": np.array([row[KEY] for row in rows], object),
             "t": plan.ts[chosen],
-            "burn_in": np.full(len(rows), self._burn_in, np.int64),
+            "burn_in": np.full(len(rows), self.form.burn_in, np.int64),
         }
         return Batch(arrays, info)
 
     def _stacked(self, plan: Windows, chosen: Integers, index: Integers) -> dict[str, NDArray[Any]]:
-        ts = plan.ts[chosen][:, None] + np.arange(-self._burn_in, self._length)
+        ts = plan.ts[chosen][:, None] + np.arange(-self.form.burn_in, self.form.length)
         found = {}
-        for name, k in self._stack.items():
+        for name, k in self.form.stack.items():
             frames = plan.table.find(plan.places[chosen][:, None, None], frame_times(ts, k))
             frames = np.where((index >= 0)[..., None], frames, -1)
             found[name] = gather(plan.table, self._layout, frames, [name])[name]

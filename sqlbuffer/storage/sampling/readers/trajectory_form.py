@@ -1,0 +1,51 @@
+"""What trajectories are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.storage.sampling.readers.checks import checked_step_names
+
+FINAL_PREFIX = "final_"
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryForm:
+    """What trajectories are made of; made with `of`.
+
+    Attributes:
+        names: The declared fields of each step.
+        built_in: Which of `reward`, `terminated` and `truncated`.
+        finals: The observations that come as final ones as well.
+        include_partial: Also episodes that are open or have lost steps.
+    """
+
+    names: Sequence[str]
+    built_in: Sequence[str]
+    finals: Sequence[str]
+    include_partial: bool
+
+    @classmethod
+    def of(
+        cls, fields: Fields, *, names: Sequence[str] | None = None, include_partial: bool = False
+    ) -> "TrajectoryForm":
+        """Return the form of trajectories.
+
+        Args:
+            fields: The typed fields of the buffer.
+            names: Which of them, `reward`, `terminated` and `truncated`; all by default.
+            include_partial: Also episodes that are open or have lost steps.
+
+        Raises:
+            FieldError: An unknown field, or one that is called as a final observation.
+        """
+        own, built_in = checked_step_names(fields, names, "trajectories")
+        finals = [name for name in fields.observations if name in own]
+        for name in finals:
+            if FINAL_PREFIX + name in fields.specs:
+                raise FieldError(
+                    f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
+                    f"trajectory: leave {name!r} or it out with fields=[...]"
+                )
+        return cls(own, built_in, finals, include_partial)

@@ -1,0 +1,73 @@
+"""What windows are made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.storage.sampling.readers.checks import (
+    check_window,
+    checked_stack,
+    checked_step_names,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowForm:
+    """What windows are made of; made with `of`.
+
+    Attributes:
+        length: Steps to learn from.
+        burn_in: Steps before them.
+        stride: From one window of an episode to the next.
+        names: The declared fields of each step.
+        built_in: Which of `reward`, `terminated` and `truncated`.
+        stack: How many frames are stacked, by field.
+    """
+
+    length: int
+    burn_in: int
+    stride: int
+    names: Sequence[str]
+    built_in: Sequence[str]
+    stack: Mapping[str, int]
+
+    @cached_property
+    def n_frames(self) -> int:
+        """How many frames are needed of each step at most."""
+        return max(self.stack.values(), default=1)
+
+    @cached_property
+    def n_before(self) -> int:
+        """How many steps before the first one to learn from are needed."""
+        return self.burn_in + self.n_frames - 1
+
+    @classmethod
+    def of(
+        cls,
+        fields: Fields,
+        length: int,
+        burn_in: int = 0,
+        stride: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        stack: Mapping[str, int] | None = None,
+    ) -> "WindowForm":
+        """Return the form of windows.
+
+        Args:
+            fields: The typed fields of the buffer.
+            length: Steps to learn from.
+            burn_in: Steps before them.
+            stride: From one window of an episode to the next.
+            names: Which fields, `reward`, `terminated` and `truncated`; all by default.
+            stack: How many frames are stacked, by field.
+
+        Raises:
+            FieldError: An unknown field.
+            ValueError: A length or stride below 1, or a burn-in below 0.
+        """
+        check_window(length, burn_in, stride)
+        own, built_in = checked_step_names(fields, names, "windows")
+        stacked = {name: k for name, k in checked_stack(fields, stack).items() if name in own}
+        return cls(int(length), int(burn_in), int(stride), own, built_in, stacked)
