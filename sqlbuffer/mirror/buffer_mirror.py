@@ -6,7 +6,7 @@ from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
-from sqlbuffer.arguments import check_batch_size, check_n_step
+from sqlbuffer.arguments import Condition, check_batch_size, check_n_step
 from sqlbuffer.config.setting_checks import checked_seconds, checked_size
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.fields.declarations import BUILT_IN
@@ -19,11 +19,14 @@ from sqlbuffer.mirror.choosing.choosers import chooser_of
 from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_source import MirrorSource
+from sqlbuffer.mirror.matching_steps import MatchingSteps
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
 from sqlbuffer.mirror.step_batches import step_batch
+from sqlbuffer.mirror.step_columns import check_in_memory
 from sqlbuffer.mirror.transition_batches import TransitionBatches
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.readers.base import BatchReader
@@ -78,6 +81,7 @@ class Mirror:
         )
         self._forms: dict[tuple[Any, ...], TransitionForm] = {}
         self._batches: dict[TransitionForm, TransitionBatches] = {}
+        self._matching = MatchingSteps()
         self._every_name = [*store.info.config.fields.specs, *BUILT_IN]
         store.own_writes.store()
         self._refreshing.start()
@@ -120,6 +124,7 @@ class Mirror:
         self,
         batch_size: int = 256,
         *,
+        condition: Condition = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
     ) -> Batch:
@@ -127,6 +132,7 @@ class Mirror:
 
         Args:
             batch_size: How many steps.
+            condition: Which steps. It names keys, `reward`, flags and declared fields.
             fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
                 default.
             sampler: A `RandomSampler`, `FifoSampler` or `LatestSampler`; by default the first,
@@ -136,6 +142,7 @@ class Mirror:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
 
         Raises:
+            ConditionError: A malformed condition, or one that names what is not in memory.
             InsufficientDataError: Fewer steps can be drawn.
             FieldError: An unknown field.
         """
@@ -144,11 +151,15 @@ class Mirror:
             own, built_in = checked_step_names(config.fields, fields, "steps")
             names = [*own, *built_in]
 
-        def made(memory: StepMemory, chooser: Chooser, n: int) -> Batch:
-            is_drawable = memory.is_drawable[: memory.blocks.n_used]
-            return step_batch(memory, chooser.choose(memory, is_drawable, n), names)
+        node = self._node(condition)
 
-        return self._drawn(made, batch_size, sampler, lambda: StepReader(config.fields, fields))
+        def made(memory: StepMemory, chooser: Chooser, n: int) -> Batch:
+            wanted = self._matching.of(memory, node)
+            return step_batch(memory, chooser.choose(memory, wanted, n), names)
+
+        return self._drawn(
+            made, batch_size, sampler, lambda: StepReader(config.fields, fields), node
+        )
 
     def sample_transitions(
         self,
@@ -158,6 +169,7 @@ class Mirror:
         gamma: float = 0.99,
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
+        condition: Condition = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
     ) -> Batch:
@@ -169,6 +181,7 @@ class Mirror:
             gamma: Discount of one step.
             stack: How many frames are stacked, by field.
             terminal_field: The field that tells where an episode terminated.
+            condition: Which first steps; see `sample_arrays`. The others may be any.
             fields: Which of the declared fields; all by default.
             sampler: A `RandomSampler`, `FifoSampler` or `LatestSampler`; by default the first,
                 with replacement.
@@ -177,13 +190,14 @@ class Mirror:
             A batch of arrays of shape (batch_size, *shape).
 
         Raises:
+            ConditionError: A malformed condition, or one that names what is not in memory.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: An unknown field, no observation field, or a field `done` where neither
                 `terminated` nor `truncated` is stored and no `terminal_field` is given.
         """
         check_n_step(n_step, gamma)
         form = self._form(int(n_step), float(gamma), fields, stack, terminal_field)
-        return self._transitions(form, batch_size, sampler)
+        return self._transitions(form, batch_size, sampler, self._node(condition))
 
     def loader(
         self,
@@ -229,11 +243,26 @@ class Mirror:
         )  # fmt: skip
         return lambda n, sampler: self._transitions(form, n, sampler)
 
-    def _transitions(self, form: TransitionForm, batch_size: int, sampler: Sampler | None) -> Batch:
+    def _transitions(
+        self,
+        form: TransitionForm,
+        batch_size: int,
+        sampler: Sampler | None,
+        node: Node = EVERYTHING,
+    ) -> Batch:
         def made(memory: StepMemory, chooser: Chooser, n: int) -> Batch:
-            return self._batches_of(memory, form).draw(chooser, n)
+            wanted = None if node is EVERYTHING else self._matching.of(memory, node)
+            return self._batches_of(memory, form).draw(chooser, n, wanted)
 
-        return self._drawn(made, batch_size, sampler, lambda: TransitionReader(form))
+        return self._drawn(made, batch_size, sampler, lambda: TransitionReader(form), node)
+
+    def _node(self, condition: Condition) -> Node:
+        """Return a condition checked."""
+        if condition is None:
+            return EVERYTHING
+        node = check(condition, self._store.info.config.fields.comparable)
+        check_in_memory(node)
+        return node
 
     def _form(
         self,
@@ -277,6 +306,7 @@ class Mirror:
         batch_size: int,
         sampler: Sampler | None,
         reader: Callable[[], BatchReader],
+        node: Node,
     ) -> Batch:
         chooser = chooser_of(sampler, self._rng)
         check_batch_size(batch_size)
@@ -293,7 +323,7 @@ class Mirror:
             batch.n_rows,
             batch_size,
             True,
-            lambda: undrawn(self._store, EVERYTHING, sampler, reader()),
+            lambda: undrawn(self._store, node, sampler, reader()),
         )
         return batch
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from sqlbuffer.errors import BufferConfigError, MirrorFullError
 from sqlbuffer.mirror.memory.block_map import BLOCK
+from sqlbuffer.mirror.memory.step_limits import LIMIT_BYTES
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import slot_bytes
 from sqlbuffer.sizes import shown_size
@@ -26,7 +27,7 @@ class Filling:
 
     def __init__(self, store: BufferStore, max_bytes: int) -> None:
         self._config, self._layout = store.info.config, store.layout
-        self._slot_bytes = slot_bytes(self._layout)
+        self._slot_bytes = slot_bytes(self._layout) + LIMIT_BYTES
         self._max_bytes, self._most_slots = max_bytes, max_bytes // self._slot_bytes
 
     def new_memory(self, n_steps: int) -> StepMemory:
@@ -82,6 +83,7 @@ class Filling:
             quarantined=news.quarantined,
             released=news.released,
             episodes=news.episodes(sorted(memory.episodes.unread)),
+            sessions=news.session_keys(sorted(memory.limits.unread)),
             limits=(
                 oldest_version(now.clock, sampling.max_staleness),
                 now.session if sampling.current_session_only else None,

@@ -52,27 +52,33 @@ class TransitionBatches:
         if not (form.stack or form.sequence_fields or self._checks_ends):
             self._table = TransitionTable(memory, form.n_step, self._plan)
 
-    def draw(self, chooser: Chooser, n: int) -> Batch:
+    def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
         """Return n transitions of the steps that one can be made of; fewer if there are too few.
 
         Args:
             chooser: Chooses their first steps.
             n: How many.
+            wanted: Which slots hold a step that may be the first; None: all that may be drawn.
         """
         memory, table = self._memory, self._table
         n_used = memory.blocks.n_used
         if table is not None and not memory.episodes.n_aborted:
             accepted = table.accepted(n)
             if accepted is not None:
-                chosen = chooser.choose(memory, accepted[:n_used], n)
+                if wanted is None:
+                    chosen = chooser.choose(memory, accepted[:n_used], n)
+                else:
+                    chosen = chooser.choose(memory, wanted, n, accepted.__getitem__)
                 return self._batch(table.plan(chosen.slots), chosen.columns)
         plans: list[TransitionPlan] = []
+        if wanted is None:
+            wanted = memory.is_drawable[:n_used]
 
         def accepts(slots: Integers) -> Flags:
             plans.append(self._plan(slots))
             return plans[-1].accepted
 
-        chosen = chooser.choose(memory, memory.is_drawable[:n_used], n, accepts)
+        chosen = chooser.choose(memory, wanted, n, accepts)
         return self._batch(self._planned(chosen.slots, plans), chosen.columns)
 
     def _planned(self, slots: Integers, plans: Sequence[TransitionPlan]) -> TransitionPlan:

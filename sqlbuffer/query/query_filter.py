@@ -73,8 +73,8 @@ class QueryFilter:
             return combine(self._matches(part, row) for part in node.parts)
         field = node.field
         if field.column == DECLARED:
-            return _test(node, _declared_value(self._fields[field.name], row))
-        return _test(node, _value(field, row))
+            return meets(node, _declared_value(self._fields[field.name], row))
+        return meets(node, _value(field, row))
 
 
 def _declared_value(spec: FieldSpec, row: DataRow) -> Any:
@@ -116,7 +116,8 @@ def _step(tree: Any, segment: Segment) -> Any:
     return tree.get(str(segment)) if isinstance(tree, dict) else None
 
 
-def _test(test: Leaf, value: Any) -> bool:
+def meets(test: Leaf, value: Any) -> bool:
+    """Return whether a value meets a leaf."""
     if test.op == "is_null":
         return (value is None) != test.negated
     if test.op == "like":

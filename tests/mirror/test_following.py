@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_refused_with_what_would(buffer):
 
 
 def test_a_buffer_that_outgrows_its_mirror_is_no_longer_drawn_from_it(buffer):
-    with buffer.mirror(max_bytes=64 * 160) as mirror:
+    with buffer.mirror(max_bytes=72 * 160) as mirror:
         mirror.sample_arrays(4)
         buffer.extend(columns(180))
         for _ in range(2):

@@ -29,6 +29,7 @@ def slot_shapes(layout: Layout, n_slots: int) -> Shapes:
         "links": ((n_slots, LINK.itemsize // 8), np.dtype(np.uint64)),
         "is_drawable": ((n_slots,), np.dtype(bool)),
         "version": ((n_slots,), np.dtype(np.int64)),
+        "has_version": ((n_slots,), np.dtype(bool)),
         "session": ((n_slots,), np.dtype(np.int32)),
         "is_quarantined": ((n_slots,), np.dtype(bool)),
         **large,

@@ -12,6 +12,7 @@ from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
 from sqlbuffer.mirror.memory.episode_table import EpisodeTable
 from sqlbuffer.mirror.memory.name_table import NameTable
 from sqlbuffer.mirror.memory.slot_arrays import LARGE, Allocate, slot_shapes, zeroed
+from sqlbuffer.mirror.memory.step_limits import StepLimits
 from sqlbuffer.mirror.memory.step_record import (
     AGENT,
     BARRED,
@@ -20,7 +21,6 @@ from sqlbuffer.mirror.memory.step_record import (
     LINK,
     LIVE,
     NO_REWARD,
-    NO_VERSION,
     SEQ,
     STEP,
     TASK,
@@ -56,6 +56,7 @@ class StepMemory:
         tails: The values of varying length of each step as bytes; None without such fields.
         is_drawable: Whether a step may be drawn, of shape (n_slots,).
         changed: Which slots have changed.
+        limits: What decides which steps may be sampled.
         episodes: The episodes.
         tasks: The names of tasks.
         agents: The names of agents.
@@ -69,10 +70,9 @@ class StepMemory:
         n_blocks = -(-n_slots // BLOCK)
         n = n_blocks * BLOCK
         self.blocks = BlockMap(n_blocks)
-        self._allocate = allocate
+        self._allocate, self.limits = allocate, StepLimits()
         self._use(allocate(slot_shapes(layout, n)))
         self.tails = np.zeros(n, object) if layout.has_tails else None
-        self._limits: tuple[int | None, int | None] = None, None
         self.episodes = EpisodeTable()
         self.tasks, self.agents = NameTable(), NameTable()
         self.n_live, self.has_barred = 0, False
@@ -105,8 +105,7 @@ class StepMemory:
         # As numbers of 64 bits: of a record numpy copies the parts one by one.
         self._records, self._links = arrays["records"], arrays["links"]
         self.is_drawable = arrays["is_drawable"]
-        self._version, self._session = arrays["version"], arrays["session"]
-        self._is_quarantined = arrays["is_quarantined"]
+        self.limits.use(arrays)
         self.large = {
             name.removeprefix(LARGE): array
             for name, array in arrays.items()
@@ -165,11 +164,7 @@ class StepMemory:
         rewards = [NO_REWARD * c.n_steps if c.rewards is None else c.rewards for c in chunks]
         links["reward"][at] = np.frombuffer(b"".join(rewards), ">f8")
         records["reward"][at] = as_float32(links["reward"][at])
-        versions = [NO_VERSION if c.model_version is None else c.model_version for c in chunks]
-        self._version[at] = np.repeat(versions, counts)
-        sessions = [NONE if c.session_id is None else c.session_id for c in chunks]
-        self._session[at] = np.repeat(sessions, counts)
-        self._is_quarantined[at] = False
+        self.limits.stage(chunks, at, counts)
         self._stage_episodes(chunks, slots, at, counts, places)
         self._staged.append(slots)
         return True
@@ -252,6 +247,7 @@ class StepMemory:
         quarantined: Sequence[int] = (),
         released: Sequence[int] = (),
         episodes: Sequence[EpisodeState] = (),
+        sessions: Sequence[tuple[int, str]] = (),
         limits: tuple[int | None, int | None] = (None, None),
     ) -> None:
         """Make what was staged visible, together with what else is new.
@@ -263,6 +259,7 @@ class StepMemory:
             quarantined: Steps that are in quarantine.
             released: Steps that no longer are.
             episodes: Episodes as they are now.
+            sessions: (number, id) of sessions that were not known yet.
             limits: The oldest model version that may be sampled, and the number of the only
                 session; None: any.
         """
@@ -274,10 +271,11 @@ class StepMemory:
         for seqs, value in ((quarantined, True), (released, False)):
             if len(seqs):
                 moved = self._known(seqs)
-                self._is_quarantined[moved] = value
+                self.limits.is_quarantined[moved] = value
                 changed.append(moved)
-        if limits != self._limits:
-            self._limits = limits
+        self.limits.name_sessions(sessions)
+        if limits != (self.limits.oldest, self.limits.only):
+            self.limits.oldest, self.limits.only = limits
             changed = [np.arange(self.blocks.n_used)]
         for slots in changed:
             self._judge(slots)
@@ -329,13 +327,7 @@ class StepMemory:
 
     def _judge(self, slots: Integers) -> None:
         """Find out which steps may be sampled."""
-        oldest, session = self._limits
-        is_barred = self._is_quarantined[slots]
-        if oldest is not None:
-            is_barred = is_barred | (self._version[slots] < oldest)
-        if session is not None:
-            own = self._session[slots]
-            is_barred = is_barred | ((own != session) & (own != NONE))
+        is_barred = self.limits.are_barred(slots)
         self.has_barred |= bool(is_barred.any())
         flags = self.links["flags"][slots] & np.uint8(255 - BARRED)
         flags |= np.where(is_barred, np.uint8(BARRED), np.uint8(0))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packed_chunk import step_rows
@@ -21,10 +22,11 @@ SEQ, STEP, TASK, AGENT, EPISODE, T = ".seq", ".step", ".task", ".agent", ".episo
 # Flags of a step. It is live if the buffer has it, barred if it may not be sampled now; told if it
 # says whether the episode ended there.
 TERMINATED, TRUNCATED, LAST, LIVE, BARRED, TOLD = 1, 2, 4, 8, 16, 32
-NO_VERSION = np.iinfo(np.int64).max
+# `terminated`, or `truncated`, is None.
+NO_TERMINATED, NO_TRUNCATED = 64, 128
 NO_REWARD = np.array(np.nan, ">f8").tobytes()
-_NO_END = bytes([TOLD])
-_AS_TOLD = bytes(each | TOLD for each in range(256))
+# What the flags of the steps of a chunk become, by what none of them has.
+_WITH = {more: bytes(each | more for each in range(256)) for more in range(0, 256, TOLD)}
 LINK: np.dtype[Any] = np.dtype(
     [
         ("reward", np.float64),
@@ -107,9 +109,8 @@ def slot_bytes(layout: Layout) -> int:
         for name in layout.specs
         if name not in (record_of(layout).names or ())
     )
-    flags_and_limits = 2 + 8 + 4
-    pointer = 8 if layout.has_tails else 0
-    return record_of(layout).itemsize + LINK.itemsize + large + flags_and_limits + pointer
+    is_drawable, pointer = 1, 8 if layout.has_tails else 0
+    return record_of(layout).itemsize + LINK.itemsize + large + is_drawable + pointer
 
 
 def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -137,6 +138,18 @@ def step_numbers_of(
 
 def flags_of(chunk: ChunkRow) -> bytes:
     """Return the flags of the steps of a chunk."""
-    if chunk.ends is None:
-        return bytes(chunk.n_steps)
-    return chunk.ends.translate(_AS_TOLD) if chunk.ends else _NO_END * chunk.n_steps
+    n = chunk.n_steps
+    more = 0 if chunk.ends is None else TOLD
+    some: list[NDArray[np.uint8]] = []
+    for nulls, flag in (
+        (chunk.terminated_nulls, NO_TERMINATED),
+        (chunk.truncated_nulls, NO_TRUNCATED),
+    ):
+        if nulls == "":
+            more |= flag
+        elif nulls is not None:
+            some.append(np.array([each is None for each in orjson.loads(nulls)], np.uint8) * flag)
+    flags = (chunk.ends or bytes(n)).translate(_WITH[more])
+    for own in some:
+        flags = (np.frombuffer(flags, np.uint8) | own).tobytes()
+    return flags

@@ -31,7 +31,13 @@ class BufferState(NamedTuple):
 
 
 class ChunkRow(NamedTuple):
-    """A chunk as its tables hold it; see `chunks.tables`."""
+    """A chunk as its tables hold it; see `chunks.tables`.
+
+    Attributes:
+        terminated_nulls: Where `terminated` is null: None: at no step; empty: at all; else JSON
+            with the flags, if it is at some.
+        truncated_nulls: Likewise.
+    """
 
     first_seq: int
     n_steps: int
@@ -46,6 +52,8 @@ class ChunkRow(NamedTuple):
     model_version: int | None
     rewards: bytes | None
     ends: bytes | None
+    terminated_nulls: str | None
+    truncated_nulls: str | None
     block_steps: int
     offsets: Any
     records: bytes

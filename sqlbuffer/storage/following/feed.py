@@ -36,6 +36,7 @@ _all_rewards = by_database(sqlite=sqlite.all_rewards, postgresql=postgresql.all_
 _rewards_of = by_database(sqlite=sqlite.rewards_of, postgresql=postgresql.rewards_of)
 _quarantined = by_database(sqlite=sqlite.quarantined, postgresql=postgresql.quarantined)
 _episodes = by_database(sqlite=sqlite.episodes, postgresql=postgresql.episodes)
+_session_keys = by_database(sqlite=sqlite.session_keys, postgresql=postgresql.session_keys)
 _chunk_ids = by_database(sqlite=sqlite.chunk_ids, postgresql=postgresql.chunk_ids)
 _DATABASES = {"sqlite": sqlite, "postgresql": postgresql}
 
@@ -112,6 +113,10 @@ class News:
         found = _episodes(self._connection, wanted) if wanted else []
         self.open_episodes = {episode.id for episode in found if episode.status == "open"}
         return found
+
+    def session_keys(self, numbers: Sequence[int]) -> list[tuple[int, str]]:
+        """Return (number, id) of sessions."""
+        return _session_keys(self._connection, numbers) if numbers else []
 
 
 class Feed:

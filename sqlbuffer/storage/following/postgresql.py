@@ -21,7 +21,12 @@ from sqlbuffer.storage.following.buffer_state import (
 
 _COLUMNS = (
     "c.first_seq, c.n_steps, c.id::text, c.task_id, c.agent_id, c.step, d.steps, c.episode_id, "
-    "c.t, c.session_id, c.model_version, d.rewards, d.ends, d.block_steps, d.offsets, d.records"
+    "c.t, c.session_id, c.model_version, d.rewards, d.ends, "
+    "CASE WHEN c.terminated IS NULL THEN '' WHEN array_position(c.terminated, NULL) IS NOT NULL "
+    "THEN array_to_json(c.terminated)::text END, "
+    "CASE WHEN c.truncated IS NULL THEN '' WHEN array_position(c.truncated, NULL) IS NOT NULL "
+    "THEN array_to_json(c.truncated)::text END, "
+    "d.block_steps, d.offsets, d.records"
 )
 _ALL_CHUNKS = f"""
 SELECT {_COLUMNS} FROM (
@@ -164,6 +169,12 @@ def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
     """Return episodes by their keys."""
     found = driver_of(connection).execute(_EPISODES, (number_array(ids),))
     return [EpisodeState._make(row) for row in found]
+
+
+def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[int, str]]:
+    """Return (number, id) of sessions."""
+    query = "SELECT id, key FROM sessions WHERE id = ANY (%s::bigint[])"
+    return list(driver_of(connection).execute(query, (number_array(numbers),)))
 
 
 def chunk_ids(

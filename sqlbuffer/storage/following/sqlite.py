@@ -17,7 +17,10 @@ from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _COLUMNS = (
     "c.first_seq, c.n_steps, c.id, c.task_id, c.agent_id, c.step, d.steps, c.episode_id, c.t, "
-    "c.session_id, c.model_version, d.rewards, d.ends, d.block_steps, d.offsets, d.records"
+    "c.session_id, c.model_version, d.rewards, d.ends, "
+    "CASE WHEN c.terminated IS NULL THEN '' WHEN instr(c.terminated, 'null') THEN c.terminated END,"
+    "CASE WHEN c.truncated IS NULL THEN '' WHEN instr(c.truncated, 'null') THEN c.truncated END, "
+    "d.block_steps, d.offsets, d.records"
 )
 _CHUNKS = f"""
 SELECT {_COLUMNS} FROM chunks c CROSS JOIN chunk_data d ON d.key = c.key
@@ -128,6 +131,12 @@ def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
     query = f"SELECT id, key, status, length, final_arrays FROM episodes WHERE id {_IN_LIST}"
     found = driver_of(connection).execute(query, (json.dumps(list(ids)),))
     return [EpisodeState._make(row) for row in found]
+
+
+def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[int, str]]:
+    """Return (number, id) of sessions."""
+    query = f"SELECT id, key FROM sessions WHERE id {_IN_LIST}"
+    return list(driver_of(connection).execute(query, (json.dumps(list(numbers)),)))
 
 
 def chunk_ids(

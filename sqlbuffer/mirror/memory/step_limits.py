@@ -1,0 +1,80 @@
+"""What decides whether steps in memory may be sampled: their versions, sessions and quarantine."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.storage.following.buffer_state import ChunkRow
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+_NO_VERSION = np.iinfo(np.int64).max
+# Version, whether there is one, session and quarantine.
+LIMIT_BYTES = 8 + 1 + 4 + 1
+
+
+class StepLimits:
+    """The model version, the session and the quarantine of each step.
+
+    Attributes:
+        version: The model version of each step, int64.
+        has_version: Whether it has one.
+        session: The number of its session, -1 without one, int32.
+        session_keys: The user's id of each session, by number.
+        unread: Numbers of the sessions whose ids are not known yet.
+        is_quarantined: Whether it is in quarantine.
+        oldest: The oldest model version that may be sampled; None: any.
+        only: The number of the only session that may be; None: any.
+    """
+
+    version: NDArray[np.int64]
+    has_version: Flags
+    session: NDArray[np.int32]
+    is_quarantined: Flags
+
+    def __init__(self) -> None:
+        self.session_keys: dict[int, str] = {}
+        self.unread: set[int] = set()
+        self.oldest: int | None = None
+        self.only: int | None = None
+
+    def use(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what each step has in these arrays; see `slot_shapes`."""
+        self.version, self.has_version = arrays["version"], arrays["has_version"]
+        self.session, self.is_quarantined = arrays["session"], arrays["is_quarantined"]
+
+    def stage(self, chunks: Sequence[ChunkRow], at: Any, counts: Integers) -> None:
+        """Note what new steps have.
+
+        Args:
+            chunks: Their chunks.
+            at: Their slots.
+            counts: How many each chunk has.
+        """
+        versions = [_NO_VERSION if c.model_version is None else c.model_version for c in chunks]
+        self.version[at] = np.repeat(versions, counts)
+        self.has_version[at] = np.repeat([c.model_version is not None for c in chunks], counts)
+        sessions = {c.session_id for c in chunks if c.session_id is not None}
+        self.unread |= sessions.difference(self.session_keys)
+        numbers = [NONE if c.session_id is None else c.session_id for c in chunks]
+        self.session[at] = np.repeat(numbers, counts)
+        self.is_quarantined[at] = False
+
+    def name_sessions(self, keys: Sequence[tuple[int, str]]) -> None:
+        """Take the users' ids of sessions, by number."""
+        self.session_keys.update(keys)
+        self.unread.clear()
+
+    def are_barred(self, slots: Integers) -> Flags:
+        """Return which steps may not be sampled."""
+        found: Flags = self.is_quarantined[slots]
+        if self.oldest is not None:
+            found = found | (self.version[slots] < self.oldest)
+        if self.only is not None:
+            own = self.session[slots]
+            found = found | ((own != self.only) & (own != NONE))
+        return found

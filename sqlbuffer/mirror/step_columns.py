@@ -1,0 +1,124 @@
+"""The columns of steps in memory that a condition can name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.errors import ConditionError
+from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import (
+    AGENT,
+    NO_TERMINATED,
+    NO_TRUNCATED,
+    SEQ,
+    STEP,
+    TASK,
+    TERMINATED,
+    TRUNCATED,
+)
+from sqlbuffer.query.array_filter import NumberColumn, TextColumn
+from sqlbuffer.query.condition_tree import Leaf, Node
+from sqlbuffer.query.paths import DECLARED, Field
+
+Integers = NDArray[np.int64]
+Column = NumberColumn | TextColumn
+
+
+def check_in_memory(node: Node) -> None:
+    """Raise ConditionError where a condition names a column that is not in memory."""
+    if not isinstance(node, Leaf):
+        for part in node.parts:
+            check_in_memory(part)
+        return
+    field = node.field
+    if field.column != DECLARED and field.column not in _COLUMNS:
+        raise _refused(f"{field.name!r} is not in the memory of a mirror")
+    lists_null = node.op == "in" and not isinstance(node.value, str) and None in node.value
+    if field.column == "reward_t" and (node.op == "is_null" or lists_null):
+        raise _refused(f"a mirror cannot tell whether {field.name!r} is None or NaN")
+
+
+def _refused(why: str) -> ConditionError:
+    return ConditionError(
+        f"{why}, so it cannot draw by this condition; draw from the buffer itself"
+    )
+
+
+def step_column(memory: StepMemory, field: Field, slots: Integers) -> Column:
+    """Return a column of steps that the buffer has.
+
+    Args:
+        memory: The steps.
+        field: Which column; see `check_in_memory`.
+        slots: Where the steps are, shape (n,).
+    """
+    if field.column == DECLARED:
+        return _declared(memory, field.name, slots)
+    return _COLUMNS[field.column](memory, slots)
+
+
+def _declared(memory: StepMemory, name: str, slots: Integers) -> Column:
+    values = memory.large[name][slots] if name in memory.large else memory.records[name][slots]
+    if values.dtype.kind == "U":
+        texts, index = np.unique(values, return_inverse=True)
+        return TextColumn(texts.tolist(), index)
+    # JSON shows more digits of 64 bits than of 32.
+    return NumberColumn(values.astype(np.float64) if values.dtype.kind == "f" else values)
+
+
+def _record(name: str) -> Callable[[StepMemory, Integers], Column]:
+    return lambda memory, slots: NumberColumn(memory.records[name][slots])
+
+
+def _names(part: str, table: str) -> Callable[[StepMemory, Integers], Column]:
+    def column(memory: StepMemory, slots: Integers) -> Column:
+        distinct, index = np.unique(memory.records[part][slots], return_inverse=True)
+        return TextColumn(getattr(memory, table).names[distinct].tolist(), index)
+
+    return column
+
+
+def _flag(value: int, missing: int) -> Callable[[StepMemory, Integers], Column]:
+    def column(memory: StepMemory, slots: Integers) -> Column:
+        flags = memory.links["flags"][slots]
+        return NumberColumn((flags & value) != 0, (flags & missing) != 0)
+
+    return column
+
+
+def _reward(memory: StepMemory, slots: Integers) -> Column:
+    return NumberColumn(memory.links["reward"][slots])
+
+
+def _version(memory: StepMemory, slots: Integers) -> Column:
+    limits = memory.limits
+    return NumberColumn(limits.version[slots], ~limits.has_version[slots])
+
+
+def _session(memory: StepMemory, slots: Integers) -> Column:
+    distinct, index = np.unique(memory.limits.session[slots], return_inverse=True)
+    return TextColumn([memory.limits.session_keys.get(each) for each in distinct.tolist()], index)
+
+
+def _episode(memory: StepMemory, slots: Integers) -> Column:
+    distinct, index = np.unique(memory.links["episode"][slots], return_inverse=True)
+    keys = memory.episodes.keys
+    texts: list[Any] = [None if each == NONE else keys[each] for each in distinct.tolist()]
+    return TextColumn(texts, index)
+
+
+_COLUMNS: dict[str, Callable[[StepMemory, Integers], Column]] = {
+    "seq": _record(SEQ),
+    "step": _record(STEP),
+    "task_id": _names(TASK, "tasks"),
+    "agent_id": _names(AGENT, "agents"),
+    "episode_id": _episode,
+    "session_id": _session,
+    "model_version": _version,
+    "reward_t": _reward,
+    "terminated": _flag(TERMINATED, NO_TERMINATED),
+    "truncated": _flag(TRUNCATED, NO_TRUNCATED),
+}
