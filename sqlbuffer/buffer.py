@@ -1,6 +1,7 @@
 """`ReplayBuffer`: the front door."""
 
 import builtins
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, overload
@@ -895,6 +896,8 @@ class ReplayBuffer:
         max_bytes: int = MAX_BYTES,
         refresh_s: float = REFRESH_S,
         max_lag_s: float | None = None,
+        shared: bool = False,
+        path: str | os.PathLike[str] | None = None,
     ) -> Mirror:
         """Copy the buffer's steps into the memory of this process, and keep them in step.
 
@@ -902,14 +905,22 @@ class ReplayBuffer:
             max_bytes: How much memory the steps may take.
             refresh_s: How often to look for what others have written, in seconds.
             max_lag_s: Draws fail when the last look that succeeded is longer ago; None: they go on.
+            shared: One process of the machine follows the buffer, and the others draw from the same
+                memory. Its `max_bytes` and `refresh_s` count.
+            path: The file of a shared mirror. It stays after the last process, and the next one
+                goes on from it. By default it is in shared memory, which is freed then.
 
         Raises:
-            BufferConfigError: The buffer has no typed fields, counts uses, or hands out leases.
+            BufferConfigError: The buffer has no typed fields, counts uses, or hands out leases; or
+                this machine cannot share a mirror.
             MirrorFullError: The buffer does not fit.
             StorageReadOnlyError: The buffer evicts by task or episode, and the role may not
                 register a follower: it is a right of learners.
         """
-        return Mirror(self._store, max_bytes=max_bytes, refresh_s=refresh_s, max_lag_s=max_lag_s)
+        return Mirror(
+            self._store, max_bytes=max_bytes, refresh_s=refresh_s, max_lag_s=max_lag_s,
+            shared=shared, path=path,
+        )  # fmt: skip
 
     def lease(
         self,

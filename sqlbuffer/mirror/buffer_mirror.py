@@ -1,7 +1,9 @@
 """`Mirror`: draws from memory."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
@@ -22,6 +24,7 @@ from sqlbuffer.mirror.loader_source import MirrorSource
 from sqlbuffer.mirror.matching_steps import MatchingSteps
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
+from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.step_columns import check_in_memory
 from sqlbuffer.mirror.transition_batches import TransitionBatches
@@ -69,15 +72,22 @@ class Mirror:
         max_bytes: int = MAX_BYTES,
         refresh_s: float = REFRESH_S,
         max_lag_s: float | None = None,
+        shared: bool = False,
+        path: str | os.PathLike[str] | None = None,
     ) -> None:
         check_mirrored(store)
         self._store, self._rng = store, np.random.default_rng()
         lag_s = None if max_lag_s is None else checked_seconds("max_lag_s", max_lag_s)
-        self._refreshing = Refreshing(
-            store,
+        size, pause_s = (
             checked_size(max_bytes, "max_bytes"),
             checked_seconds("refresh_s", refresh_s),
-            lag_s,
+        )
+        if path is not None and not shared:
+            raise BufferConfigError("path= says where a shared mirror is; give shared=True too")
+        self._refreshing: Refreshing | SharedFollowing = (
+            SharedFollowing(store, size, pause_s, lag_s, path)
+            if shared
+            else Refreshing(store, size, pause_s, lag_s)
         )
         self._forms: dict[tuple[Any, ...], TransitionForm] = {}
         self._batches: dict[TransitionForm, TransitionBatches] = {}
@@ -97,7 +107,13 @@ class Mirror:
 
     def __len__(self) -> int:
         """Return how many steps it has."""
-        return self._refreshing.memory.n_live
+        return self._refreshing.n_live
+
+    @property
+    def path(self) -> Path | None:
+        """The file of a shared mirror; None for one that is not."""
+        following = self._refreshing
+        return following.path if isinstance(following, SharedFollowing) else None
 
     def __repr__(self) -> str:
         return f"Mirror({self._store.info.name!r}, {len(self)} steps)"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from sqlbuffer.errors import BufferConfigError, MirrorFullError
 from sqlbuffer.mirror.memory.block_map import BLOCK
+from sqlbuffer.mirror.memory.slot_arrays import Allocate, zeroed
 from sqlbuffer.mirror.memory.step_limits import LIMIT_BYTES
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import slot_bytes
@@ -23,9 +24,14 @@ class Filling:
     Args:
         store: The buffer.
         max_bytes: How much memory the steps may take.
+        allocate: Makes arrays whose space is reserved; None: those of this process, which take
+            memory when they are written to.
     """
 
-    def __init__(self, store: BufferStore, max_bytes: int) -> None:
+    def __init__(
+        self, store: BufferStore, max_bytes: int, allocate: Allocate | None = None
+    ) -> None:
+        self._allocate = allocate
         self._config, self._layout = store.info.config, store.layout
         self._slot_bytes = slot_bytes(self._layout) + LIMIT_BYTES
         self._max_bytes, self._most_slots = max_bytes, max_bytes // self._slot_bytes
@@ -40,8 +46,13 @@ class Filling:
         retention = self._config.retention
         wanted = max(2 * n_steps, FEWEST_SLOTS)
         if retention.evict_by == "row" and retention.max_capacity is not None:
-            wanted = int(retention.max_capacity * (1 + SLACK)) + FEWEST_SLOTS
-        return StepMemory(self._layout, min(wanted, self._most_slots))
+            full = int(retention.max_capacity * (1 + SLACK)) + FEWEST_SLOTS
+            wanted = full if self._allocate is None else min(wanted, full)
+        return self.memory_of(min(wanted, self._most_slots), self._allocate or zeroed)
+
+    def memory_of(self, n_slots: int, allocate: Allocate) -> StepMemory:
+        """Return a memory of so many slots, in arrays that are given."""
+        return StepMemory(self._layout, n_slots, allocate)
 
     def _check(self, n_steps: int) -> None:
         if n_steps > self._most_slots:

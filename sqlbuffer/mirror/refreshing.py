@@ -16,6 +16,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.mirror.filling import Filling
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.following.buffer_state import BufferState
@@ -55,6 +56,7 @@ class Refreshing:
         max_bytes: How much memory the steps may take.
         refresh_s: How often to look, in seconds.
         max_lag_s: Draws fail when the last look is longer ago; None: never.
+        publisher: Keeps the memory where other processes read it; None: it is this process's own.
 
     Attributes:
         lock: Held by whoever reads or changes the memory.
@@ -63,45 +65,78 @@ class Refreshing:
     """
 
     def __init__(
-        self, store: BufferStore, max_bytes: int, refresh_s: float, max_lag_s: float | None
+        self,
+        store: BufferStore,
+        max_bytes: int,
+        refresh_s: float,
+        max_lag_s: float | None,
+        publisher: Publisher | None = None,
     ) -> None:
         self._store, self._refresh_s, self._max_lag_s = store, refresh_s, max_lag_s
-        self._feed, self._filling = Feed(store), Filling(store, max_bytes)
+        self._publisher, self._feed = publisher, Feed(store)
+        allocate = None if publisher is None else publisher.allocate
+        self._filling = Filling(store, max_bytes, allocate)
         self._pid = os.getpid()
         self._commits = commits_of(store.url, store.info.id)
         self.lock, self._looking = threading.RLock(), threading.Lock()
         self._closed = threading.Event()
         self._renewed_at, self._looked_at = float("-inf"), float("-inf")
+        self._began_at = 0.0
         self._n_commits, self._has_begun = 0, False
         # The memory is no state of the buffer: a look failed that had begun to change it.
         self._is_torn = False
         self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
         self.memory: StepMemory
         self.state: BufferState
 
     def start(self) -> None:
         """Read the buffer, and begin to look for what is new."""
+        has_found = self._publisher is not None and self._find(self._publisher)
         try:
             self.refresh()
-        except BaseException:
-            self._feed.leave()
-            raise
+        except BaseException as error:
+            # What an earlier follower left is a state of the buffer, though an old one.
+            if not (has_found and isinstance(error, StorageError)):
+                self._feed.leave()
+                raise
         if is_memory(self._store.url):
             return  # nobody else can write, and its one connection is the writers'
-        thread = threading.Thread(
+        pause = self._closed.wait if self._publisher is None else self._publisher.wait
+        self._thread = threading.Thread(
             target=_follow,
-            args=(ref(self), self._closed, self._refresh_s),
+            args=(ref(self), self._closed, pause, self._refresh_s),
             name="sqlbuffer-mirror",
             daemon=True,
         )
-        thread.start()
+        self._thread.start()
+
+    def _find(self, publisher: Publisher) -> bool:
+        """Go on from what an earlier follower has left; False: there is nothing."""
+        found = publisher.found(self._filling.memory_of)
+        if found is None:
+            return False
+        self.memory, cursor = found
+        self._feed.resume(cursor)
+        assert self._feed.state is not None
+        self.state = self._feed.state
+        return True
 
     def close(self) -> None:
         """Stop looking."""
-        if not self._closed.is_set():
-            self._closed.set()
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._publisher is None:
             with self._looking:
                 self._feed.leave()
+            return
+        # The registration stays, for the process that goes on; it is forgotten after a minute.
+        self._publisher.wake()
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join()
+        with self._looking:
+            self._publisher.close()
 
     def refresh(self) -> None:
         """Take what is new in the buffer now.
@@ -118,32 +153,47 @@ class Refreshing:
                 self._feed.start_again()
             if isinstance(error, Exception):
                 self._error = error
+                if self._publisher is not None:
+                    self._publisher.failed(self._began_at, error)
             raise
         self._error = None
+        if self._publisher is not None:
+            self._publisher.looked(self._looked_at)
 
     def _look(self) -> None:
-        began_at, self._has_begun = time.monotonic(), False
+        self._began_at = began_at = time.monotonic()
+        self._has_begun = False
         n_own = self._commits.n
         if began_at - self._renewed_at > RENEWED_S:
             self._feed.register()
             self._renewed_at = began_at
-        with ExitStack() as stack, self._feed.look() as news:
-            if news is not None:
-                if news.is_start:
-                    # What was known is no state of the buffer any more.
+        publisher = self._publisher
+        with ExitStack() as stack:
+            with self._feed.look() as news:
+                if news is not None:
+                    if news.is_start:
+                        # What was known is no state of the buffer any more.
+                        self._hold(stack)
+                        self.memory = self._filling.new_memory(news.count_steps())
+                    memory, self._has_begun = self.memory, True
+                    if publisher is not None:
+                        publisher.stage()
+                    self._filling.stage(memory, news, lambda: self._hold(stack))
                     self._hold(stack)
-                    self.memory = self._filling.new_memory(news.count_steps())
-                memory, self._has_begun = self.memory, True
-                self._filling.stage(memory, news, lambda: self._hold(stack))
-                self._hold(stack)
-                self._filling.commit(memory, news)
-                self.state, self._is_torn = news.state, False
+                    self._filling.commit(memory, news)
+                    self.state = news.state
+            if news is not None:
+                if publisher is not None:
+                    publisher.publish(self.memory, self.state.high, self._feed.cursor())
+                self._is_torn = False
         self._looked_at, self._n_commits = began_at, n_own
 
     def _hold(self, stack: ExitStack) -> None:
         """Keep draws out until the look ends, because the memory changes."""
         stack.enter_context(self.lock)
         self._is_torn = True
+        if self._publisher is not None:
+            self._publisher.hold()
 
     def read(self, made: Callable[[StepMemory], Made]) -> Made:
         """Return what is made of the steps, which do not change meanwhile."""
@@ -158,12 +208,7 @@ class Refreshing:
             MirrorBehindError: It is further behind than it may be.
             MirrorFullError: The buffer has outgrown it.
         """
-        if self._closed.is_set():
-            raise BufferConfigError("the mirror is closed; open another one with buffer.mirror()")
-        if self._pid != os.getpid():
-            raise BufferConfigError(
-                "the mirror was opened before this process was forked; open one in each process"
-            )
+        check_open(self._closed, self._pid)
         if self._is_torn:
             self.refresh()
         if self._n_commits != self._commits.n:
@@ -185,6 +230,11 @@ class Refreshing:
             self.refresh()
 
     @property
+    def n_live(self) -> int:
+        """How many steps the mirror has."""
+        return self.memory.n_live
+
+    @property
     def lag_s(self) -> float:
         """Seconds since the last look that succeeded began."""
         return time.monotonic() - self._looked_at
@@ -195,11 +245,27 @@ class Refreshing:
         return MirrorLag(self.lag_s, self.state.high, None if error is None else str(error))
 
 
-def _follow(refreshing: "ref[Refreshing]", closed: threading.Event, refresh_s: float) -> None:
+def check_open(closed: threading.Event, pid: int) -> None:
+    """Raise BufferConfigError if a mirror was closed, or was opened by another process."""
+    if closed.is_set():
+        raise BufferConfigError("the mirror is closed; open another one with buffer.mirror()")
+    if pid != os.getpid():
+        raise BufferConfigError(
+            "the mirror was opened before this process was forked; open one in each process"
+        )
+
+
+def _follow(
+    refreshing: "ref[Refreshing]",
+    closed: threading.Event,
+    pause: Callable[[float], object],
+    refresh_s: float,
+) -> None:
     """Look again and again, until the mirror is closed or nobody has it any more."""
-    while not closed.wait(refresh_s):
+    while not closed.is_set():
+        pause(refresh_s)
         own = refreshing()
-        if own is None or own._pid != os.getpid():
+        if own is None or own._pid != os.getpid() or closed.is_set():
             return
         with suppress(Exception):  # kept, for `lag` and for draws
             own.refresh()

@@ -98,3 +98,18 @@ class BlockMap:
         at = numbers - self._base
         self._free.extend(self._slots[at].tolist())
         self._slots[at] = NONE
+
+    def restore(self, numbers: Integers) -> None:
+        """Take the blocks that another map gave out.
+
+        Args:
+            numbers: Which block of numbers each block of slots has, from the first one on; -1: it
+                is free. Shape (n_used / 64,).
+        """
+        self.n_used = len(numbers) * BLOCK
+        given = np.flatnonzero(numbers != NONE)
+        self._free = deque(np.flatnonzero(numbers == NONE).tolist())
+        self._slots = np.full(1024, NONE, np.int64)
+        if len(given):
+            self._reach(int(numbers[given].min()), int(numbers[given].max()))
+            self._slots[numbers[given] - self._base] = given

@@ -37,6 +37,11 @@ class ChangedSlots:
         if self._size > self._most:
             self._parts, self._size = [], 0
 
+    def forget(self) -> None:
+        """Note that any slot may have changed."""
+        self.n += 1
+        self._parts, self._size = [], 0
+
     def since(self, n: int) -> Integers | None:
         """Return the slots that have changed after the first n changes; None: it is forgotten."""
         wanted = self.n - n

@@ -28,6 +28,7 @@ class EpisodeTable:
         finals: The bytes of the final observation of each, None without one.
         n_aborted: How many were aborted.
         unread: Keys of those of which `update` was told nothing yet.
+        touched: Collects the numbers of those that are new or changed; None: it does not.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class EpisodeTable:
         self.keys: NDArray[Any] = np.zeros(0, object)
         self.finals: NDArray[Any] = np.zeros(0, object)
         self.n_aborted = 0
+        self.touched: set[int] | None = None
 
     def number(self, id_: int | None) -> int:
         """Return the number of an episode by its key in the database; -1 for None."""
@@ -50,6 +52,8 @@ class EpisodeTable:
             known = self._numbers[id_] = self._next()
             self._ids[known] = id_
             self.unread.add(id_)
+            if self.touched is not None:
+                self.touched.add(known)
         return known
 
     def find(self, id_: int) -> int:
@@ -61,19 +65,22 @@ class EpisodeTable:
             n = len(self.status)
             more = max(n, 256)
             self._free = list(range(n + more - 1, n - 1, -1))
-            self.status = _longer(self.status, more, OPEN)
-            self.length = _longer(self.length, more, NONE)
-            self.last_slot = _longer(self.last_slot, more, NONE)
-            self.last_t = _longer(self.last_t, more, NONE)
-            self.n_steps = _longer(self.n_steps, more, 0)
-            self.keys = _longer(self.keys, more, None)
-            self.finals = _longer(self.finals, more, None)
+            self._lengthen(more)
         number = self._free.pop()
         self.status[number], self.length[number] = OPEN, NONE
         self.last_slot[number] = self.last_t[number] = NONE
         self.n_steps[number] = 0
         self.keys[number] = self.finals[number] = None
         return number
+
+    def _lengthen(self, more: int) -> None:
+        self.status = _longer(self.status, more, OPEN)
+        self.length = _longer(self.length, more, NONE)
+        self.last_slot = _longer(self.last_slot, more, NONE)
+        self.last_t = _longer(self.last_t, more, NONE)
+        self.n_steps = _longer(self.n_steps, more, 0)
+        self.keys = _longer(self.keys, more, None)
+        self.finals = _longer(self.finals, more, None)
 
     def update(self, states: Sequence[EpisodeState]) -> list[int]:
         """Take what episodes are now, and return the numbers of those that are known."""
@@ -82,15 +89,61 @@ class EpisodeTable:
             number = self.find(state.id)
             if number == NONE:
                 continue
-            before, now = self.status[number], _STATUS[state.status]
-            self.n_aborted += int(now == ABORTED) - int(before == ABORTED)
-            self.status[number], self.keys[number] = now, state.key
-            length = None if now == OPEN else state.length
-            self.length[number] = NONE if length is None else length
-            self.finals[number] = state.final_arrays
+            now = _STATUS[state.status]
+            length = NONE if now == OPEN or state.length is None else state.length
+            is_new = (now, length, state.key) != (
+                self.status[number], self.length[number], self.keys[number]
+            )  # fmt: skip
+            if self.touched is not None and (is_new or state.final_arrays is not None):
+                self.touched.add(number)
+            self._put(number, now, length, state.key, state.final_arrays)
             found.append(number)
         self.unread.clear()
         return found
+
+    def _put(
+        self, number: int, status: int, length: int, key: str | None, final: bytes | None
+    ) -> None:
+        self.n_aborted += int(status == ABORTED) - int(self.status[number] == ABORTED)
+        self.status[number], self.length[number] = status, length
+        self.keys[number], self.finals[number] = key, final
+
+    def put(
+        self, number: int, id_: int, status: int, length: int, key: str | None, final: bytes | None
+    ) -> None:
+        """Take an episode with the number that another table gave it."""
+        if number >= len(self.status):
+            self._lengthen(number + 1 - len(self.status))
+        self._ids[number] = id_
+        self._put(number, status, length, key, final)
+
+    def id_of(self, number: int) -> int | None:
+        """Return the key of an episode in the database; None if the number is free."""
+        return self._ids.get(number)
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all episodes."""
+        return list(self._ids)
+
+    def restore(self, episodes: Integers, ts: Integers, slots: Integers) -> None:
+        """Find the steps of the episodes again, which `put` was told.
+
+        Args:
+            episodes: The number of the episode of each step, shape (n,).
+            ts: Its place in it.
+            slots: Where it is in memory.
+        """
+        n = len(self.status)
+        self.n_steps = np.bincount(episodes, minlength=n).astype(np.int64)
+        self.last_t, self.last_slot = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
+        np.maximum.at(self.last_t, episodes, ts)
+        is_last = ts == self.last_t[episodes]
+        self.last_slot[episodes[is_last]] = slots[is_last]
+        known = np.flatnonzero(self.n_steps).tolist()
+        self._ids = {number: self._ids[number] for number in known}
+        self._numbers = {id_: number for number, id_ in self._ids.items()}
+        self._free = np.flatnonzero(self.n_steps == 0)[::-1].tolist()
+        self.n_aborted = int((self.status[known] == ABORTED).sum())
 
     def forget(self, numbers: Integers) -> None:
         """Give the numbers of episodes free that have no step in memory any more."""

@@ -28,11 +28,14 @@ class Follower:
     Args:
         buffer: The buffer.
         live_s: How long a registration holds.
+
+    Attributes:
+        id: What tells it from others.
     """
 
     def __init__(self, buffer: OpenBuffer, live_s: float = 60.0) -> None:
         self._buffer, self._live_s = buffer, live_s
-        self._id = str(uuid4())
+        self.id = str(uuid4())
 
     def register(self) -> None:
         """Register the follower."""
@@ -43,7 +46,7 @@ class Follower:
             connection.execute(
                 insert(followers).values(
                     buffer_id=self._buffer.info.id,
-                    follower_id=self._id,
+                    follower_id=self.id,
                     live_until=self._live_until,
                 )
             )
@@ -73,7 +76,7 @@ class Follower:
     @property
     def _is_own(self) -> ColumnElement[bool]:
         own = followers.c
-        return (own.buffer_id == self._buffer.info.id) & (own.follower_id == self._id)
+        return (own.buffer_id == self._buffer.info.id) & (own.follower_id == self.id)
 
     @property
     def _live_until(self) -> ColumnElement[Any]:

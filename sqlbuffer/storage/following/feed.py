@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -153,13 +154,34 @@ class Feed:
         """
         if self._is_registered and self._follower.renew():
             return
-        self.start_again()
+        # What leaves a buffer that evicts by row is known without the log.
+        if self._buffer.info.config.retention.evict_by != "row":
+            self.start_again()
         try:
             self._follower.register()
             self._is_registered = True
         except StorageReadOnlyError:
             if self._buffer.info.config.retention.evict_by != "row":
                 raise
+
+    def cursor(self) -> Any:
+        """Return what another process needs to go on from here, as JSON; see `resume`."""
+        return {
+            "follower": self._follower.id if self._is_registered else None,
+            "state": self.state,
+            "newest": list(self._newest),
+            "deleted": sorted(self._deleted),
+            "open_episodes": sorted(self._open_episodes),
+        }
+
+    def resume(self, cursor: Any) -> None:
+        """Go on from what another process has read. The next look finds out if it still holds."""
+        if cursor["follower"] is not None:
+            self._follower.id, self._is_registered = cursor["follower"], True
+        self.state = BufferState._make(cursor["state"])
+        self._newest.extend((first, n_steps, id_) for first, n_steps, id_ in cursor["newest"])
+        self._deleted = set(cursor["deleted"])
+        self._open_episodes = set(cursor["open_episodes"])
 
     def start_again(self) -> None:
         """Have the next look read everything."""

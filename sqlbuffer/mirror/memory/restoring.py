@@ -1,0 +1,36 @@
+"""Find out what a mirror knows of its steps from the arrays that hold them."""
+
+import numpy as np
+
+from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import AGENT, EPISODE, SEQ, TASK, T
+
+
+def restore_blocks(memory: StepMemory, n_used: int) -> None:
+    """Find out which slot each number has.
+
+    Args:
+        memory: The steps.
+        n_used: Slots from 0 to this one have been given at some time.
+    """
+    newest = memory.records[SEQ][:n_used].reshape(-1, BLOCK).max(axis=1, initial=0)
+    memory.blocks.restore(np.where(newest > 0, newest // BLOCK, NONE))
+
+
+def restore(memory: StepMemory, n_used: int) -> None:
+    """Find out all that is needed to go on with the arrays of another memory.
+
+    Args:
+        memory: It has those arrays, and was told the names and the episodes.
+        n_used: Slots from 0 to this one have been given at some time.
+    """
+    restore_blocks(memory, n_used)
+    records = memory.records[:n_used]
+    written = np.flatnonzero(records[SEQ] != 0)
+    memory.tasks.restore(records[TASK][written].astype(np.int64))
+    memory.agents.restore(records[AGENT][written].astype(np.int64))
+    episodes = records[EPISODE][written].astype(np.int64)
+    own = episodes != NONE
+    slots = written[own]
+    memory.episodes.restore(episodes[own], records[T][slots].astype(np.int64), slots)

@@ -1,0 +1,272 @@
+"""Follow a buffer for all processes of a machine, or read what another process follows."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+from weakref import finalize, ref
+
+from sqlbuffer import errors
+from sqlbuffer.errors import BufferConfigError, MirrorBehindError, StorageError
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing, check_open
+from sqlbuffer.mirror.sharing.place import Place, identity_of, place_of
+from sqlbuffer.mirror.sharing.publisher import Publisher
+from sqlbuffer.mirror.sharing.replica import Replica, open_replica
+from sqlbuffer.mirror.sharing.segment import Counter
+from sqlbuffer.storage.buffers.applied_writes import commits_of
+from sqlbuffer.storage.store import BufferStore
+
+Made = TypeVar("Made")
+
+# How often a process looks whether the one that follows has ended.
+WATCH_S = 0.25
+# How long a draw waits for the follower, which is changing the memory or was just lost.
+WAIT_S = 60.0
+_PAUSE_S = 0.0002
+
+
+class SharedFollowing:
+    """Keeps the steps of a buffer in memory that the processes of a machine share.
+
+    Args:
+        store: The buffer.
+        max_bytes: How much memory the steps may take; that of the process that follows counts.
+        refresh_s: How often to look, in seconds; that of the process that follows counts.
+        max_lag_s: Draws of this process fail when the last look is longer ago; None: never.
+        path: The file of the memory; None: shared memory, which is freed with the last process.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(
+        self,
+        store: BufferStore,
+        max_bytes: int,
+        refresh_s: float,
+        max_lag_s: float | None,
+        path: str | os.PathLike[str] | None,
+    ) -> None:
+        self._store, self._max_lag_s = store, max_lag_s
+        self._max_bytes, self._refresh_s = max_bytes, refresh_s
+        self._about = identity_of(store, {})
+        self._place: Place = place_of(store, path, self._about)
+        self.path = self._place.path
+        finalize(self, self._place.close)
+        self._pid = os.getpid()
+        self._commits = commits_of(store.url, store.info.id)
+        self._n_commits = 0
+        self._lock, self._closed = threading.RLock(), threading.Event()
+        # One of both, from `start` on.
+        self._own: Refreshing | None = None
+        self._replica: Replica | None = None
+
+    def start(self) -> None:
+        """Follow the buffer, or wait for the memory of the process that does."""
+        try:
+            while not self._follow() and not self._attach():
+                time.sleep(WATCH_S / 10)
+        except BaseException:
+            self._place.close()
+            raise
+        if self._own is None:
+            self._refresh_if_reachable()
+            thread = threading.Thread(
+                target=_watch, args=(ref(self), self._closed), name="sqlbuffer-mirror-watch",
+                daemon=True,
+            )  # fmt: skip
+            thread.start()
+
+    def _follow(self) -> bool:
+        """Become the process that follows the buffer, unless another one does."""
+        if not self._place.try_to_follow():
+            return False
+        publisher = Publisher(self._place, self._about)
+        own = Refreshing(self._store, self._max_bytes, self._refresh_s, self._max_lag_s, publisher)
+        try:
+            own.start()
+        except BaseException:
+            self._place.stop_following()
+            raise
+        self._own, self._replica = own, None
+        return True
+
+    def _attach(self) -> bool:
+        """Find the memory of the process that follows; False: there is none yet.
+
+        Raises:
+            BufferConfigError: It is the mirror of another buffer.
+        """
+        try:
+            replica = open_replica(self._place.path, self._about, self._store.layout)
+        except FileNotFoundError:
+            return False
+        except ValueError as error:
+            raise BufferConfigError(
+                f"{error}, and a process has it open; give another path="
+            ) from None
+        self._replica = replica
+        return True
+
+    def take_over(self) -> bool:
+        """Follow the buffer if the process that did has ended; True: this one does now."""
+        with suppress(Exception):  # the next try may have more luck, and draws go on
+            return self._follow()
+        return False
+
+    def close(self) -> None:
+        """Leave; another process goes on, if there is one."""
+        if self._closed.is_set() or self._pid != os.getpid():
+            return
+        self._closed.set()
+        with self._lock:
+            if self._own is not None:
+                self._own.close()
+            self._place.close()
+
+    def refresh(self) -> None:
+        """Have what is new taken now, by the process that follows.
+
+        Raises:
+            MirrorFullError: It does not fit.
+            StorageError: The database cannot be read.
+            MirrorBehindError: The process that follows does not answer.
+        """
+        if self._own is not None:
+            self._own.refresh()
+            return
+        began_ns, n_commits = time.monotonic_ns(), self._commits.n
+        deadline = time.monotonic() + WAIT_S
+        while self._own is None:
+            replica = self._current()
+            if replica.segment.get(Counter.LOOKED_NS) >= began_ns:
+                self._n_commits = n_commits
+                return
+            error = _error_of(replica)
+            if error is not None and replica.segment.get(Counter.FAILED_NS) >= began_ns:
+                raise error
+            if time.monotonic() > deadline:
+                raise self._no_answer()
+            self._place.wake()
+            time.sleep(0.002)
+        self._own.refresh()
+
+    def read(self, made: Callable[[StepMemory], Made]) -> Made:
+        """Return what is made of the steps in one state of the buffer.
+
+        Where the follower has changed the memory meanwhile, it is made again.
+
+        Raises:
+            MirrorBehindError: The memory is being changed for a minute.
+        """
+        deadline = 0.0
+        while self._own is None:
+            with self._lock:
+                replica = self._current()
+                generation = replica.segment.get(Counter.GENERATION)
+                if not generation & 1:
+                    try:
+                        replica.update(generation)
+                        found = made(replica.memory)
+                    except Exception:
+                        # Half of what was read may be of another state.
+                        if replica.segment.get(Counter.GENERATION) == generation:
+                            raise
+                    else:
+                        if replica.segment.get(Counter.GENERATION) == generation:
+                            return found
+                    continue
+            deadline = deadline or time.monotonic() + WAIT_S
+            if time.monotonic() > deadline:
+                raise self._no_answer()
+            time.sleep(_PAUSE_S)
+        return self._own.read(made)
+
+    def _current(self) -> Replica:
+        """Return the replica of the segment that is in use now."""
+        replica = self._replica
+        if replica is None or replica.segment.is_replaced:
+            with suppress(OSError):  # the next follower has not made it yet
+                replica = self._replica = open_replica(
+                    self._place.path, self._about, self._store.layout
+                )
+        assert replica is not None
+        return replica
+
+    def prepare(self) -> None:
+        """Have what this process has written taken, before a draw.
+
+        Raises:
+            BufferConfigError: The mirror was closed, or is another process's.
+            MirrorBehindError: It is further behind than it may be.
+            MirrorFullError: The buffer has outgrown it.
+        """
+        if self._own is not None:
+            self._own.prepare()
+            return
+        check_open(self._closed, self._pid)
+        if self._n_commits != self._commits.n:
+            self._refresh_if_reachable()
+        error = _error_of(self._current())
+        if error is not None and not isinstance(error, StorageError):
+            raise error
+        if self._max_lag_s is not None and self.lag().seconds > self._max_lag_s:
+            self._refresh_if_reachable()
+            lag = self.lag()
+            if lag.seconds > self._max_lag_s:
+                raise MirrorBehindError(
+                    f"the mirror of buffer {self._store.info.name!r} is {lag.seconds:.1f} s "
+                    f"behind, and max_lag_s is {self._max_lag_s}"
+                )
+
+    def _refresh_if_reachable(self) -> None:
+        with suppress(StorageError):  # draws go on; `lag` tells
+            self.refresh()
+
+    def _no_answer(self) -> MirrorBehindError:
+        return MirrorBehindError(
+            f"the process that follows buffer {self._store.info.name!r} for this machine does not "
+            f"answer for {WAIT_S:g} s; see `fuser {self._place.path}.lock`"
+        )
+
+    @property
+    def n_live(self) -> int:
+        """How many steps the mirror has."""
+        if self._own is not None:
+            return self._own.n_live
+        return self._current().segment.get(Counter.N_LIVE)
+
+    def lag(self) -> MirrorLag:
+        """Return how far behind the memory is."""
+        if self._own is not None:
+            return self._own.lag()
+        replica = self._current()
+        looked_ns = replica.segment.get(Counter.LOOKED_NS)
+        error = _error_of(replica)
+        return MirrorLag(
+            (time.monotonic_ns() - looked_ns) / 1e9,
+            replica.segment.get(Counter.HIGH),
+            None if error is None else str(error),
+        )
+
+
+def _error_of(replica: Replica) -> Exception | None:
+    """Return why the follower's last look failed."""
+    name, _, text = replica.segment.error.partition(": ")
+    if not name:
+        return None
+    found = getattr(errors, name, StorageError)
+    made: Exception = found(text)
+    return made
+
+
+def _watch(following: "ref[SharedFollowing]", closed: threading.Event) -> None:
+    """Take over from the process that follows, when it ends."""
+    while not closed.wait(WATCH_S):
+        own = following()
+        if own is None or own._pid != os.getpid() or own.take_over():
+            return
+        del own

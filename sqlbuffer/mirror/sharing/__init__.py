@@ -1,0 +1,1 @@
+"""A mirror in memory that the processes of one machine share."""

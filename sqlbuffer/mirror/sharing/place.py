@@ -1,0 +1,198 @@
+"""Where processes find a mirror that they share, and which of them follows the buffer."""
+
+import hashlib
+import json
+import os
+import platform
+import select
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.storage.database.engine import is_memory
+from sqlbuffer.storage.database.sqlite_connections import forks_held_off
+from sqlbuffer.storage.store import BufferStore
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+SHARED_MEMORY = Path("/dev/shm")
+# Plain stores of numpy arrive in order at other processors.
+ORDERED_MACHINES = ("x86_64", "AMD64")
+_descriptors: set[int] = set()
+
+
+class Place:
+    """The files of a shared mirror: the segment, two locks and a pipe.
+
+    Args:
+        path: The segment.
+        is_kept: Whether the segment stays when no process has it open.
+
+    Attributes:
+        path: The segment.
+        next_path: The one that will replace it.
+    """
+
+    def __init__(self, path: Path, *, is_kept: bool) -> None:
+        self.path, self.next_path = path, path.with_name(f"{path.name}.next")
+        self.is_kept = is_kept
+        self._lock = _open(_beside(path, "lock"))
+        self._users = _open(_beside(path, "users"))
+        fcntl.flock(self._users, fcntl.LOCK_SH)
+        self._pipe: int | None = None
+        self._pid, self._is_closed = os.getpid(), False
+
+    def try_to_follow(self) -> bool:
+        """Become the process that follows the buffer, unless another one does."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        pipe = _beside(self.path, "wake")
+        with suppress(FileExistsError):
+            os.mkfifo(pipe, 0o600)
+        with forks_held_off():
+            # For both directions: it does not end with the last writer.
+            self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            _descriptors.add(self._pipe)
+        self.next_path.unlink(missing_ok=True)
+        return True
+
+    def stop_following(self) -> None:
+        """Let another process follow the buffer."""
+        self.next_path.unlink(missing_ok=True)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until another process calls `wake`, or for so long."""
+        # The pipe is closed with the mirror.
+        with suppress(OSError, ValueError):
+            if self._pipe is not None and select.select([self._pipe], [], [], timeout_s)[0]:
+                os.read(self._pipe, 4096)
+
+    def wake(self) -> None:
+        """Have the process that follows look now."""
+        with suppress(OSError):  # it has gone, or was told often enough
+            pipe = os.open(_beside(self.path, "wake"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(pipe, b"\0")
+            finally:
+                os.close(pipe)
+
+    def close(self) -> None:
+        """Leave; the last one removes the segment, unless it is kept."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        if not self.is_kept:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_segment(self.path)
+        with forks_held_off():
+            for descriptor in (self._lock, self._users, self._pipe):
+                if descriptor is not None:
+                    _descriptors.discard(descriptor)
+                    os.close(descriptor)
+
+
+def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any) -> Place:
+    """Return where the mirror of a buffer is.
+
+    Args:
+        store: The buffer.
+        path: The file that the user gave; None: shared memory.
+        about: What else distinguishes it, as JSON.
+
+    Raises:
+        BufferConfigError: This machine or database cannot share one.
+    """
+    if is_memory(store.url):
+        raise BufferConfigError(
+            "a buffer in memory has one process; use shared=True with a database in a file"
+        )
+    if store.layout.has_tails:
+        raise BufferConfigError(
+            f"buffer {store.info.name!r} has fields of varying length, which a shared mirror does "
+            f"not hold; open a mirror in each process without shared=True"
+        )
+    if fcntl is None or platform.machine() not in ORDERED_MACHINES or not _has_fallocate():
+        raise BufferConfigError(
+            f"shared=True needs Linux on x86-64, and this is {platform.system()} on "
+            f"{platform.machine()}; open a mirror in each process without it"
+        )
+    if path is not None:
+        return Place(Path(path).absolute(), is_kept=True)
+    if not SHARED_MEMORY.is_dir():
+        raise BufferConfigError(f"this machine has no {SHARED_MEMORY}; give path= for the file")
+    sweep()
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:20]
+    return Place(SHARED_MEMORY / f"{_prefix()}{key}", is_kept=False)
+
+
+def sweep() -> None:
+    """Remove segments in shared memory that processes left behind."""
+    for path in SHARED_MEMORY.glob(f"{_prefix()}*.users"):
+        with suppress(OSError):
+            users = _open(path)
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_segment(path.with_suffix(""))
+            finally:
+                with forks_held_off():
+                    _descriptors.discard(users)
+                    os.close(users)
+
+
+def _prefix() -> str:
+    return f"sqlbuffer-{os.geteuid()}-"
+
+
+def _remove_segment(path: Path) -> None:
+    # The locks stay: another process may be about to take them.
+    for own in (path, path.with_name(f"{path.name}.next")):
+        own.unlink(missing_ok=True)
+
+
+def _beside(path: Path, name: str) -> Path:
+    return path.with_name(f"{path.name}.{name}")
+
+
+def _open(path: Path) -> int:
+    # A child that is forked between the two lines would keep its copy open, and the lock with it.
+    with forks_held_off():
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+        _descriptors.add(descriptor)
+    return descriptor
+
+
+def _has_fallocate() -> bool:
+    return hasattr(os, "posix_fallocate")
+
+
+def identity_of(store: BufferStore, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what distinguishes a mirror of a buffer from those of others, as JSON."""
+    url = store.url.set(password=None)
+    info = store.info
+    return {
+        "url": url.render_as_string(),
+        "buffer": info.name,
+        "buffer_id": info.id,
+        "fields": {name: repr(spec) for name, spec in info.config.fields.specs.items()},
+        **more,
+    }
+
+
+def _close_inherited() -> None:
+    for descriptor in list(_descriptors):
+        os.close(descriptor)
+    _descriptors.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)

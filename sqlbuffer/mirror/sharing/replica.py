@@ -1,0 +1,99 @@
+"""What a process that does not follow itself knows of a shared mirror."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.mirror.memory.slot_arrays import Shapes, slot_shapes
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.sharing.journal import unpacked
+from sqlbuffer.mirror.sharing.segment import Counter, Segment
+
+# Kinds of entries; the status of an episode is added to the last.
+TASK_NAME, AGENT_NAME, SESSION_KEY, EPISODE_STATE = 1, 2, 3, 8
+CHANGED = "changed"
+
+
+def shared_shapes(shapes: Shapes) -> Shapes:
+    """Return the arrays of a segment: those of the steps, and a ring of the slots that changed."""
+    (n_slots,), _ = shapes["is_drawable"]
+    return {**shapes, CHANGED: ((n_slots,), np.dtype(np.int32))}
+
+
+def replay(memory: StepMemory, told: memoryview) -> None:
+    """Take what a journal says of names and episodes."""
+    names: dict[int, dict[int, str]] = defaultdict(dict)
+    for entry in unpacked(told):
+        if entry.kind >= EPISODE_STATE:
+            memory.episodes.put(
+                entry.number, entry.id, entry.kind - EPISODE_STATE, entry.value, entry.name,
+                entry.data,
+            )  # fmt: skip
+        else:
+            names[entry.kind][entry.number] = entry.name or ""
+    memory.tasks.put(names[TASK_NAME])
+    memory.agents.put(names[AGENT_NAME])
+    memory.limits.name_sessions(list(names[SESSION_KEY].items()))
+
+
+class Replica:
+    """The memory of another process's mirror, kept in step with what that process tells.
+
+    Args:
+        segment: Where the memory is.
+        layout: How the bytes of chunks are laid out.
+
+    Attributes:
+        memory: The steps.
+        segment: Where they are.
+    """
+
+    def __init__(self, segment: Segment, layout: Layout) -> None:
+        self.segment = segment
+
+        def arrays(shapes: Shapes) -> Mapping[str, NDArray[Any]]:
+            return {name: segment.arrays[name] for name in shapes}
+
+        self.memory = StepMemory(layout, segment.about["n_slots"], arrays)
+        self._generation, self._journal_end, self._n_changed = -1, 0, 0
+
+    def update(self, generation: int) -> None:
+        """Take what was told up to a generation."""
+        if generation == self._generation:
+            return
+        segment, memory = self.segment, self.memory
+        n_used, n_changed = segment.get(Counter.N_USED), segment.get(Counter.N_CHANGED)
+        journal_end = segment.get(Counter.JOURNAL_END)
+        if journal_end != self._journal_end:
+            replay(memory, segment.journal[self._journal_end : journal_end])
+            self._journal_end = journal_end
+        memory.n_live = segment.get(Counter.N_LIVE)
+        memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
+        memory.blocks.n_used = n_used
+        ring, n_new = segment.arrays[CHANGED], n_changed - self._n_changed
+        if n_new > len(ring):
+            memory.changed.forget()
+        elif n_new:
+            at = (self._n_changed + np.arange(n_new)) % len(ring)
+            memory.changed.add(ring[at].astype(np.int64))
+        self._n_changed = n_changed
+        self._generation = generation
+
+
+def open_replica(path: Path, about: Mapping[str, Any], layout: Layout) -> Replica:
+    """Return the replica of the segment of a mirror.
+
+    Raises:
+        OSError: There is none.
+        ValueError: It is of another version, or of another mirror.
+    """
+    found = Segment(path, {}, is_writable=False).about
+    if any(found.get(name) != value for name, value in about.items()):
+        raise ValueError(f"{path} holds the mirror of another buffer")
+    shapes = shared_shapes(slot_shapes(layout, found["n_slots"]))
+    return Replica(Segment(path, shapes, is_writable=False), layout)

@@ -1,0 +1,211 @@
+"""A file that processes map as memory: arrays, a journal, and counters."""
+
+import errno
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.errors import MirrorFullError
+from sqlbuffer.mirror.memory.slot_arrays import Shapes
+from sqlbuffer.sizes import shown_size
+
+FORMAT = b"sqlbuf01"
+_PAGE = 4096
+# Parts of the first page: the format, the counters, and the text of an error.
+_COUNTERS_AT, _ERROR_AT, _ERROR_BYTES = 64, 1024, 3072
+CURSOR_BYTES = 512 * 1024
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Counter(IntEnum):
+    """What the follower says of a segment, as numbers of 64 bits.
+
+    The generation is odd while the follower changes what is drawn.
+    """
+
+    GENERATION = 0
+    IS_STAGING = 1
+    IS_SUPERSEDED = 2
+    IS_FINAL_ERROR = 3
+    LOOKED_NS = 4
+    FAILED_NS = 15
+    N_USED = 5
+    N_LIVE = 6
+    HAS_BARRED = 7
+    HIGH = 8
+    JOURNAL_END = 9
+    N_CHANGED = 10
+    CURSOR_END = 11
+    ERROR_END = 12
+    ABOUT_END = 13
+    IS_CLEAN = 14
+
+
+class Segment:
+    """A mapped file.
+
+    Args:
+        path: The file.
+        arrays: Shape and dtype of each array; both sides give the same.
+        is_writable: Whether it is the follower's.
+
+    Attributes:
+        about: What the follower wrote of it when it was made.
+        counters: See `Counter`, int64.
+        arrays: The arrays.
+        journal: Bytes that are only appended to.
+        cursor: Where the follower keeps what it needs to go on.
+    """
+
+    def __init__(self, path: Path, arrays: Shapes, *, is_writable: bool) -> None:
+        self.path = path
+        flags = os.O_RDWR if is_writable else os.O_RDONLY
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "another user owns the file", str(path))
+            access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ
+            self._map = mmap.mmap(descriptor, status.st_size, access=access)
+        finally:
+            os.close(descriptor)
+        self.inode, self.n_bytes = status.st_ino, status.st_size
+        self.counters: NDArray[np.int64] = np.frombuffer(
+            self._map, np.int64, len(Counter), _COUNTERS_AT
+        )
+        about_end = int(self.counters[Counter.ABOUT_END])
+        if self._map[: len(FORMAT)] != FORMAT or not _PAGE < about_end <= status.st_size:
+            raise ValueError(f"{path} is no mirror of this version")
+        self.about: dict[str, Any] = json.loads(self._map[_PAGE:about_end])
+        places, end = _places(_page_after(about_end), arrays)
+        journal_bytes = self.about["journal_bytes"]
+        if end + CURSOR_BYTES + journal_bytes > status.st_size:
+            raise ValueError(f"{path} is the mirror of a buffer with other fields")
+        self.arrays = {
+            name: np.ndarray(shape, dtype, self._map, places[name])
+            for name, (shape, dtype) in arrays.items()
+        }
+        view = memoryview(self._map)
+        self._cursor = view[end : end + CURSOR_BYTES]
+        self.journal = view[end + CURSOR_BYTES : end + CURSOR_BYTES + journal_bytes]
+
+    @classmethod
+    def create(
+        cls, path: Path, arrays: Shapes, journal_bytes: int, about: Mapping[str, Any]
+    ) -> "Segment":
+        """Make the file, with all of its space reserved.
+
+        Args:
+            path: The file; one that is there is replaced.
+            arrays: Shape and dtype of each array.
+            journal_bytes: Room for the journal.
+            about: What it says of itself.
+
+        Raises:
+            MirrorFullError: There is too little space.
+        """
+        text = json.dumps({**about, "journal_bytes": journal_bytes, "boot_id": boot_id()}).encode()
+        about_end = _PAGE + len(text)
+        _, end = _places(_page_after(about_end), arrays)
+        n_bytes = end + CURSOR_BYTES + journal_bytes
+        path.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            # Without it a process that touches a page for which there is no room is killed.
+            os.posix_fallocate(descriptor, 0, n_bytes)
+            counters = np.zeros(len(Counter), np.int64)
+            counters[Counter.ABOUT_END], counters[Counter.GENERATION] = about_end, 1
+            os.pwrite(descriptor, FORMAT, 0)
+            os.pwrite(descriptor, counters.tobytes(), _COUNTERS_AT)
+            os.pwrite(descriptor, text, _PAGE)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+            raise MirrorFullError(
+                f"the mirror needs {shown_size(n_bytes)} in {path.parent}, which has too little "
+                f"room; give path= in a larger file system, or make it larger (in a container "
+                f"with --shm-size)"
+            ) from None
+        finally:
+            os.close(descriptor)
+        return cls(path, arrays, is_writable=True)
+
+    def get(self, counter: Counter) -> int:
+        """Return a counter."""
+        return int(self.counters[counter])
+
+    def set(self, counter: Counter, value: int) -> None:
+        """Store a counter."""
+        self.counters[counter] = value
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another segment has its place."""
+        if self.counters[Counter.IS_SUPERSEDED]:
+            return True
+        try:
+            return os.stat(self.path).st_ino != self.inode
+        except FileNotFoundError:
+            return True
+
+    @property
+    def error(self) -> str:
+        """Why the follower's last look failed, as `name: text`; empty if it did not."""
+        end = _ERROR_AT + self.get(Counter.ERROR_END)
+        return self._map[_ERROR_AT:end].decode(errors="replace")
+
+    @error.setter
+    def error(self, text: str) -> None:
+        own = text.encode()[:_ERROR_BYTES]
+        self._map[_ERROR_AT : _ERROR_AT + len(own)] = own
+        self.set(Counter.ERROR_END, len(own))
+
+    @property
+    def cursor(self) -> Any:
+        """What the follower needs to go on; None if there is nothing."""
+        end = self.get(Counter.CURSOR_END)
+        return json.loads(bytes(self._cursor[:end])) if end else None
+
+    @cursor.setter
+    def cursor(self, value: Any) -> None:
+        own = json.dumps(value).encode()
+        if len(own) > CURSOR_BYTES:
+            own = b""  # the next follower reads everything
+        self._cursor[: len(own)] = own
+        self.set(Counter.CURSOR_END, len(own))
+
+    @property
+    def is_from_this_boot(self) -> bool:
+        """Whether all that was stored in it is there, also after a crash of its follower."""
+        return bool(self.about["boot_id"] == boot_id())
+
+    def sync(self) -> None:
+        """Write it to its disk."""
+        self._map.flush()
+
+
+def boot_id() -> str:
+    """Return what tells this run of the machine from others."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+def _places(start: int, arrays: Shapes) -> tuple[dict[str, int], int]:
+    """Return where each array begins, and the end of all."""
+    places, end = {}, start
+    for name, (shape, dtype) in arrays.items():
+        places[name] = end
+        end = _page_after(end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return places, end
+
+
+def _page_after(n: int) -> int:
+    return -(-n // _PAGE) * _PAGE

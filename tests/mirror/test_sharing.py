@@ -1,0 +1,334 @@
+"""Processes of one machine share a mirror: one follows the buffer, the others read its memory."""
+
+import gc
+import resource
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import (
+    BufferConfigError,
+    MirrorBehindError,
+    MirrorFullError,
+    StorageUnreachableError,
+)
+from tests.support.episodes import FIELDS
+from tests.support.mirrors import assert_same_draws
+from tests.support.processes import running, wait_until
+from tests.support.proxy import Proxy
+from tests.support.sql import delete_steps_by_hand, is_sqlite, run
+
+
+def columns(n, first=0):
+    t = np.arange(first, first + n)
+    return {"obs": np.stack([t, t], 1).astype("f4"), "action": t, "reward": t.astype(float)}
+
+
+@pytest.fixture
+def buffer(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=200) as buffer:
+        buffer.store_episode(columns(100), episode_id="first")
+        yield buffer
+
+
+@pytest.fixture
+def follower(buffer):
+    # Looks only when it is told to.
+    with buffer.mirror(shared=True, refresh_s=3_600) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def reader(buffer, follower):
+    with buffer.mirror(shared=True) as mirror:
+        yield mirror
+
+
+def check(buffer, mirror):
+    mirror.refresh()
+    assert_same_draws(buffer, mirror, "step")
+    assert_same_draws(buffer, mirror, "transition", n_step=3)
+
+
+def test_a_reader_draws_what_the_follower_has(buffer, follower, reader):
+    check(buffer, reader)
+    check(buffer, follower)
+    assert reader.path == follower.path
+
+
+def test_a_reader_draws_what_was_changed(buffer, buffer_url, reader):
+    ends = {"terminated": np.arange(50) == 49}
+    buffer.store_episode({**columns(50, 200), **ends}, episode_id="second")
+    check(buffer, reader)
+    seqs = list(range(10, 20))
+    buffer.annotate(seqs[:5], reward=7.0)
+    buffer.quarantine(seqs[5:])
+    delete_steps_by_hand(buffer_url, "seq BETWEEN 40 AND 45")
+    check(buffer, reader)
+    buffer.release(seqs[5:])
+    check(buffer, reader)
+    for start in range(300, 1_000, 90):  # the ring wraps, and episodes leave
+        buffer.store_episode(columns(90, start), episode_id=f"e{start}", task_id=f"t{start}")
+        check(buffer, reader)
+
+
+def test_a_reader_draws_what_its_process_has_written(buffer, reader):
+    buffer.extend(columns(3, 500))
+    assert {500, 501, 502} <= set(reader.sample_arrays(2_000).action.tolist())
+    assert reader.lag().high == 103
+
+
+def test_a_reader_refreshes_before_it_was_ever_drawn_from(buffer, follower):
+    buffer.extend(columns(3, 500))
+    with buffer.mirror(shared=True) as reader:
+        assert len(reader) == 103
+
+
+def test_a_seed_draws_the_same_from_both(buffer, follower, reader):
+    with buffer.mirror() as alone:
+        drawn = [
+            next(iter(mirror.loader("step", 32, seed=7))).action
+            for mirror in (follower, reader, alone)
+        ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    np.testing.assert_array_equal(drawn[0], drawn[2])
+
+
+def test_the_memory_grows_under_a_reader(buffer_url):
+    with (
+        ReplayBuffer(buffer_url, fields=FIELDS) as buffer,
+        buffer.mirror(shared=True, refresh_s=3_600) as follower,
+        buffer.mirror(shared=True) as reader,
+    ):
+        for number in range(3):
+            n = 60_000
+            buffer.extend(columns(n, number * n), task_id=f"task-{number}")
+            reader.refresh()
+            assert len(reader) == len(follower) == (number + 1) * n
+            drawn = reader.sample_arrays(2_000)
+            np.testing.assert_array_equal(drawn.action + 1, drawn.info["seq"])
+            expected = [f"task-{action // n}" for action in drawn.action.tolist()]
+            assert drawn.info["task_id"].tolist() == expected
+        path = reader.path
+    assert not path.exists()
+
+
+def test_names_and_episodes_outgrow_their_room(buffer_url):
+    long = "x" * 400
+    with (
+        ReplayBuffer(buffer_url, fields=FIELDS) as buffer,
+        buffer.mirror(shared=True, refresh_s=3_600),
+        buffer.mirror(shared=True) as reader,
+    ):
+        for number in range(6):
+            keys = [f"{number}-{part}-{long}" for part in range(250)]
+            steps = columns(250)
+            buffer.extend(steps, task_id=keys, agent_id=keys, episode_id=keys)
+            check(buffer, reader)
+
+
+def test_of_two_processes_the_one_that_is_left_takes_over(buffer):
+    follower = buffer.mirror(shared=True)
+    path = follower.path
+    with buffer.mirror(shared=True) as reader:
+        follower.close()
+        buffer.extend(columns(3, 500))
+        check(buffer, reader)
+        with buffer.mirror(shared=True) as third:
+            check(buffer, third)
+        assert path.exists()
+    assert not path.exists()
+
+
+def follow_until_killed(url, said):
+    with ReplayBuffer(url) as buffer, buffer.mirror(shared=True, refresh_s=0.01) as mirror:
+        said.write_text(str(mirror.path))
+        while True:
+            mirror.sample_arrays(8)
+
+
+@contextmanager
+def killed(url, said):
+    """Yield the path of a follower's segment, and a function that kills it."""
+    with running([(follow_until_killed, url, said)], "forkserver") as followers:
+        wait_until(lambda: said.exists() and said.read_text(), "a follower")
+        (process,) = followers.processes
+
+        def kill():
+            process.kill()
+            process.join()
+
+        yield Path(said.read_text()), kill
+
+
+def test_after_the_follower_is_killed_a_reader_takes_over(buffer, buffer_url, tmp_path):
+    with killed(buffer_url, tmp_path / "said") as (path, kill):
+        with buffer.mirror(shared=True) as reader:
+            assert reader.path == path
+            check(buffer, reader)
+            kill()
+            reader.sample_arrays(8)  # goes on
+            buffer.store_episode(columns(50, 200), episode_id="second")
+            check(buffer, reader)
+        assert not path.exists()
+
+
+def test_what_killed_processes_left_is_removed(buffer, buffer_url, make_database_url, tmp_path):
+    with killed(buffer_url, tmp_path / "said") as (path, kill):
+        kill()
+    assert path.exists()
+    with (
+        ReplayBuffer(make_database_url("sqlite"), fields=FIELDS) as other,
+        other.mirror(shared=True),
+    ):
+        assert not path.exists()
+
+
+def test_a_mirror_that_is_not_closed_is_forgotten(buffer):
+    mirror = buffer.mirror(shared=True)
+    path = mirror.path
+    assert path.exists()
+    del mirror
+    gc.collect()
+    wait_until(lambda: not path.exists(), "the memory to be freed")
+
+
+def test_a_file_is_gone_on_with(buffer, buffer_url, tmp_path):
+    path = tmp_path / "mirror"
+    with buffer.mirror(shared=True, path=path) as mirror:
+        check(buffer, mirror)
+    buffer.store_episode(columns(20, 300), episode_id="later", task_id="later")
+    # Nothing tells followers of this: the steps were not read again.
+    forget_values(buffer_url, 100)
+    with buffer.mirror(shared=True, path=path) as mirror:
+        drawn = mirror.sample_arrays(4_000)
+        assert set(drawn.action.tolist()) == {*range(100), *range(300, 320)}
+        assert set(drawn.info["task_id"].tolist()) == {"first", "later"}
+        np.testing.assert_array_equal(drawn.reward, drawn.action)
+        episodes = set(mirror.sample_transitions(2_000).info["episode"].tolist())
+        assert episodes == {"first", "later"}
+
+
+def forget_values(url, n):
+    """Overwrite the values of the first steps where they are stored."""
+    zeros = "zeroblob(length(records))" if is_sqlite(url) else None
+    if zeros is None:
+        zeros = "decode(repeat('00', length(records)), 'hex')"
+    where = f"key & 1099511627775 <= {n}" if is_sqlite(url) else f"first_seq <= {n}"
+    run(url, f"UPDATE chunk_data SET records = {zeros} WHERE {where}")
+
+
+def test_a_file_of_another_state_is_not_used(buffer, buffer_url, tmp_path):
+    path = tmp_path / "mirror"
+    with buffer.mirror(shared=True, path=path) as mirror:
+        assert len(mirror) == 100
+    buffer.clear()
+    buffer.store_episode(columns(30, 900), episode_id="first")
+    with buffer.mirror(shared=True, path=path) as mirror:
+        assert set(mirror.sample_arrays(1_000).action.tolist()) == set(range(900, 930))
+        check(buffer, mirror)
+
+
+def test_a_file_that_is_damaged_is_replaced(buffer, tmp_path):
+    path = tmp_path / "mirror"
+    for content in (b"", b"no mirror" * 1_000):
+        path.write_bytes(content)
+        with buffer.mirror(shared=True, path=path) as mirror:
+            check(buffer, mirror)
+
+
+def test_a_file_of_another_buffer_is_refused_while_it_is_open(buffer, buffer_url, tmp_path):
+    path = tmp_path / "mirror"
+    with ReplayBuffer(buffer_url, name="other", fields=FIELDS) as other:
+        other.extend(columns(5, 70))
+        with (
+            buffer.mirror(shared=True, path=path),
+            pytest.raises(BufferConfigError, match="holds the mirror of another buffer"),
+        ):
+            other.mirror(shared=True, path=path)
+        with other.mirror(shared=True, path=path) as mirror:
+            check(other, mirror)
+
+
+def test_a_copied_file_belongs_to_nobody_else(buffer, tmp_path):
+    path = tmp_path / "mirror"
+    with buffer.mirror(shared=True, path=path):
+        pass
+    path.chmod(0o400)
+    path.rename(tmp_path / "moved")
+    (tmp_path / "mirror").symlink_to(tmp_path / "moved")
+    with buffer.mirror(shared=True, path=path) as mirror:  # links are not followed
+        check(buffer, mirror)
+    assert not path.is_symlink()
+
+
+def mirror_in_little_room(url, path):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+    with ReplayBuffer(url) as buffer, pytest.raises(MirrorFullError) as caught:
+        buffer.mirror(shared=True, path=path)
+    return str(caught.value)
+
+
+def test_space_is_reserved_before_it_is_used(buffer, buffer_url, tmp_path):
+    path = tmp_path / "mirror"
+    with running([(mirror_in_little_room, buffer_url, path)], "forkserver") as workers:
+        (said,) = workers.results()
+    assert "too little room" in said
+    assert "path=" in said
+    assert not path.exists()
+
+
+def test_a_reader_is_told_that_the_follower_is_full(buffer_url):
+    with (
+        ReplayBuffer(buffer_url, fields=FIELDS) as buffer,
+        buffer.mirror(shared=True, refresh_s=3_600, max_bytes=2_000_000),
+        buffer.mirror(shared=True) as reader,
+    ):
+        buffer.extend(columns(10))
+        assert len(reader.sample_arrays(3)) > 0
+        buffer.extend(columns(60_000))
+        with pytest.raises(MirrorFullError, match="max_bytes"):
+            reader.sample_arrays(3)
+
+
+def test_draws_of_readers_go_on_while_the_database_is_away(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    with closing(Proxy(url)) as proxy, ReplayBuffer(proxy.url, fields=FIELDS, retry_s=0) as buffer:
+        buffer.extend(columns(10))
+        with (
+            buffer.mirror(shared=True, refresh_s=3_600),
+            buffer.mirror(shared=True) as reader,
+            buffer.mirror(shared=True, max_lag_s=1e-9) as strict,
+        ):
+            proxy.closed = True
+            proxy.cut_all()
+            with pytest.raises(StorageUnreachableError):
+                reader.refresh()
+            assert reader.sample_arrays(8).n_rows == 8
+            assert "cannot reach" in reader.lag().error
+            with pytest.raises(MirrorBehindError, match="max_lag_s is 1e-09"):
+                strict.sample_arrays(8)
+            proxy.closed = False
+            reader.refresh()
+            assert reader.lag().error is None
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path):
+    with (
+        ReplayBuffer("sqlite://", fields=FIELDS) as buffer,
+        pytest.raises(BufferConfigError, match="in memory has one process"),
+    ):
+        buffer.mirror(shared=True)
+    with ReplayBuffer(f"sqlite:///{tmp_path}/a.db", fields=FIELDS) as buffer:
+        with (
+            ReplayBuffer(str(buffer.url), "ragged", fields={"ids": ("int32", (-1,))}) as ragged,
+            pytest.raises(BufferConfigError, match="fields of varying length"),
+        ):
+            ragged.mirror(shared=True)
+        with pytest.raises(BufferConfigError, match="shared=True too"):
+            buffer.mirror(path=tmp_path / "mirror")
+        with pytest.raises(FileNotFoundError):
+            buffer.mirror(shared=True, path=tmp_path / "no" / "mirror")
