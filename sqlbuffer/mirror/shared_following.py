@@ -12,10 +12,10 @@ from sqlbuffer import errors
 from sqlbuffer.errors import BufferConfigError, MirrorBehindError, StorageError
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing, check_open
-from sqlbuffer.mirror.sharing.place import Place, identity_of, place_of
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.mirror.sharing.replica import Replica, open_replica
 from sqlbuffer.mirror.sharing.segment import Counter
+from sqlbuffer.mirror.sharing.shared_place import SharedPlace, identity_of, place_of
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.store import BufferStore
 
@@ -53,7 +53,7 @@ class SharedFollowing:
         self._store, self._max_lag_s = store, max_lag_s
         self._max_bytes, self._refresh_s = max_bytes, refresh_s
         self._about = identity_of(store, {})
-        self._place: Place = place_of(store, path, self._about)
+        self._place: SharedPlace = place_of(store, path, self._about)
         self.path = self._place.path
         finalize(self, self._place.close)
         self._pid = os.getpid()

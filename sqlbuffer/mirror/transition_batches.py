@@ -125,7 +125,7 @@ class TransitionBatches:
         episodes = memory.episodes
         if episodes.n_aborted:
             own = first["episode"]
-            accepted &= (own == NONE) | (episodes.status[own] != ABORTED)
+            accepted &= (own == NONE) | (episodes.status.take(own, mode="clip") != ABORTED)
         if memory.has_barred:
             within = np.arange(n) < returns.m[:, None]
             needed = [np.where(within, steps, NONE), after[:, None], frames, next_frames]
@@ -177,10 +177,11 @@ class TransitionBatches:
         episodes, own = self._memory.episodes, first["episode"]
         if not len(episodes.length):
             return np.zeros(len(own), bool)
-        ends_there = (own != NONE) & (first["t"] + m == episodes.length[own])
+        # Free slots that the follower of a shared mirror fills name episodes not known here yet.
+        ends_there = (own != NONE) & (first["t"] + m == episodes.length.take(own, mode="clip"))
         found = np.zeros(len(own), bool)
         at = np.flatnonzero(ends_there)
-        found[at] = [final is not None for final in episodes.finals[own[at]]]
+        found[at] = [final is not None for final in episodes.finals.take(own[at], mode="clip")]
         return found
 
     def _before(self, slots: Integers, n: int) -> Integers:

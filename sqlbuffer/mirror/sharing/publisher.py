@@ -12,7 +12,6 @@ from sqlbuffer.mirror.memory.restoring import restore
 from sqlbuffer.mirror.memory.slot_arrays import Shapes
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.sharing.journal import Entry, packed
-from sqlbuffer.mirror.sharing.place import Place
 from sqlbuffer.mirror.sharing.replica import (
     AGENT_NAME,
     CHANGED,
@@ -23,6 +22,7 @@ from sqlbuffer.mirror.sharing.replica import (
     shared_shapes,
 )
 from sqlbuffer.mirror.sharing.segment import Counter, Segment
+from sqlbuffer.mirror.sharing.shared_place import SharedPlace
 
 FEWEST_JOURNAL_BYTES = 2**20
 # Room for what is told later, as a multiple of what is told now.
@@ -37,7 +37,7 @@ class Publisher:
         about: What distinguishes this mirror from others.
     """
 
-    def __init__(self, place: Place, about: Mapping[str, Any]) -> None:
+    def __init__(self, place: SharedPlace, about: Mapping[str, Any]) -> None:
         self._place, self._about = place, dict(about)
         # The one that others read, and the one that will replace it.
         self._segment: Segment | None = None
@@ -220,7 +220,7 @@ class Publisher:
             segment.sync()
 
 
-def _left(place: Place) -> Segment | None:
+def _left(place: SharedPlace) -> Segment | None:
     try:
         return Segment(place.path, {}, is_writable=True)
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ ORDERED_MACHINES = ("x86_64", "AMD64")
 _descriptors: set[int] = set()
 
 
-class Place:
+class SharedPlace:
     """The files of a shared mirror: the segment, two locks and a pipe.
 
     Args:
@@ -100,7 +100,7 @@ class Place:
                     os.close(descriptor)
 
 
-def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any) -> Place:
+def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any) -> SharedPlace:
     """Return where the mirror of a buffer is.
 
     Args:
@@ -126,12 +126,12 @@ def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any
             f"{platform.machine()}; open a mirror in each process without it"
         )
     if path is not None:
-        return Place(Path(path).absolute(), is_kept=True)
+        return SharedPlace(Path(path).absolute(), is_kept=True)
     if not SHARED_MEMORY.is_dir():
         raise BufferConfigError(f"this machine has no {SHARED_MEMORY}; give path= for the file")
     sweep()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:20]
-    return Place(SHARED_MEMORY / f"{_prefix()}{key}", is_kept=False)
+    return SharedPlace(SHARED_MEMORY / f"{_prefix()}{key}", is_kept=False)
 
 
 def sweep() -> None:
