@@ -896,6 +896,8 @@ class ReplayBuffer:
         max_bytes: int = MAX_BYTES,
         refresh_s: float = REFRESH_S,
         max_lag_s: float | None = None,
+        condition: Condition = None,
+        fields: Sequence[str] | None = None,
         shared: bool = False,
         path: str | os.PathLike[str] | None = None,
     ) -> Mirror:
@@ -905,6 +907,9 @@ class ReplayBuffer:
             max_bytes: How much memory the steps may take.
             refresh_s: How often to look for what others have written, in seconds.
             max_lag_s: Draws fail when the last look that succeeded is longer ago; None: they go on.
+            condition: Only steps that match are drawn, and only their episodes are kept. It may
+                name anything, payloads and labels too.
+            fields: Which of the declared fields are kept; all by default.
             shared: One process of the machine follows the buffer, and the others draw from the same
                 memory. Its `max_bytes` and `refresh_s` count.
             path: The file of a shared mirror. It stays after the last process, and the next one
@@ -913,13 +918,15 @@ class ReplayBuffer:
         Raises:
             BufferConfigError: The buffer has no typed fields, counts uses, or hands out leases; or
                 this machine cannot share a mirror.
+            ConditionError: A malformed condition.
+            FieldError: An unknown field.
             MirrorFullError: The buffer does not fit.
             StorageReadOnlyError: The buffer evicts by task or episode, and the role may not
                 register a follower: it is a right of learners.
         """
         return Mirror(
             self._store, max_bytes=max_bytes, refresh_s=refresh_s, max_lag_s=max_lag_s,
-            shared=shared, path=path,
+            condition=condition, fields=fields, shared=shared, path=path,
         )  # fmt: skip
 
     def lease(

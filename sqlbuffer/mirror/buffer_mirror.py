@@ -9,7 +9,6 @@ from typing import Any, Literal, Unpack, get_args
 import numpy as np
 
 from sqlbuffer.arguments import Condition, check_batch_size, check_n_step
-from sqlbuffer.config.setting_checks import checked_seconds, checked_size
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.fields.declarations import BUILT_IN
 from sqlbuffer.loading.loader import Loader
@@ -23,12 +22,13 @@ from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_source import MirrorSource
 from sqlbuffer.mirror.matching_steps import MatchingSteps
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
 from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.step_columns import check_in_memory
 from sqlbuffer.mirror.transition_batches import TransitionBatches
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.steps.batches import Batch
@@ -72,27 +72,27 @@ class Mirror:
         max_bytes: int = MAX_BYTES,
         refresh_s: float = REFRESH_S,
         max_lag_s: float | None = None,
+        condition: Condition = None,
+        fields: Sequence[str] | None = None,
         shared: bool = False,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         check_mirrored(store)
         self._store, self._rng = store, np.random.default_rng()
-        lag_s = None if max_lag_s is None else checked_seconds("max_lag_s", max_lag_s)
-        size, pause_s = (
-            checked_size(max_bytes, "max_bytes"),
-            checked_seconds("refresh_s", refresh_s),
+        self._settings = MirrorSettings.of(
+            store, max_bytes, refresh_s, max_lag_s, condition, fields
         )
         if path is not None and not shared:
             raise BufferConfigError("path= says where a shared mirror is; give shared=True too")
         self._refreshing: Refreshing | SharedFollowing = (
-            SharedFollowing(store, size, pause_s, lag_s, path)
+            SharedFollowing(store, self._settings, path)
             if shared
-            else Refreshing(store, size, pause_s, lag_s)
+            else Refreshing(store, self._settings)
         )
         self._forms: dict[tuple[Any, ...], TransitionForm] = {}
         self._batches: dict[TransitionForm, TransitionBatches] = {}
         self._matching = MatchingSteps()
-        self._every_name = [*store.info.config.fields.specs, *BUILT_IN]
+        self._every_name = [*self._settings.fields.specs, *BUILT_IN]
         store.own_writes.store()
         self._refreshing.start()
 
@@ -106,7 +106,9 @@ class Mirror:
         raise TypeError("a mirror belongs to one process and cannot be pickled; pickle the buffer")
 
     def __len__(self) -> int:
-        """Return how many steps it has."""
+        """Return how many steps it has; those that match, where it was opened with a condition."""
+        if self._settings.selects:
+            return self._refreshing.read(lambda memory: memory.n_wanted)
         return self._refreshing.n_live
 
     @property
@@ -149,7 +151,7 @@ class Mirror:
         Args:
             batch_size: How many steps.
             condition: Which steps. It names keys, `reward`, flags and declared fields.
-            fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
+            fields: Which of the mirror's fields, `reward`, `terminated` and `truncated`; all by
                 default.
             sampler: A `RandomSampler`, `FifoSampler` or `LatestSampler`; by default the first,
                 with replacement.
@@ -162,9 +164,9 @@ class Mirror:
             InsufficientDataError: Fewer steps can be drawn.
             FieldError: An unknown field.
         """
-        config, names = self._store.info.config, self._every_name
+        own_fields, names = self._settings.fields, self._every_name
         if fields is not None:
-            own, built_in = checked_step_names(config.fields, fields, "steps")
+            own, built_in = checked_step_names(own_fields, fields, "steps")
             names = [*own, *built_in]
 
         node = self._node(condition)
@@ -173,9 +175,7 @@ class Mirror:
             wanted = self._matching.of(memory, node)
             return step_batch(memory, chooser.choose(memory, wanted, n), names)
 
-        return self._drawn(
-            made, batch_size, sampler, lambda: StepReader(config.fields, fields), node
-        )
+        return self._drawn(made, batch_size, sampler, lambda: StepReader(own_fields, fields), node)
 
     def sample_transitions(
         self,
@@ -277,7 +277,7 @@ class Mirror:
         if condition is None:
             return EVERYTHING
         node = check(condition, self._store.info.config.fields.comparable)
-        check_in_memory(node)
+        check_in_memory(node, self._settings.fields.specs)
         return node
 
     def _form(
@@ -298,7 +298,7 @@ class Mirror:
             if key in self._forms:
                 return self._forms[key]
         form = TransitionForm.of(
-            self._store.info.config.fields, n_step, gamma, names=fields, stack=stack,
+            self._settings.fields, n_step, gamma, names=fields, stack=stack,
             terminal_field=terminal_field, sequence_fields=sequence_fields,
         )  # fmt: skip
         if len(self._forms) >= MOST_FORMS:
@@ -339,14 +339,19 @@ class Mirror:
             batch.n_rows,
             batch_size,
             True,
-            lambda: undrawn(self._store, node, sampler, reader()),
+            lambda: undrawn(
+                self._store, Group("all", (self._settings.node, node)), sampler, reader()
+            ),
         )
         return batch
 
     def _check_size(self, memory: StepMemory) -> None:
         needed, name = self._store.info.config.sampling.min_size, self._store.info.name
-        if memory.n_live < needed:
+        n = memory.n_live
+        if n < needed and self._settings.selects:
+            n = self._store.rows.count_stored(EVERYTHING)  # it does not have all steps
+        if n < needed:
             raise InsufficientDataError(
-                f"buffer {name!r} holds {memory.n_live} rows, and is sampled from {needed} on "
+                f"buffer {name!r} holds {n} rows, and is sampled from {needed} on "
                 f"(min_size); wait for more data"
             )

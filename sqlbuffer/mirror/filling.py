@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
+from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferConfigError, MirrorFullError
 from sqlbuffer.mirror.memory.block_map import BLOCK
 from sqlbuffer.mirror.memory.slot_arrays import Allocate, zeroed
+from sqlbuffer.mirror.memory.step_changes import StepChanges
 from sqlbuffer.mirror.memory.step_limits import LIMIT_BYTES
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.memory.step_record import slot_bytes
+from sqlbuffer.mirror.memory.step_record import kept_layout, slot_bytes
+from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.eligibility.eligible_rows import oldest_version
 from sqlbuffer.storage.following.feed import News
@@ -23,18 +26,20 @@ class Filling:
 
     Args:
         store: The buffer.
-        max_bytes: How much memory the steps may take.
+        settings: What the mirror was opened with.
         allocate: Makes arrays whose space is reserved; None: those of this process, which take
             memory when they are written to.
     """
 
     def __init__(
-        self, store: BufferStore, max_bytes: int, allocate: Allocate | None = None
+        self, store: BufferStore, settings: MirrorSettings, allocate: Allocate | None = None
     ) -> None:
         self._allocate = allocate
-        self._config, self._layout = store.info.config, store.layout
+        self._config, self._selects = store.info.config, settings.selects
+        self._layout = settings.layout
         self._slot_bytes = slot_bytes(self._layout) + LIMIT_BYTES
-        self._max_bytes, self._most_slots = max_bytes, max_bytes // self._slot_bytes
+        self._max_bytes = settings.max_bytes
+        self._most_slots = self._max_bytes // self._slot_bytes
 
     def new_memory(self, n_steps: int) -> StepMemory:
         """Return an empty memory for a buffer of so many steps.
@@ -45,21 +50,24 @@ class Filling:
         self._check(n_steps)
         retention = self._config.retention
         wanted = max(2 * n_steps, FEWEST_SLOTS)
-        if retention.evict_by == "row" and retention.max_capacity is not None:
+        is_ring = retention.evict_by == "row" and not self._selects
+        if is_ring and retention.max_capacity is not None:
             full = int(retention.max_capacity * (1 + SLACK)) + FEWEST_SLOTS
             wanted = full if self._allocate is None else min(wanted, full)
         return self.memory_of(min(wanted, self._most_slots), self._allocate or zeroed)
 
     def memory_of(self, n_slots: int, allocate: Allocate) -> StepMemory:
         """Return a memory of so many slots, in arrays that are given."""
-        return StepMemory(self._layout, n_slots, allocate)
+        return StepMemory(self._layout, n_slots, allocate, selects=self._selects)
 
     def _check(self, n_steps: int) -> None:
         if n_steps > self._most_slots:
             raise MirrorFullError(
-                f"{n_steps} steps take {shown_size(n_steps * self._slot_bytes)} of memory, and "
-                f"max_bytes is {shown_size(self._max_bytes)}, enough for {self._most_slots}; "
-                f"raise max_bytes, or lower max_capacity with resize()"
+                f"{n_steps} steps take {shown_size(n_steps * self._slot_bytes)} of memory, "
+                f"{self._slot_bytes} bytes each, and max_bytes is {shown_size(self._max_bytes)}, "
+                f"enough for {self._most_slots}; raise max_bytes, keep fewer steps "
+                f"(condition=..., or lower max_capacity with resize())"
+                f"{_fewer_fields(self._layout)}"
             )
 
     def stage(self, memory: StepMemory, news: News, hold: Callable[[], object]) -> None:
@@ -75,7 +83,7 @@ class Filling:
             FieldError: A step cannot be read.
             MirrorFullError: They do not fit.
         """
-        for page in news.chunks():
+        for page in news.chunks(memory):
             if not memory.stage(page):
                 hold()
                 memory.make_room(news.state.low)
@@ -87,12 +95,14 @@ class Filling:
     def commit(self, memory: StepMemory, news: News) -> None:
         """Make the state of a look the one that is drawn from."""
         now, sampling = news.state, self._config.sampling
-        memory.commit(
-            now.low,
+        selection = news.selection
+        changes = StepChanges(
             deleted=news.deleted,
             rewards=news.rewards,
             quarantined=news.quarantined,
             released=news.released,
+            matching=() if selection is None else selection.matching,
+            unmatched=() if selection is None else selection.unmatched,
             episodes=news.episodes(sorted(memory.episodes.unread)),
             sessions=news.session_keys(sorted(memory.limits.unread)),
             limits=(
@@ -100,6 +110,18 @@ class Filling:
                 now.session if sampling.current_session_only else None,
             ),
         )
+        memory.commit(now.low, changes)
+
+
+def _fewer_fields(layout: Layout) -> str:
+    """Return what would be left without the largest field, as the end of a message."""
+    sizes = {name: layout.record[name].itemsize for name in layout.specs}
+    if len(sizes) < 2:
+        return ""
+    largest = max(sizes, key=lambda name: sizes[name])
+    names = [name for name in layout.specs if name != largest]
+    n_bytes = slot_bytes(kept_layout(layout, names)) + LIMIT_BYTES
+    return f", or fewer fields: a step without {largest!r} takes {n_bytes} bytes (fields=[...])"
 
 
 def check_mirrored(store: BufferStore) -> None:

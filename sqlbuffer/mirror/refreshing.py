@@ -16,6 +16,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.mirror.filling import Filling
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.engine import is_memory
@@ -53,9 +54,7 @@ class Refreshing:
 
     Args:
         store: The buffer.
-        max_bytes: How much memory the steps may take.
-        refresh_s: How often to look, in seconds.
-        max_lag_s: Draws fail when the last look is longer ago; None: never.
+        settings: What the mirror was opened with.
         publisher: Keeps the memory where other processes read it; None: it is this process's own.
 
     Attributes:
@@ -65,17 +64,13 @@ class Refreshing:
     """
 
     def __init__(
-        self,
-        store: BufferStore,
-        max_bytes: int,
-        refresh_s: float,
-        max_lag_s: float | None,
-        publisher: Publisher | None = None,
+        self, store: BufferStore, settings: MirrorSettings, publisher: Publisher | None = None
     ) -> None:
-        self._store, self._refresh_s, self._max_lag_s = store, refresh_s, max_lag_s
-        self._publisher, self._feed = publisher, Feed(store)
+        self._store = store
+        self._refresh_s, self._max_lag_s = settings.refresh_s, settings.max_lag_s
+        self._publisher, self._feed = publisher, Feed(store, settings.node)
         allocate = None if publisher is None else publisher.allocate
-        self._filling = Filling(store, max_bytes, allocate)
+        self._filling = Filling(store, settings, allocate)
         self._pid = os.getpid()
         self._commits = commits_of(store.url, store.info.id)
         self.lock, self._looking = threading.RLock(), threading.Lock()

@@ -11,6 +11,7 @@ from weakref import finalize, ref
 from sqlbuffer import errors
 from sqlbuffer.errors import BufferConfigError, MirrorBehindError, StorageError
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing, check_open
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.mirror.sharing.replica import Replica, open_replica
@@ -33,9 +34,8 @@ class SharedFollowing:
 
     Args:
         store: The buffer.
-        max_bytes: How much memory the steps may take; that of the process that follows counts.
-        refresh_s: How often to look, in seconds; that of the process that follows counts.
-        max_lag_s: Draws of this process fail when the last look is longer ago; None: never.
+        settings: What the mirror was opened with. `max_bytes` and `refresh_s` of the process that
+            follows count.
         path: The file of the memory; None: shared memory, which is freed with the last process.
 
     Attributes:
@@ -43,16 +43,11 @@ class SharedFollowing:
     """
 
     def __init__(
-        self,
-        store: BufferStore,
-        max_bytes: int,
-        refresh_s: float,
-        max_lag_s: float | None,
-        path: str | os.PathLike[str] | None,
+        self, store: BufferStore, settings: MirrorSettings, path: str | os.PathLike[str] | None
     ) -> None:
-        self._store, self._max_lag_s = store, max_lag_s
-        self._max_bytes, self._refresh_s = max_bytes, refresh_s
-        self._about = identity_of(store, {})
+        self._store, self._max_lag_s = store, settings.max_lag_s
+        self._settings = settings
+        self._about = identity_of(store, settings.identity)
         self._place: SharedPlace = place_of(store, path, self._about)
         self.path = self._place.path
         finalize(self, self._place.close)
@@ -85,7 +80,7 @@ class SharedFollowing:
         if not self._place.try_to_follow():
             return False
         publisher = Publisher(self._place, self._about)
-        own = Refreshing(self._store, self._max_bytes, self._refresh_s, self._max_lag_s, publisher)
+        own = Refreshing(self._store, self._settings, publisher)
         try:
             own.start()
         except BaseException:
@@ -101,7 +96,7 @@ class SharedFollowing:
             BufferConfigError: It is the mirror of another buffer.
         """
         try:
-            replica = open_replica(self._place.path, self._about, self._store.layout)
+            replica = open_replica(self._place.path, self._about, self._settings)
         except FileNotFoundError:
             return False
         except ValueError as error:
@@ -191,7 +186,7 @@ class SharedFollowing:
         if replica is None or replica.segment.is_replaced:
             with suppress(OSError):  # the next follower has not made it yet
                 replica = self._replica = open_replica(
-                    self._place.path, self._about, self._store.layout
+                    self._place.path, self._about, self._settings
                 )
         assert replica is not None
         return replica

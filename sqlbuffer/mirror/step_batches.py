@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import BUILT_IN
 from sqlbuffer.mirror.choosing.chosen import Chosen
 from sqlbuffer.mirror.memory.step_memory import StepMemory
@@ -40,8 +41,16 @@ def fields_of(
         slots: Where they are.
         rows: Their records.
         names: Which fields.
+
+    Raises:
+        FieldError: The mirror does not keep one of them.
     """
     layout = memory.layout
+    for name in names:
+        if name not in layout.specs:
+            raise FieldError(
+                f"the mirror was opened without field {name!r}; add it to fields=[...]"
+            )
     found: dict[str, NDArray[Any]] = {}
     padded: dict[str, NDArray[Any]] = {}
     if memory.tails is not None:

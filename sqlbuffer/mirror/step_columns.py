@@ -1,6 +1,6 @@
 """The columns of steps in memory that a condition can name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,22 @@ Integers = NDArray[np.int64]
 Column = NumberColumn | TextColumn
 
 
-def check_in_memory(node: Node) -> None:
-    """Raise ConditionError where a condition names a column that is not in memory."""
+def check_in_memory(node: Node, kept: Collection[str]) -> None:
+    """Raise ConditionError where a condition names what is not in memory.
+
+    Args:
+        node: The condition.
+        kept: The declared fields that are.
+    """
     if not isinstance(node, Leaf):
         for part in node.parts:
-            check_in_memory(part)
+            check_in_memory(part, kept)
         return
     field = node.field
+    if field.column == DECLARED and field.name not in kept:
+        raise ConditionError(
+            f"the mirror was opened without field {field.name!r}; add it to fields=[...]"
+        )
     if field.column != DECLARED and field.column not in _COLUMNS:
         raise _refused(f"{field.name!r} is not in the memory of a mirror")
     lists_null = node.op == "in" and not isinstance(node.value, str) and None in node.value
@@ -43,7 +52,8 @@ def check_in_memory(node: Node) -> None:
 
 def _refused(why: str) -> ConditionError:
     return ConditionError(
-        f"{why}, so it cannot draw by this condition; draw from the buffer itself"
+        f"{why}, so it cannot draw by this condition; open one that follows the steps that match: "
+        f"buffer.mirror(condition=...)"
     )
 
 

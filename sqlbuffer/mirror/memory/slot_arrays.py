@@ -32,6 +32,7 @@ def slot_shapes(layout: Layout, n_slots: int) -> Shapes:
         "has_version": ((n_slots,), np.dtype(bool)),
         "session": ((n_slots,), np.dtype(np.int32)),
         "is_quarantined": ((n_slots,), np.dtype(bool)),
+        "is_outside": ((n_slots,), np.dtype(bool)),
         **large,
     }
 

@@ -13,12 +13,15 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _NO_VERSION = np.iinfo(np.int64).max
-# Version, whether there is one, session and quarantine.
-LIMIT_BYTES = 8 + 1 + 4 + 1
+# Version, whether there is one, session, quarantine, and whether it is wanted.
+LIMIT_BYTES = 8 + 1 + 4 + 1 + 1
 
 
 class StepLimits:
     """The model version, the session and the quarantine of each step.
+
+    Args:
+        selects: Only steps that are said to match are drawn.
 
     Attributes:
         version: The model version of each step, int64.
@@ -27,6 +30,8 @@ class StepLimits:
         session_keys: The user's id of each session, by number.
         unread: Numbers of the sessions whose ids are not known yet.
         is_quarantined: Whether it is in quarantine.
+        is_outside: Whether it is kept only for those around it, and not drawn.
+        selects: Whether there are such steps.
         oldest: The oldest model version that may be sampled; None: any.
         only: The number of the only session that may be; None: any.
     """
@@ -35,8 +40,10 @@ class StepLimits:
     has_version: Flags
     session: NDArray[np.int32]
     is_quarantined: Flags
+    is_outside: Flags
 
-    def __init__(self) -> None:
+    def __init__(self, selects: bool = False) -> None:
+        self.selects = selects
         self.session_keys: dict[int, str] = {}
         self.unread: set[int] = set()
         self.oldest: int | None = None
@@ -46,6 +53,7 @@ class StepLimits:
         """Keep what each step has in these arrays; see `slot_shapes`."""
         self.version, self.has_version = arrays["version"], arrays["has_version"]
         self.session, self.is_quarantined = arrays["session"], arrays["is_quarantined"]
+        self.is_outside = arrays["is_outside"]
 
     def stage(self, chunks: Sequence[ChunkRow], at: Any, counts: Integers) -> None:
         """Note what new steps have.
@@ -62,7 +70,7 @@ class StepLimits:
         self.unread |= sessions.difference(self.session_keys)
         numbers = [NONE if c.session_id is None else c.session_id for c in chunks]
         self.session[at] = np.repeat(numbers, counts)
-        self.is_quarantined[at] = False
+        self.is_quarantined[at], self.is_outside[at] = False, self.selects
 
     def name_sessions(self, keys: Sequence[tuple[int, str]]) -> None:
         """Take the users' ids of sessions, by number."""

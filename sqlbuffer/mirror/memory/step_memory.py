@@ -12,6 +12,7 @@ from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
 from sqlbuffer.mirror.memory.episode_table import EpisodeTable
 from sqlbuffer.mirror.memory.name_table import NameTable
 from sqlbuffer.mirror.memory.slot_arrays import LARGE, Allocate, slot_shapes, zeroed
+from sqlbuffer.mirror.memory.step_changes import StepChanges
 from sqlbuffer.mirror.memory.step_limits import StepLimits
 from sqlbuffer.mirror.memory.step_record import (
     AGENT,
@@ -48,6 +49,7 @@ class StepMemory:
         layout: How the bytes of chunks are laid out.
         n_slots: How many steps there is room for; rounded up to whole blocks.
         allocate: Makes the arrays that have a place for each step.
+        selects: Only steps that `commit` says match are drawn.
 
     Attributes:
         blocks: Says which slot a number has.
@@ -64,15 +66,18 @@ class StepMemory:
         has_barred: Whether some of them were not to be sampled at some time.
     """
 
-    def __init__(self, layout: Layout, n_slots: int, allocate: Allocate = zeroed) -> None:
+    def __init__(
+        self, layout: Layout, n_slots: int, allocate: Allocate = zeroed, *, selects: bool = False
+    ) -> None:
         self.layout, self.record = layout, record_of(layout)
         self._runs = copied_runs(layout)
         n_blocks = -(-n_slots // BLOCK)
         n = n_blocks * BLOCK
         self.blocks = BlockMap(n_blocks)
-        self._allocate, self.limits = allocate, StepLimits()
+        self._allocate, self.limits = allocate, StepLimits(selects)
         self._use(allocate(slot_shapes(layout, n)))
-        self.tails = np.zeros(n, object) if layout.has_tails else None
+        keeps_tails = any(spec.is_variable for spec in layout.specs.values())
+        self.tails = np.zeros(n, object) if keeps_tails else None
         self.episodes = EpisodeTable()
         self.tasks, self.agents = NameTable(), NameTable()
         self.n_live, self.has_barred = 0, False
@@ -84,6 +89,22 @@ class StepMemory:
     def n_slots(self) -> int:
         """How many steps there is room for."""
         return len(self.is_drawable)
+
+    @property
+    def n_wanted(self) -> int:
+        """How many steps the buffer has, without those that are kept only for those around them."""
+        if not self.limits.selects:
+            return self.n_live
+        is_live = (self.links["flags"] & LIVE) != 0
+        return int(np.count_nonzero(is_live & ~self.limits.is_outside))
+
+    def has_episode(self, id_: int) -> bool:
+        """Return whether steps of an episode are in memory, by its key in the database."""
+        return self.episodes.find(id_) != NONE
+
+    def has_step(self, seq: int) -> bool:
+        """Return whether a step is in memory."""
+        return len(self._known([seq])) > 0
 
     def grow(self, n_slots: int) -> None:
         """Make room for more steps; copies everything."""
@@ -238,48 +259,35 @@ class StepMemory:
         found = np.flatnonzero((links["episode"] == episode) & (links["t"] == t))
         return int(found[-1]) if len(found) else NONE
 
-    def commit(
-        self,
-        low: int,
-        *,
-        deleted: Sequence[int] = (),
-        rewards: Sequence[tuple[int, float]] = (),
-        quarantined: Sequence[int] = (),
-        released: Sequence[int] = (),
-        episodes: Sequence[EpisodeState] = (),
-        sessions: Sequence[tuple[int, str]] = (),
-        limits: tuple[int | None, int | None] = (None, None),
-    ) -> None:
+    def commit(self, low: int, changes: StepChanges) -> None:
         """Make what was staged visible, together with what else is new.
 
         Args:
             low: Steps up to this number have left.
-            deleted: Steps that were deleted.
-            rewards: (seq, reward) of steps that were given a reward late.
-            quarantined: Steps that are in quarantine.
-            released: Steps that no longer are.
-            episodes: Episodes as they are now.
-            sessions: (number, id) of sessions that were not known yet.
-            limits: The oldest model version that may be sampled, and the number of the only
-                session; None: any.
+            changes: What has changed about the steps.
         """
-        changed = self._show_staged(low)
-        gone = self._known(deleted)
+        changed, limited = self._show_staged(low), self.limits
+        gone = self._known(changes.deleted)
         self._remove(gone)
-        if len(rewards):
-            self._relabel(rewards)
-        for seqs, value in ((quarantined, True), (released, False)):
+        if len(changes.rewards):
+            self._relabel(changes.rewards)
+        for seqs, flags, value in (
+            (changes.quarantined, limited.is_quarantined, True),
+            (changes.released, limited.is_quarantined, False),
+            (changes.matching, limited.is_outside, False),
+            (changes.unmatched, limited.is_outside, True),
+        ):
             if len(seqs):
                 moved = self._known(seqs)
-                self.limits.is_quarantined[moved] = value
+                flags[moved] = value
                 changed.append(moved)
-        self.limits.name_sessions(sessions)
-        if limits != (self.limits.oldest, self.limits.only):
-            self.limits.oldest, self.limits.only = limits
+        limited.name_sessions(changes.sessions)
+        if changes.limits != (limited.oldest, limited.only):
+            limited.oldest, limited.only = changes.limits
             changed = [np.arange(self.blocks.n_used)]
         for slots in changed:
             self._judge(slots)
-        self._mark_ends(episodes)
+        self._mark_ends(changes.episodes)
         self._evict(low, gone)
 
     def make_room(self, low: int) -> None:
@@ -332,7 +340,8 @@ class StepMemory:
         flags = self.links["flags"][slots] & np.uint8(255 - BARRED)
         flags |= np.where(is_barred, np.uint8(BARRED), np.uint8(0))
         self.links["flags"][slots] = flags
-        self.is_drawable[slots] = (flags & (LIVE | BARRED)) == LIVE
+        is_drawable = (flags & (LIVE | BARRED)) == LIVE
+        self.is_drawable[slots] = is_drawable & ~self.limits.is_outside[slots]
         self.changed.add(slots)
 
     def _mark_ends(self, states: Sequence[EpisodeState]) -> None:

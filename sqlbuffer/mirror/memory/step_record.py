@@ -1,6 +1,7 @@
 """What a mirror keeps of a step: the record that batches are made of, and its links."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,21 @@ def record_of(layout: Layout) -> np.dtype[Any]:
         (STEP, np.int64), (TASK, np.int32), (AGENT, np.int32), (EPISODE, np.int32), (T, np.int32),
     ]  # fmt: skip
     return np.dtype([*small, *own], align=True)
+
+
+def kept_layout(layout: Layout, names: Collection[str]) -> Layout:
+    """Return a layout of chunks of which only some fields are kept in memory.
+
+    The values of varying length of a step are kept all or none: they follow each other.
+    """
+    kept = copy(layout)
+    keeps_tails = any(spec.is_variable and name in names for name, spec in layout.specs.items())
+    kept.specs = {
+        name: spec
+        for name, spec in layout.specs.items()
+        if name in names or (keeps_tails and spec.is_variable)
+    }
+    return kept
 
 
 def copied_runs(layout: Layout) -> list[tuple[int, int, int]]:
@@ -109,7 +125,7 @@ def slot_bytes(layout: Layout) -> int:
         for name in layout.specs
         if name not in (record_of(layout).names or ())
     )
-    is_drawable, pointer = 1, 8 if layout.has_tails else 0
+    is_drawable, pointer = 1, 8 if any(spec.is_variable for spec in layout.specs.values()) else 0
     return record_of(layout).itemsize + LINK.itemsize + large + is_drawable + pointer
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.mirror.memory.slot_arrays import Shapes, slot_shapes
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.sharing.journal import unpacked
 from sqlbuffer.mirror.sharing.segment import Counter, Segment
 
@@ -46,20 +46,22 @@ class Replica:
 
     Args:
         segment: Where the memory is.
-        layout: How the bytes of chunks are laid out.
+        settings: What the mirror was opened with.
 
     Attributes:
         memory: The steps.
         segment: Where they are.
     """
 
-    def __init__(self, segment: Segment, layout: Layout) -> None:
+    def __init__(self, segment: Segment, settings: MirrorSettings) -> None:
         self.segment = segment
 
         def arrays(shapes: Shapes) -> Mapping[str, NDArray[Any]]:
             return {name: segment.arrays[name] for name in shapes}
 
-        self.memory = StepMemory(layout, segment.about["n_slots"], arrays)
+        self.memory = StepMemory(
+            settings.layout, segment.about["n_slots"], arrays, selects=settings.selects
+        )
         self._generation, self._journal_end, self._n_changed = -1, 0, 0
 
     def update(self, generation: int) -> None:
@@ -85,7 +87,7 @@ class Replica:
         self._generation = generation
 
 
-def open_replica(path: Path, about: Mapping[str, Any], layout: Layout) -> Replica:
+def open_replica(path: Path, about: Mapping[str, Any], settings: MirrorSettings) -> Replica:
     """Return the replica of the segment of a mirror.
 
     Raises:
@@ -95,5 +97,5 @@ def open_replica(path: Path, about: Mapping[str, Any], layout: Layout) -> Replic
     found = Segment(path, {}, is_writable=False).about
     if any(found.get(name) != value for name, value in about.items()):
         raise ValueError(f"{path} holds the mirror of another buffer")
-    shapes = shared_shapes(slot_shapes(layout, found["n_slots"]))
-    return Replica(Segment(path, shapes, is_writable=False), layout)
+    shapes = shared_shapes(slot_shapes(settings.layout, found["n_slots"]))
+    return Replica(Segment(path, shapes, is_writable=False), settings)

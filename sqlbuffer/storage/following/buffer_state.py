@@ -59,6 +59,14 @@ class ChunkRow(NamedTuple):
     records: bytes
 
 
+class ChunkSpan(NamedTuple):
+    """Which steps a chunk has."""
+
+    first_seq: int
+    n_steps: int
+    episode_id: int | None
+
+
 class EpisodeState(NamedTuple):
     """An episode as its table holds it; see `episodes.tables`."""
 

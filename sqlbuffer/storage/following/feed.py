@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes.follower import Follower, is_trimmed
 from sqlbuffer.storage.database.engine import is_memory
@@ -23,6 +24,7 @@ from sqlbuffer.storage.following.buffer_state import (
     EpisodeState,
 )
 from sqlbuffer.storage.following.file_mark import FileMark, file_mark, is_unchanged
+from sqlbuffer.storage.following.selected_steps import KeptSteps, SelectedSteps, Selection
 
 CHUNKS_A_PAGE = 512
 # That many of the chunks that were read last must be the same at each look.
@@ -32,6 +34,8 @@ _count_steps = by_database(sqlite=sqlite.count_steps, postgresql=postgresql.coun
 _all_chunks = by_database(sqlite=sqlite.all_chunks, postgresql=postgresql.all_chunks)
 _new_chunks = by_database(sqlite=sqlite.new_chunks, postgresql=postgresql.new_chunks)
 _log_entries = by_database(sqlite=sqlite.log_entries, postgresql=postgresql.log_entries)
+_chunks_at = by_database(sqlite=sqlite.chunks_at, postgresql=postgresql.chunks_at)
+_deleted_of = by_database(sqlite=sqlite.deleted_of, postgresql=postgresql.deleted_of)
 _deleted_steps = by_database(sqlite=sqlite.deleted_steps, postgresql=postgresql.deleted_steps)
 _all_rewards = by_database(sqlite=sqlite.all_rewards, postgresql=postgresql.all_rewards)
 _rewards_of = by_database(sqlite=sqlite.rewards_of, postgresql=postgresql.rewards_of)
@@ -52,12 +56,20 @@ class News:
         rewards: (seq, reward) of steps that were given a reward late.
         quarantined: Steps that are in quarantine.
         released: Steps that no longer are.
+        selection: Of a follower who wants the steps that meet a condition: which these are.
     """
 
     def __init__(
-        self, connection: Connection, buffer_id: int, before: BufferState | None, now: BufferState
+        self,
+        connection: Connection,
+        buffer_id: int,
+        before: BufferState | None,
+        now: BufferState,
+        selected: SelectedSteps | None = None,
     ) -> None:
         self._connection, self._buffer_id, self._before = connection, buffer_id, before
+        self._selected, self._labelled = selected, list[int]()
+        self.selection: Selection | None = None
         self.state, self.is_start = now, before is None
         self.read: list[tuple[int, int, str]] = []
         self.open_episodes: set[int] = set()
@@ -87,19 +99,30 @@ class News:
         self.deleted = sorted(changed.get("deleted", ()))
         labelled, moved = changed.get("labelled"), changed.get("quarantined")
         if labelled:
+            self._labelled = sorted(labelled)
             self.rewards = _rewards_of(connection, buffer_id, sorted(labelled))
         if moved:
             self.quarantined = _quarantined(connection, buffer_id, now.low, sorted(moved))
             self.released = sorted(moved.difference(self.quarantined))
 
     def count_steps(self) -> int:
-        """Return how many steps the buffer's chunks have."""
+        """Return how many steps there are to read from the start."""
+        if self._selected is not None:
+            self.selection = self._selected.at_start(self._connection, self.state)
+            return self.selection.n_steps
         return _count_steps(self._connection, self._buffer_id, self.state.low)
 
-    def chunks(self) -> Iterator[list[ChunkRow]]:
-        """Yield the chunks that are new, many at a time; once, and before `episodes`."""
+    def chunks(self, kept: KeptSteps) -> Iterator[list[ChunkRow]]:
+        """Yield the chunks that are new, many at a time; once, and before `episodes`.
+
+        Args:
+            kept: What the follower has.
+        """
         connection, buffer_id, now = self._connection, self._buffer_id, self.state
-        if self._before is None:
+        if self._selected is not None:
+            chosen = self._choose(self._selected, kept)
+            pages = _chunks_at(connection, buffer_id, chosen.firsts, CHUNKS_A_PAGE)
+        elif self._before is None:
             pages = _all_chunks(connection, buffer_id, now.low, CHUNKS_A_PAGE)
         else:
             pages = _new_chunks(connection, buffer_id, self._before, now, CHUNKS_A_PAGE)
@@ -107,6 +130,22 @@ class News:
             self.read += [(chunk.first_seq, chunk.n_steps, chunk.id) for chunk in page]
             del self.read[:-ANCHORS]
             yield page
+
+    def _choose(self, selected: SelectedSteps, kept: KeptSteps) -> Selection:
+        """Find out what to read, and what is known of the older steps of it."""
+        connection, buffer_id, now = self._connection, self._buffer_id, self.state
+        if self._before is None:
+            return self.selection or selected.at_start(connection, now)
+        own = selected.at_look(connection, self._before, now, self._labelled, kept)
+        self.selection = own
+        if own.older:
+            self.deleted = [*self.deleted, *_deleted_of(connection, buffer_id, own.older)]
+            if now.has_labels:
+                self.rewards = [*self.rewards, *_rewards_of(connection, buffer_id, own.older)]
+            if now.has_quarantine:
+                older = _quarantined(connection, buffer_id, now.low, own.older)
+                self.quarantined = [*self.quarantined, *older]
+        return own
 
     def episodes(self, new: Sequence[int]) -> list[EpisodeState]:
         """Return episodes as they are now: those that are asked for, and those that were open."""
@@ -127,16 +166,20 @@ class Feed:
 
     Args:
         buffer: The buffer; its steps are in chunks.
+        node: Which steps are wanted; their episodes are read as a whole.
 
     Attributes:
         state: What was read last; None before the first look, and where it has to start again.
     """
 
-    def __init__(self, buffer: OpenBuffer) -> None:
+    def __init__(self, buffer: OpenBuffer, node: Node = EVERYTHING) -> None:
         self._buffer = buffer
         self._follower = Follower(buffer)
         self._is_registered = False
         self._database = _DATABASES[buffer.url.get_backend_name()]
+        self._selected = None
+        if node != EVERYTHING:
+            self._selected = SelectedSteps(buffer.info.id, node, self._database)
         is_file = self._database is sqlite and not is_memory(buffer.url)
         self._path = sqlite_path(buffer.url) if is_file else None
         self._mark: FileMark | None = None
@@ -224,7 +267,7 @@ class Feed:
                         before = None
                 else:
                     before = None
-            news = News(connection, buffer_id, before, now)
+            news = News(connection, buffer_id, before, now, self._selected)
             news.open_episodes = set() if before is None else set(self._open_episodes)
             news.read_overlays(entries)
             yield news
@@ -269,7 +312,7 @@ class Feed:
             self._deleted.clear()
         self._newest.extend(news.read)
         if self._deleted and self._newest:
-            oldest = self._newest[0][0]
+            oldest = min(first for first, _, _ in self._newest)
             self._deleted = {seq for seq in self._deleted if seq >= oldest}
         self._open_episodes = news.open_episodes
         self.state = news.state

@@ -16,6 +16,7 @@ from sqlbuffer.storage.following.buffer_state import (
     BufferState,
     ChangeEntry,
     ChunkRow,
+    ChunkSpan,
     EpisodeState,
 )
 
@@ -34,9 +35,26 @@ SELECT {_COLUMNS} FROM (
 ) c JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
 ORDER BY c.first_seq
 """
-_NEW_FIRSTS = """
-SELECT first_seq FROM chunks WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
-UNION ALL SELECT first_seq FROM chunks WHERE buffer_id = %s AND xid >= %s::text::xid8
+_SPAN = "first_seq, n_steps, episode_id"
+_NEW_SPANS = f"""
+SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
+UNION ALL SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND xid >= %s::text::xid8
+"""
+_EPISODE_SPANS = f"""
+SELECT {_SPAN} FROM unnest(%s::bigint[]) AS w(id) CROSS JOIN LATERAL (
+    SELECT * FROM chunks WHERE buffer_id = %s AND episode_id = w.id OFFSET 0
+) c
+"""
+_STEP_SPANS = f"""
+SELECT DISTINCT {_SPAN} FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT * FROM chunks WHERE buffer_id = %s AND first_seq <= w.seq AND first_seq > w.seq - 256
+    ORDER BY first_seq DESC LIMIT 1
+) c
+"""
+_DELETED = """
+SELECT d.seq FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT seq FROM deleted_steps WHERE buffer_id = %s AND seq = w.seq OFFSET 0
+) d
 """
 # One lookup for each: without statistics the server would rather read the whole table.
 _CHUNKS = f"""
@@ -112,13 +130,48 @@ def new_chunks(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState, n: int
 ) -> Iterator[list[ChunkRow]]:
     """Yield the chunks of a state that an earlier one did not have, n at a time."""
+    spans = new_spans(connection, buffer_id, before, now)
+    for chunks in chunks_at(connection, buffer_id, [span.first_seq for span in spans], n):
+        yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > now.low]
+
+
+def chunks_at(
+    connection: Connection, buffer_id: int, firsts: Sequence[int], n: int
+) -> Iterator[list[ChunkRow]]:
+    """Yield the chunks that begin with the numbers, n at a time, in their order."""
     driver = driver_of(connection)
-    found = driver.execute(_NEW_FIRSTS, _since(buffer_id, before)).fetchall()
-    firsts = sorted(first for (first,) in found if first > now.low - 256)
     for i in range(0, len(firsts), n):
         rows = driver.execute(_CHUNKS, (number_array(firsts[i : i + n]), buffer_id)).fetchall()
-        chunks = map(ChunkRow._make, rows)
-        yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > now.low]
+        yield list(map(ChunkRow._make, rows))
+
+
+def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpan]:
+    """Return the steps of the chunks that begin above a number, or up to 256 below."""
+    query = f"SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND first_seq > %s ORDER BY first_seq"
+    found = driver_of(connection).execute(query, (buffer_id, low - 256))
+    return list(map(ChunkSpan._make, found))
+
+
+def new_spans(
+    connection: Connection, buffer_id: int, before: BufferState, now: BufferState
+) -> list[ChunkSpan]:
+    """Return the steps of the chunks of a state that an earlier one did not have."""
+    found = driver_of(connection).execute(_NEW_SPANS, _since(buffer_id, before)).fetchall()
+    return sorted(ChunkSpan._make(row) for row in found if row[0] > now.low - 256)
+
+
+def episode_spans(
+    connection: Connection, buffer_id: int, episodes: Sequence[int]
+) -> list[ChunkSpan]:
+    """Return the steps of the chunks of episodes."""
+    found = driver_of(connection).execute(_EPISODE_SPANS, (number_array(episodes), buffer_id))
+    return list(map(ChunkSpan._make, found))
+
+
+def step_spans(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[ChunkSpan]:
+    """Return the steps of the chunks that may have some steps."""
+    found = driver_of(connection).execute(_STEP_SPANS, (number_array(seqs), buffer_id))
+    return list(map(ChunkSpan._make, found))
 
 
 def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
@@ -136,6 +189,12 @@ def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]
     """Return the steps of chunks above a number that were deleted."""
     query = "SELECT seq FROM deleted_steps WHERE buffer_id = %s AND seq > %s"
     return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
+
+
+def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[int]:
+    """Return which of the steps were deleted."""
+    found = driver_of(connection).execute(_DELETED, (number_array(seqs), buffer_id))
+    return [seq for (seq,) in found]
 
 
 def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:

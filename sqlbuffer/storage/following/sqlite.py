@@ -11,6 +11,7 @@ from sqlbuffer.storage.following.buffer_state import (
     BufferState,
     ChangeEntry,
     ChunkRow,
+    ChunkSpan,
     EpisodeState,
 )
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -27,6 +28,11 @@ SELECT {_COLUMNS} FROM chunks c CROSS JOIN chunk_data d ON d.key = c.key
 WHERE c.key > (?1 << {NUMBER_BITS} | ?2) AND c.key < (?1 + 1) << {NUMBER_BITS}
 ORDER BY c.key LIMIT ?3
 """
+_CHUNKS_AT = f"""
+SELECT {_COLUMNS} FROM json_each(?) w CROSS JOIN chunks c ON c.key = w.value
+CROSS JOIN chunk_data d ON d.key = c.key ORDER BY c.key
+"""
+_SPANS = "SELECT first_seq, n_steps, episode_id FROM chunks"
 _IN_LIST = "IN (SELECT value FROM json_each(?))"
 
 
@@ -71,6 +77,48 @@ def new_chunks(
         yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > now.low]
 
 
+def chunks_at(
+    connection: Connection, buffer_id: int, firsts: Sequence[int], n: int
+) -> Iterator[list[ChunkRow]]:
+    """Yield the chunks that begin with the numbers, n at a time, in their order."""
+    for i in range(0, len(firsts), n):
+        keys = json.dumps([buffer_id << NUMBER_BITS | first for first in firsts[i : i + n]])
+        yield list(map(_chunk, driver_of(connection).execute(_CHUNKS_AT, (keys,))))
+
+
+def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpan]:
+    """Return the steps of the chunks that begin above a number, or up to 256 below."""
+    query = f"{_SPANS} WHERE buffer_id = ? AND first_seq > ? ORDER BY first_seq"
+    found = driver_of(connection).execute(query, (buffer_id, low - 256))
+    return list(map(ChunkSpan._make, found))
+
+
+def new_spans(
+    connection: Connection, buffer_id: int, before: BufferState, now: BufferState
+) -> list[ChunkSpan]:
+    """Return the steps of the chunks of a state that an earlier one did not have."""
+    return all_spans(connection, buffer_id, max(before.high, now.low - 256) + 256)
+
+
+def episode_spans(
+    connection: Connection, buffer_id: int, episodes: Sequence[int]
+) -> list[ChunkSpan]:
+    """Return the steps of the chunks of episodes."""
+    query = f"{_SPANS} WHERE buffer_id = ? AND episode_id {_IN_LIST}"
+    found = driver_of(connection).execute(query, (buffer_id, json.dumps(list(episodes))))
+    return list(map(ChunkSpan._make, found))
+
+
+def step_spans(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[ChunkSpan]:
+    """Return the steps of the chunks that may have some steps."""
+    query = (
+        f"{_SPANS} WHERE key IN (SELECT (SELECT max(k.key) FROM chunks k WHERE k.key > ?1 << "
+        f"{NUMBER_BITS} AND k.key <= (?1 << {NUMBER_BITS} | w.value)) FROM json_each(?2) w)"
+    )
+    found = driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs))))
+    return list(map(ChunkSpan._make, found))
+
+
 def _chunks_after(connection: Connection, buffer_id: int, after: int, n: int) -> list[ChunkRow]:
     found = driver_of(connection).execute(_CHUNKS, (buffer_id, after, n)).fetchall()
     return list(map(_chunk, found))
@@ -95,6 +143,13 @@ def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]
     """Return the steps of chunks above a number that were deleted."""
     query = "SELECT seq FROM deleted_steps WHERE buffer_id = ? AND seq > ?"
     return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
+
+
+def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[int]:
+    """Return which of the steps were deleted."""
+    query = f"SELECT seq FROM deleted_steps WHERE buffer_id = ? AND seq {_IN_LIST}"
+    found = driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs))))
+    return [seq for (seq,) in found]
 
 
 def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:

@@ -1,0 +1,80 @@
+"""What a mirror was opened with, checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlbuffer.arguments import Condition
+from sqlbuffer.config.setting_checks import checked_seconds, checked_size
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.mirror.memory.step_record import kept_layout
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree_checks import check
+from sqlbuffer.storage.sampling.readers.checks import checked_step_names
+from sqlbuffer.storage.store import BufferStore
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """What a mirror was opened with; made with `of`.
+
+    Attributes:
+        max_bytes: How much memory the steps may take.
+        refresh_s: How often to look for what is new, in seconds.
+        max_lag_s: Draws fail when the last look is longer ago; None: never.
+        node: Which steps are drawn.
+        fields: The fields that are kept.
+        layout: How chunks are laid out of which these are kept.
+    """
+
+    max_bytes: int
+    refresh_s: float
+    max_lag_s: float | None
+    node: Node
+    fields: Fields
+    layout: Layout
+
+    @classmethod
+    def of(
+        cls,
+        store: BufferStore,
+        max_bytes: int,
+        refresh_s: float,
+        max_lag_s: float | None,
+        condition: Condition,
+        fields: Sequence[str] | None,
+    ) -> "MirrorSettings":
+        """Return the settings; see `ReplayBuffer.mirror`.
+
+        Raises:
+            BufferConfigError: A number of another kind.
+            ConditionError: A malformed condition.
+            FieldError: An unknown field.
+        """
+        config = store.info.config
+        names, _ = checked_step_names(config.fields, fields, "steps")
+        kept = config.fields.model_copy(
+            update={
+                "specs": {name: config.fields.specs[name] for name in names},
+                "observations": tuple(o for o in config.fields.observations if o in names),
+            }
+        )
+        return cls(
+            checked_size(max_bytes, "max_bytes"),
+            checked_seconds("refresh_s", refresh_s),
+            None if max_lag_s is None else checked_seconds("max_lag_s", max_lag_s),
+            check(condition, config.fields.comparable),
+            kept,
+            kept_layout(store.layout, names),
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes the mirror from others of the same buffer, as JSON."""
+        return {"condition": repr(self.node), "kept": list(self.fields.specs)}
+
+    @property
+    def selects(self) -> bool:
+        """Whether only steps that match a condition are drawn."""
+        return self.node != EVERYTHING
