@@ -3,10 +3,11 @@
     python docs/examples/dqn_cartpole.py --url sqlite:///dqn.db --actors 2
 
 Each actor records its environment and takes the newest weights before an episode. The learner draws
-n-step transitions and solves the task: a mean return of 400 over the last 20 episodes. Stop it or
-kill it at any moment; started again, it goes on from the experience in the database and from its
-last checkpoint. It needs gymnasium and torch. It ends with 0 when the task is solved, with 1 when
-it is not, with 2 when an actor has died; a quick run, which shows that all of it works, with 0.
+n-step transitions from a mirror of the buffer and solves the task: a mean return of 400 over the
+last 20 episodes. Stop it or kill it at any moment; started again, it goes on from the experience in
+the database and from its last checkpoint. It needs gymnasium and torch. It ends with 0 when the
+task is solved, with 1 when it is not, with 2 when an actor has died; a quick run, which shows that
+all of it works, with 0.
 
 The algorithm is double DQN (van Hasselt et al. 2016) on n-step returns.
 """
@@ -41,7 +42,6 @@ class Plan:
     capacity: int = 50_000
     hidden: int = 128
     batch_size: int = 64
-    batches_per_draw: int = 16  # one large draw costs half of many small ones
     warmup: int = 1_000  # steps stored before the first update
     steps_per_update: float = 2.0  # the actors wait for the learner, to play with what it learns
     exploring: int = 3_000  # updates until the actors act at random as rarely as they ever will
@@ -55,7 +55,6 @@ class Plan:
 QUICK = replace(
     Plan(),
     batch_size=32,
-    batches_per_draw=4,
     warmup=100,
     steps_per_update=20.0,
     publish_every=4,
@@ -136,10 +135,9 @@ class Learner:
             self._load(torch.load(checkpoint, weights_only=True))
         self.publish()
 
-    def update(self, drawn, rows: slice) -> None:
-        """Learn from some of the n-step transitions that were drawn."""
+    def update(self, tensors) -> None:
+        """Learn from n-step transitions."""
         torch = self._torch
-        tensors = {name: torch.from_numpy(array[rows]) for name, array in drawn.items()}
         with torch.no_grad():
             best = self._online(tensors["next_obs"]).argmax(1, keepdim=True)
             following = self._target(tensors["next_obs"]).gather(1, best)[:, 0]
@@ -230,7 +228,7 @@ class Episodes:
 
 def run(args: argparse.Namespace) -> int:
     plan = QUICK if args.quick else Plan()
-    with open_buffer(args.url, plan) as buffer:
+    with open_buffer(args.url, plan) as buffer, buffer.mirror() as mirror:
         learner, episodes = Learner(Path(args.checkpoint), plan), Episodes(args.url)
         before, _ = episodes.count_and_mean()
         print(f"{before} episodes and {len(buffer)} steps are stored, ", end="")
@@ -244,7 +242,7 @@ def run(args: argparse.Namespace) -> int:
         for actor in actors:
             actor.start()
         try:
-            return learn(args, plan, buffer, learner, episodes, actors)
+            return learn(args, plan, mirror, learner, episodes, actors)
         except KeyboardInterrupt:
             print("stopped; start it again to go on")
             return NOT_SOLVED
@@ -255,19 +253,16 @@ def run(args: argparse.Namespace) -> int:
                 actor.join(10)
 
 
-def learn(args, plan: Plan, buffer, learner: Learner, episodes: Episodes, actors) -> int:
+def learn(args, plan: Plan, mirror, learner: Learner, episodes: Episodes, actors) -> int:
     """Update the network until the task is solved or the time is over; return the exit code."""
     started = reported = time.monotonic()
     n_before, updates = episodes.count_and_mean()[0], learner.updates
     while True:
-        if len(buffer) < plan.warmup:
+        if len(mirror) < plan.warmup:
             time.sleep(0.05)
         else:
-            drawn = buffer.sample_transitions(
-                plan.batch_size * plan.batches_per_draw, n_step=N_STEP, gamma=GAMMA
-            )
-            for first in range(0, drawn.n_rows, plan.batch_size):
-                learner.update(drawn, slice(first, first + plan.batch_size))
+            batch = mirror.sample_transitions(plan.batch_size, n_step=N_STEP, gamma=GAMMA)
+            learner.update(batch.to_torch())
         now = time.monotonic()
         interval = 0.5 if args.quick else REPORT_S
         if now - reported < interval:

@@ -57,7 +57,13 @@ def is_running(process):
 
 
 def test_every_example_is_run_here():
-    tested = {"agent_rollouts.py", "dqn_cartpole.py", "grpo_groups.py", "online_rollouts.py"}
+    tested = {
+        "agent_rollouts.py",
+        "dqn_cartpole.py",
+        "grpo_groups.py",
+        "online_rollouts.py",
+        "sac_pendulum.py",
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -139,3 +145,18 @@ def updates_in(printed):
 
 def n_complete(url):
     return scalar(url, "SELECT count(*) FROM v_episodes WHERE status = 'complete'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn_cartpole.py --actors", "sac_pendulum.py --collectors"])
+def test_a_learner_draws_from_a_mirror_next_to_four_collectors(name, make_database_url, tmp_path):
+    if find_spec("torch") is None:
+        pytest.skip("allowed: no torch for this Python")
+    url, (program, option) = make_database_url("postgresql", schema=True), name.split()
+    words = command(program, "--url", url, "--quick", option, "4")
+    with started(tmp_path, *words) as (process, read):
+        process.wait(120)
+        printed = read()
+    assert process.returncode == 0, printed
+    assert "NOT SOLVED, as" in printed
+    assert scalar(url, "SELECT count(DISTINCT agent_id) FROM v_experiences") == 4
