@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.mirror.buffer_mirror import Mirror
 from tests.benchmarks.arrays import FIELDS
 from tests.benchmarks.bench import Bench
 
@@ -17,6 +18,7 @@ BATCH = 256
 EPISODE = 1_000
 N_STEP, GAMMA = 5, 0.99
 NOT_INSTALLED = "not installed"
+FROM_MIRROR = "from a mirror"
 
 Columns = Mapping[str, Any]
 Draws = Callable[[int], Iterator[Any]]  # given n, yields n batches
@@ -102,14 +104,34 @@ class SQLBuffer:
     def __init__(self, url: str, capacity: int) -> None:
         self._buffer = ReplayBuffer(url, create=True, fields=FIELDS, max_capacity=capacity)
         self.lasting: dict[str, Store] = {"`extend` of one row": self._extend_by_one}
+        # Open while it is drawn from, so that no write pays for it.
+        self._mirror: Mirror | None = None
         self.draws: dict[str, Draws] = {
-            "`sample_arrays`": repeated(lambda: self._buffer.sample_arrays(BATCH))
+            "`sample_arrays`": repeated(lambda: self._buffer.sample_arrays(BATCH)),
+            FROM_MIRROR: self._from_mirror(lambda mirror: mirror.sample_arrays(BATCH)),
         }
         self.n_step_draws: dict[str, Draws] = {
             "`sample_transitions`": repeated(
                 lambda: self._buffer.sample_transitions(BATCH, n_step=N_STEP, gamma=GAMMA)
-            )
+            ),
+            FROM_MIRROR: self._from_mirror(
+                lambda mirror: mirror.sample_transitions(BATCH, n_step=N_STEP, gamma=GAMMA)
+            ),
         }
+
+    def _from_mirror(self, draw: Callable[[Mirror], Any]) -> Draws:
+        def draws(n: int) -> Iterator[Any]:
+            if self._mirror is None:
+                self._mirror = self._buffer.mirror()
+            mirror = self._mirror
+            return (draw(mirror) for _ in range(n))
+
+        return draws
+
+    def _close_mirror(self) -> None:
+        if self._mirror is not None:
+            self._mirror.close()
+            self._mirror = None
 
     def prepared(self, columns: Columns) -> Any:
         kept = {name: values for name, values in columns.items() if name != "done"}
@@ -123,6 +145,7 @@ class SQLBuffer:
             self._buffer.store_episode(self.prepared(columns))
 
     def extend(self, rows: Any) -> None:
+        self._close_mirror()
         self._buffer.extend(rows)
 
     def write(self, episodes: Sequence[Sequence[Any]]) -> None:
@@ -140,6 +163,7 @@ class SQLBuffer:
         return dict(batch)
 
     def close(self) -> None:
+        self._close_mirror()
         self._buffer.close()
 
 

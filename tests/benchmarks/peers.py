@@ -22,6 +22,7 @@ from tests.benchmarks.measure import Timed, Timings, in_turns, ratio_of
 from tests.benchmarks.peer_buffers import (
     BATCH,
     EPISODE,
+    FROM_MIRROR,
     GAMMA,
     N_STEP,
     NOT_INSTALLED,
@@ -70,6 +71,9 @@ HEADER = (
 OURS = "every step that a call returned for, but for those appended in the last `flush_s`"
 EPISODES_A_ROUND = 5
 DRAWS = 30
+# How many times as fast as a buffer in memory draws from a mirror have to be.
+MIRROR_DRAWS = {"cpprb": 2.0, "TorchRL, `LazyMemmapStorage`": 6.0}
+MIRROR_N_STEP = {"cpprb": 0.8}
 
 
 @dataclass(frozen=True)
@@ -349,6 +353,7 @@ def _figures(bench: Bench, buffers: dict[str, PeerBuffer], measured: Measured) -
                 measured.draws.ratio(draws[name], draws[ours]),
                 4,
             )
+    yield from _from_mirror(bench, others, keys, measured)
     rates = {name: 1 / measured.one.median(name) for name in buffers}
     beside = [name for name in others if not name.startswith((REVERB, "cpprb"))]
     yield Figure(
@@ -373,6 +378,32 @@ def _figures(bench: Bench, buffers: dict[str, PeerBuffer], measured: Measured) -
                     for name in others
                 ),
             )
+
+
+def _from_mirror(
+    bench: Bench,
+    others: Sequence[str],
+    keys: Callable[[str], dict[str, str]],
+    measured: Measured,
+) -> Iterator[Figure]:
+    """Yield how draws from a mirror compare to those of the buffers in memory."""
+    ours = f"{name_of(bench)} {FROM_MIRROR}"
+    for call, timings, kind, targets in (
+        (f"sample_arrays({BATCH})", measured.draws, "draws", MIRROR_DRAWS),
+        (f"sample_transitions({BATCH}, n_step={N_STEP})", measured.n_step, "n_step_draws",
+         MIRROR_N_STEP),
+    ):  # fmt: skip
+        theirs = keys(kind)
+        for name in others:
+            if name in targets:
+                yield Figure(
+                    f"`mirror.{call}`: times as fast as {name}",
+                    bench.label,
+                    f"{shown_time(timings.median(ours))}, "
+                    f"{shown_time(timings.median(theirs[name]))}",
+                    timings.ratio(theirs[name], ours),
+                    targets[name],
+                )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
