@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlbuffer.interchange.copy_report import CopyReport
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
-    from sqlbuffer.mirror.refreshing import MirrorLag
+    from sqlbuffer.mirror.mirror_lag import MirrorLag
     from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query.builder import QueryBuilder
     from sqlbuffer.query.query_filter import QueryFilter
@@ -47,7 +47,7 @@ _HOME = {
     "LeasedBatch": "front.leasing",
     "Loader": "loading.loader",
     "Mirror": "mirror.buffer_mirror",
-    "MirrorLag": "mirror.refreshing",
+    "MirrorLag": "mirror.mirror_lag",
     **dict.fromkeys(("RateLimiter", "RatioWindow"), "rate_limits"),
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "fields.env_fields",

@@ -22,8 +22,9 @@ from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_source import MirrorSource
 from sqlbuffer.mirror.matching_steps import MatchingSteps
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.mirror_lag import MirrorLag
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
-from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing
+from sqlbuffer.mirror.refreshing import Refreshing
 from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.step_columns import check_in_memory

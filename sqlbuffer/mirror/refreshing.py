@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 from weakref import ref
 
@@ -16,6 +15,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.mirror.filling import Filling
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.storage.buffers.applied_writes import commits_of
@@ -28,25 +28,6 @@ Made = TypeVar("Made")
 
 # A registration is forgotten after a minute.
 RENEWED_S = 20.0
-
-
-@dataclass(frozen=True)
-class MirrorLag:
-    """How far a mirror is behind its buffer.
-
-    Attributes:
-        seconds: Age of the last look at the database that succeeded.
-        high: The newest step that the mirror has.
-        error: Why the last look failed; None: it did not.
-
-    Example:
-        >>> MirrorLag(seconds=0.2, high=1000, error=None).high
-        1000
-    """
-
-    seconds: float
-    high: int
-    error: str | None
 
 
 class Refreshing:
@@ -236,8 +217,7 @@ class Refreshing:
 
     def lag(self) -> MirrorLag:
         """Return how far behind the memory is."""
-        error = self._error
-        return MirrorLag(self.lag_s, self.state.high, None if error is None else str(error))
+        return lag_of(self._store, self.lag_s, self.state.high, self.state, self._error)
 
 
 def check_open(closed: threading.Event, pid: int) -> None:

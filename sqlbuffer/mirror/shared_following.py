@@ -11,13 +11,15 @@ from weakref import finalize, ref
 from sqlbuffer import errors
 from sqlbuffer.errors import BufferConfigError, MirrorBehindError, StorageError
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
-from sqlbuffer.mirror.refreshing import MirrorLag, Refreshing, check_open
+from sqlbuffer.mirror.refreshing import Refreshing, check_open
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.mirror.sharing.replica import Replica, open_replica
 from sqlbuffer.mirror.sharing.segment import Counter
 from sqlbuffer.mirror.sharing.shared_place import SharedPlace, identity_of, place_of
 from sqlbuffer.storage.buffers.applied_writes import commits_of
+from sqlbuffer.storage.following.feed import state_of
 from sqlbuffer.storage.store import BufferStore
 
 Made = TypeVar("Made")
@@ -208,12 +210,12 @@ class SharedFollowing:
         error = _error_of(self._current())
         if error is not None and not isinstance(error, StorageError):
             raise error
-        if self._max_lag_s is not None and self.lag().seconds > self._max_lag_s:
+        if self._max_lag_s is not None and self._lag_s > self._max_lag_s:
             self._refresh_if_reachable()
-            lag = self.lag()
-            if lag.seconds > self._max_lag_s:
+            seconds = self._lag_s
+            if seconds > self._max_lag_s:
                 raise MirrorBehindError(
-                    f"the mirror of buffer {self._store.info.name!r} is {lag.seconds:.1f} s "
+                    f"the mirror of buffer {self._store.info.name!r} is {seconds:.1f} s "
                     f"behind, and max_lag_s is {self._max_lag_s}"
                 )
 
@@ -238,14 +240,18 @@ class SharedFollowing:
         """Return how far behind the memory is."""
         if self._own is not None:
             return self._own.lag()
-        replica = self._current()
-        looked_ns = replica.segment.get(Counter.LOOKED_NS)
-        error = _error_of(replica)
-        return MirrorLag(
-            (time.monotonic_ns() - looked_ns) / 1e9,
-            replica.segment.get(Counter.HIGH),
-            None if error is None else str(error),
-        )
+        segment = self._current().segment
+        state = None
+        # It is being written, or is too large to be told.
+        with suppress(ValueError, TypeError):
+            state = state_of(segment.cursor)
+        high, error = segment.get(Counter.HIGH), _error_of(self._current())
+        return lag_of(self._store, self._lag_s, high, state, error)
+
+    @property
+    def _lag_s(self) -> float:
+        """Seconds since the last look of the follower that succeeded began."""
+        return (time.monotonic_ns() - self._current().segment.get(Counter.LOOKED_NS)) / 1e9
 
 
 def _error_of(replica: Replica) -> Exception | None:

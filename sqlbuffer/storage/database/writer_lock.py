@@ -7,7 +7,7 @@ a turn. The kernel serves writers in turn if they queue on a lock file next to t
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy.engine import URL
@@ -66,6 +66,8 @@ def _acquire(path: Path, timeout_s: float) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         _Waiter(descriptor).wait(path, timeout_s)
+    with suppress(OSError):  # for those that look how long the lock has been held
+        os.utime(descriptor)
     return descriptor
 
 

@@ -221,7 +221,7 @@ class Feed:
         """Go on from what another process has read. The next look finds out if it still holds."""
         if cursor["follower"] is not None:
             self._follower.id, self._is_registered = cursor["follower"], True
-        self.state = BufferState._make(cursor["state"])
+        self.state = state_of(cursor)
         self._newest.extend((first, n_steps, id_) for first, n_steps, id_ in cursor["newest"])
         self._deleted = set(cursor["deleted"])
         self._open_episodes = set(cursor["open_episodes"])
@@ -316,3 +316,8 @@ class Feed:
             self._deleted = {seq for seq in self._deleted if seq >= oldest}
         self._open_episodes = news.open_episodes
         self.state = news.state
+
+
+def state_of(cursor: Any) -> BufferState:
+    """Return what was read last, of a cursor of `Feed`."""
+    return BufferState._make(cursor["state"])

@@ -236,6 +236,13 @@ def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[i
     return list(driver_of(connection).execute(query, (number_array(numbers),)))
 
 
+def count_beyond(connection: Connection, buffer_id: int, before: BufferState) -> int:
+    """Return how many steps the buffer has that an earlier state did not have."""
+    query = f"SELECT coalesce(sum(n_steps), 0) FROM ({_NEW_SPANS}) c"
+    ((n,),) = driver_of(connection).execute(query, _since(buffer_id, before))
+    return int(n)
+
+
 def chunk_ids(
     connection: Connection, buffer_id: int, firsts: Sequence[int]
 ) -> list[tuple[int, str]]:

@@ -194,6 +194,13 @@ def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[i
     return list(driver_of(connection).execute(query, (json.dumps(list(numbers)),)))
 
 
+def count_beyond(connection: Connection, buffer_id: int, before: BufferState) -> int:
+    """Return how many steps the buffer has that an earlier state did not have."""
+    query = "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = ? AND first_seq > ?"
+    ((n,),) = driver_of(connection).execute(query, (buffer_id, before.high))
+    return int(n)
+
+
 def chunk_ids(
     connection: Connection, buffer_id: int, firsts: Sequence[int]
 ) -> list[tuple[int, str]]:

@@ -11,6 +11,7 @@ from sqlalchemy import make_url
 
 from sqlbuffer import RateLimiter, ReplayBuffer
 from sqlbuffer.errors import SchemaTooNewError
+from sqlbuffer.storage.buffers.hanging import postgresql as hanging_postgresql
 from sqlbuffer.storage.database import filesystems
 from sqlbuffer.storage.database.writer_lock import writer_lock
 from sqlbuffer.storage.dialects import sqlite
@@ -338,6 +339,22 @@ def test_an_old_transaction_is_named_with_what_ends_it(server_url, monkeypatch):
         process = analyst.info.backend_pid
     assert found.status == "WARN"
     assert f"process {process} 'a notebook', idle in transaction" in found.detail
+    assert f"pg_terminate_backend({process})" in found.remedy
+
+
+def test_a_hanging_writer_is_named_with_what_ends_it(server_url, monkeypatch):
+    monkeypatch.setattr(hanging_postgresql, "HANGING_S", 0.0)
+    with (
+        ReplayBuffer(server_url, "walk"),
+        psycopg.connect(server_url, application_name="rollouts") as writer,
+    ):
+        assert "writer of 'walk'" not in findings(server_url)
+        writer.execute("SELECT sqlbuffer_reserve_v1(1, 4)")
+        found = findings(server_url)["writer of 'walk'"]
+        process = writer.info.backend_pid
+    assert found.status == "WARN"
+    assert f"process {process} of " in found.detail
+    assert "('rollouts')" in found.detail
     assert f"pg_terminate_backend({process})" in found.remedy
 
 

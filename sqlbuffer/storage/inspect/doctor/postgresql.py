@@ -8,6 +8,7 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
 from sqlbuffer.sizes import shown_size
+from sqlbuffer.storage.buffers.hanging.postgresql import hanging_writers
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
 from sqlbuffer.storage.schema.metadata import metadata
 
@@ -182,6 +183,19 @@ def _old_transactions(connection: Connection, url: URL) -> Sequence[Finding]:
     return [found, Finding("prepared transactions", "WARN", detail, remedy)]
 
 
+def _hanging_writers(connection: Connection, url: URL) -> Sequence[Finding]:
+    names: dict[int, str] = dict(map(tuple, fetch_all(connection, "SELECT id, name FROM buffers")))
+    return [
+        Finding(
+            f"writer of {names.get(number, number)!r}",
+            "WARN",
+            f"{writer}, with steps that nobody sees before it commits",
+            f"end it, or SELECT pg_terminate_backend({writer.pid})",
+        )
+        for number, writer in hanging_writers(connection, url)
+    ]
+
+
 def _connections(connection: Connection, url: URL) -> Sequence[Finding]:
     limit, reserved, used = fetch_one(
         connection,
@@ -242,7 +256,7 @@ def _clock(connection: Connection, url: URL) -> Sequence[Finding]:
 CHECKS = Checks(
     (_autovacuum, _old_transactions, _connections, _durability, _encoding, _clock),
     (),
-    (_rights, _citus, _vacuum, _dead_rows),
+    (_rights, _citus, _vacuum, _dead_rows, _hanging_writers),
     """SELECT CASE relkind WHEN 'i' THEN 'index' WHEN 'v' THEN 'view' ELSE 'table' END,
         relname::text
     FROM pg_class WHERE relnamespace = (

@@ -13,6 +13,8 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
 from sqlbuffer.sizes import shown_size
+from sqlbuffer.storage.buffers.hanging.hanging_writer import HANGING_S
+from sqlbuffer.storage.buffers.hanging.sqlite import lock_holder
 from sqlbuffer.storage.database.filesystems import filesystem_of, warn_of_network
 from sqlbuffer.storage.database.readonly import existing_file
 from sqlbuffer.storage.database.sqlite_connections import opened_file
@@ -75,6 +77,10 @@ def _lock_file(connection: Connection, url: URL) -> Sequence[Finding]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
+        writer = lock_holder(url)
+        if writer is not None and writer.age_s > HANGING_S:
+            detail = f"{path}, held by {writer}: all other writers wait"
+            return [Finding("lock file", "WARN", detail, f"end its transaction: kill {writer.pid}")]
         return [Finding("lock file", "OK", f"{path}, held by a writer right now")]
     finally:
         os.close(descriptor)

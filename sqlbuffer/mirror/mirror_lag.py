@@ -1,0 +1,60 @@
+"""How far a mirror is behind its buffer."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sqlbuffer.errors import StorageError, StorageUnreachableError
+from sqlbuffer.storage.buffers.hanging.hanging_writer import HangingWriter
+from sqlbuffer.storage.following.backlog import backlog_of
+from sqlbuffer.storage.following.buffer_state import BufferState
+from sqlbuffer.storage.store import BufferStore
+
+
+@dataclass(frozen=True)
+class MirrorLag:
+    """How far a mirror is behind its buffer.
+
+    Attributes:
+        seconds: Age of the last look at the database that succeeded.
+        steps: How many steps the buffer has that the mirror has not looked at; None: the database
+            cannot be asked.
+        high: The newest step that the mirror has.
+        error: Why the last look failed; None: it did not.
+        held_back_by: A writer of the buffer whose transaction has been open for more than 5
+            seconds. Nobody sees its steps before it commits. None: there is none, or this role
+            may not see it.
+
+    Example:
+        >>> MirrorLag(seconds=0.2, steps=0, high=1000, error=None, held_back_by=None).high
+        1000
+    """
+
+    seconds: float
+    steps: int | None
+    high: int
+    error: str | None
+    held_back_by: HangingWriter | None
+
+
+def lag_of(
+    store: BufferStore,
+    seconds: float,
+    high: int,
+    state: BufferState | None,
+    error: Exception | None,
+) -> MirrorLag:
+    """Return how far a mirror is behind, as the database says now.
+
+    Args:
+        store: The buffer.
+        seconds: Age of the last look that succeeded.
+        high: The newest step that the mirror has.
+        state: The state of the buffer that it has; None: it cannot be told.
+        error: Why the last look failed.
+    """
+    steps, writer = None, None
+    # One that does not answer would be waited for.
+    if state is not None and not isinstance(error, StorageUnreachableError):
+        with suppress(StorageError):
+            steps, writer = backlog_of(store, state)
+    return MirrorLag(seconds, steps, high, None if error is None else str(error), writer)

@@ -1,0 +1,42 @@
+"""What a follower has not read yet, and which writer will come late."""
+
+from typing import NamedTuple
+
+from sqlbuffer.storage.buffers.hanging import postgresql as hanging_postgresql
+from sqlbuffer.storage.buffers.hanging import sqlite as hanging_sqlite
+from sqlbuffer.storage.buffers.hanging.hanging_writer import HangingWriter
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.following import postgresql, sqlite
+from sqlbuffer.storage.following.buffer_state import BufferState
+
+_count_beyond = by_database(sqlite=sqlite.count_beyond, postgresql=postgresql.count_beyond)
+_hanging_writers = by_database(
+    sqlite=hanging_sqlite.hanging_writers, postgresql=hanging_postgresql.hanging_writers
+)
+
+
+class Backlog(NamedTuple):
+    """What a follower has not read yet.
+
+    Attributes:
+        n_steps: How many steps the buffer has that the follower's state does not have.
+        writer: The writer whose transaction has been open longest, if it hangs.
+    """
+
+    n_steps: int
+    writer: HangingWriter | None
+
+
+def backlog_of(buffer: OpenBuffer, state: BufferState) -> Backlog:
+    """Return what a follower has not read yet.
+
+    Raises:
+        StorageError: The database cannot be read.
+    """
+    buffer_id = buffer.info.id
+    with translated(buffer.url), buffer.engine.connect() as connection:
+        n_steps = _count_beyond(connection, buffer_id, state)
+        writers = _hanging_writers(connection, buffer.url, buffer_id)
+    return Backlog(n_steps, writers[0][1] if writers else None)
