@@ -3,13 +3,15 @@
 import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from dataclasses import fields as options_in
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from sqlbuffer.arguments import Condition, check_batch_size, check_n_step, described
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
@@ -107,27 +109,35 @@ class LoaderOptions:
 
     def source(self, store: BufferStore) -> BatchSource:
         """Return what is read of a buffer."""
-        if not self.is_drawn:
-            check_drawn(store.info.name, store.info.config.sampling.max_use, "a pass")
-        node = check(self.condition, store.info.config.fields.comparable)
-        return BatchSource(store, node, self._reader(store))
-
-    def _reader(self, store: BufferStore) -> BatchReader:
         config = store.info.config
-        own: dict[str, Any] = {"names": self.fields, "compression": config.payloads.compression}
+        if not self.is_drawn:
+            check_drawn(store.info.name, config.sampling.max_use, "a pass")
+        node = check(self.condition, config.fields.comparable)
+        return BatchSource(store, node, self.reader(config.fields, config.payloads.compression))
+
+    def reader(self, fields: Fields, compression: str | None) -> BatchReader:
+        """Return what makes batches.
+
+        Args:
+            fields: The fields that there are.
+            compression: How their bytes are compressed.
+
+        Raises:
+            FieldError: Another one is named.
+            ValueError: An option that cannot be.
+        """
+        own: dict[str, Any] = {"names": self.fields, "compression": compression}
         if self.mode == "step":
-            checked_step_names(config.fields, self.fields, "steps")
-            return StepReader(config.fields, **own)
+            checked_step_names(fields, self.fields, "steps")
+            return StepReader(fields, **own)
         if self.mode == "trajectory":
             partial = bool(self.include_partial)
-            return TrajectoryReader(config.fields, include_partial=partial, **own)
+            return TrajectoryReader(fields, include_partial=partial, **own)
         if self.mode == "window":
             length: Any = self.length  # None is refused with the rest
-            return WindowReader(
-                config.fields, length, self.burn_in, self.stride, stack=self.stack, **own
-            )
+            return WindowReader(fields, length, self.burn_in, self.stride, stack=self.stack, **own)
         form = TransitionForm.of(
-            config.fields,
+            fields,
             int(self.n_step),
             float(self.gamma),
             names=self.fields,
@@ -135,7 +145,7 @@ class LoaderOptions:
             terminal_field=self.terminal_field,
             sequence_fields=self.sequence_fields,
         )
-        return TransitionReader(form, config.payloads.compression)
+        return TransitionReader(form, compression)
 
     def identity(self, node: Node) -> dict[str, Any]:
         """Return what decides which rows each batch holds, beside the seed, as JSON.
@@ -145,7 +155,7 @@ class LoaderOptions:
         """
         own = {
             option.name: getattr(self, option.name)
-            for option in fields(self)
+            for option in options_in(self)
             if option.name not in _FREE
         }
         own["stack"] = (
@@ -192,7 +202,7 @@ def _check_mode(options: LoaderOptions) -> None:
         nearest = difflib.get_close_matches(str(options.mode), TAKES, n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise ValueError(f"mode is one of {', '.join(TAKES)}, got {options.mode!r}{hint}")
-    for option in fields(options):
+    for option in options_in(options):
         name, value = option.name, getattr(options, option.name)
         value = tuple(value) if isinstance(value, list) else value
         if name in _OF_MODES and name not in TAKES[options.mode] and value != option.default:
@@ -225,7 +235,7 @@ def options_of(given: Mapping[str, Any]) -> LoaderOptions:
     Raises:
         TypeError: An unknown one.
     """
-    known = [field.name for field in fields(LoaderOptions)]
+    known = [field.name for field in options_in(LoaderOptions)]
     for name in given:
         if name not in known:
             raise TypeError(f"there is no option {name!r} here; there are {', '.join(known)}")

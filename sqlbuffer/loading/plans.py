@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.order import Order
-from sqlbuffer.loading.source import BatchSource, Place
+from sqlbuffer.loading.source import Place, SourceWindow
 from sqlbuffer.loading.sufficient_data import check_sufficient
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.samplers.seeding import generator_of, own_copy
@@ -40,6 +40,22 @@ class DrawnSource(Protocol):
 
     def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
         """Return up to n things drawn by a sampler; see `BatchSource.draw`."""
+
+    def undrawn(self, sampler: Sampler | None = None) -> str:
+        """Return which rows are not drawn though they match, as the end of a message."""
+
+
+class PassSource(Protocol):
+    """Reads things in the order of a pass; see `BatchSource`."""
+
+    def window(self) -> SourceWindow:
+        """Return the window now, with its keys where they are known to be few."""
+
+    def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
+        """Return the next n things of a pass, and the place behind them."""
+
+    def n_made(self) -> int:
+        """Return how many things can be made at this moment."""
 
     def undrawn(self, sampler: Sampler | None = None) -> str:
         """Return which rows are not drawn though they match, as the end of a message."""
@@ -103,7 +119,7 @@ class Passes:
         drop_last: Leave out a last batch that is smaller.
     """
 
-    source: BatchSource
+    source: PassSource
     batch_size: int
     epochs: int | None
     shuffle: bool

@@ -1,50 +1,35 @@
 """`Mirror`: draws from memory."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Unpack, overload
 
-import numpy as np
-
-from sqlbuffer.arguments import Condition, check_batch_size, check_n_step
-from sqlbuffer.errors import BufferConfigError, InsufficientDataError
-from sqlbuffer.fields.declarations import BUILT_IN
+from sqlbuffer.arguments import Condition, check_n_step
+from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings
+from sqlbuffer.loading.modes import LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.plans import Draws
-from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
-from sqlbuffer.mirror.choosing.choosers import chooser_of
-from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.filling import check_mirrored
-from sqlbuffer.mirror.loader_source import MirrorSource
-from sqlbuffer.mirror.matching_steps import MatchingSteps
-from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.loader_factory import open_mirror_loader
+from sqlbuffer.mirror.making.step_batches import StepForm
+from sqlbuffer.mirror.memory_draws import MemoryDraws
 from sqlbuffer.mirror.mirror_lag import MirrorLag
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.refreshing import Refreshing
 from sqlbuffer.mirror.shared_following import SharedFollowing
-from sqlbuffer.mirror.step_batches import step_batch
 from sqlbuffer.mirror.step_columns import check_in_memory
-from sqlbuffer.mirror.transition_batches import TransitionBatches
-from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.sampling.readers.base import BatchReader
-from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
-from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
 
-DrawnMode = Literal["step", "transition", "n_step"]
 MAX_BYTES = 8 * 2**30
 REFRESH_S = 0.5
-# What was found out for other forms of transitions is forgotten.
-MOST_FORMS = 8
 
 
 class Mirror:
@@ -79,7 +64,7 @@ class Mirror:
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         check_mirrored(store)
-        self._store, self._rng = store, np.random.default_rng()
+        self._store = store
         self._settings = MirrorSettings.of(
             store, max_bytes, refresh_s, max_lag_s, condition, fields
         )
@@ -90,10 +75,7 @@ class Mirror:
             if shared
             else Refreshing(store, self._settings)
         )
-        self._forms: dict[tuple[Any, ...], TransitionForm] = {}
-        self._batches: dict[TransitionForm, TransitionBatches] = {}
-        self._matching = MatchingSteps()
-        self._every_name = [*self._settings.fields.specs, *BUILT_IN]
+        self._draws = MemoryDraws(store, self._settings, self._refreshing)
         store.own_writes.store()
         self._refreshing.start()
 
@@ -108,9 +90,7 @@ class Mirror:
 
     def __len__(self) -> int:
         """Return how many steps it has; those that match, where it was opened with a condition."""
-        if self._settings.selects:
-            return self._refreshing.read(lambda memory: memory.n_wanted)
-        return self._refreshing.n_live
+        return self._draws.n_steps()
 
     @property
     def path(self) -> Path | None:
@@ -165,18 +145,9 @@ class Mirror:
             InsufficientDataError: Fewer steps can be drawn.
             FieldError: An unknown field.
         """
-        own_fields, names = self._settings.fields, self._every_name
-        if fields is not None:
-            own, built_in = checked_step_names(own_fields, fields, "steps")
-            names = [*own, *built_in]
-
-        node = self._node(condition)
-
-        def made(memory: StepMemory, chooser: Chooser, n: int) -> Batch:
-            wanted = self._matching.of(memory, node)
-            return step_batch(memory, chooser.choose(memory, wanted, n), names)
-
-        return self._drawn(made, batch_size, sampler, lambda: StepReader(own_fields, fields), node)
+        form = StepForm(self._draws.step_names(fields))
+        reader = partial(StepReader, self._settings.fields, fields)
+        return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
 
     def sample_transitions(
         self,
@@ -213,65 +184,61 @@ class Mirror:
                 `terminated` nor `truncated` is stored and no `terminal_field` is given.
         """
         check_n_step(n_step, gamma)
-        form = self._form(int(n_step), float(gamma), fields, stack, terminal_field)
-        return self._transitions(form, batch_size, sampler, self._node(condition))
+        form = self._draws.transition_form(int(n_step), float(gamma), fields, stack, terminal_field)
+        reader = partial(TransitionReader, form)
+        return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
 
+    @overload
     def loader(
         self,
-        mode: DrawnMode = "transition",
+        mode: Mode = "transition",
         batch_size: int = 256,
-        **settings: Unpack[LoaderSettings],
-    ) -> Loader[Batch]:
-        """Return an iterable of batches that are drawn from the mirror without end.
+        *,
+        to_named_tuple: None = None,
+        **options: Unpack[LoaderSettings],
+    ) -> Loader[Batch]: ...
+    @overload
+    def loader(
+        self,
+        mode: Mode = "transition",
+        batch_size: int = 256,
+        *,
+        to_named_tuple: Sequence[str],
+        **options: Unpack[LoaderSettings],
+    ) -> Loader[Any]: ...
+    def loader(
+        self,
+        mode: Mode = "transition",
+        batch_size: int = 256,
+        *,
+        to_named_tuple: Sequence[str] | None = None,
+        **options: Unpack[LoaderSettings],
+    ) -> Loader[Any]:
+        """Return an iterable of batches: drawn from the mirror without end, or in passes.
+
+        A pass covers the steps that the mirror has at its start. Steps that are evicted later are
+        passed over. The state of a loader says at which head of the buffer it stopped; going on at
+        another one warns, where batches are drawn.
 
         Args:
-            mode: `step`, `transition` or `n_step`; see `ReplayBuffer.loader`.
+            mode: What a batch holds; see `ReplayBuffer.loader`.
             batch_size: How many a batch.
-            **settings: See `ReplayBuffer.loader`. Passes and conditions read from the buffer
-                itself.
+            to_named_tuple: Batches are named tuples of these arrays.
+            **options: See `ReplayBuffer.loader`.
 
         Raises:
-            BufferConfigError: Another mode, a pass or a condition.
+            ConditionError: A malformed condition, or one that names what is not in memory.
             FieldError: An unknown field, or names that collide.
             ValueError: An option that the mode does not take.
             MissingExtraError: A device, and torch is not installed.
         """
-        given: dict[str, Any] = dict(settings)
-        output = Output(given.pop("fieldname_map", None), None, given.pop("device", None))
+        given: dict[str, Any] = dict(options)
+        output = Output(given.pop("fieldname_map", None), to_named_tuple, given.pop("device", None))
         prefetch = given.pop("prefetch", 0)
-        options = LoaderOptions(mode=mode, batch_size=batch_size, **given)
-        if mode not in get_args(DrawnMode) or not options.is_drawn or options.condition is not None:
-            raise BufferConfigError(
-                "a mirror's loader draws steps and transitions without end, and without a "
-                "condition; use buffer.loader() for windows, trajectories, passes and conditions"
-            )
-        source = MirrorSource(self._draw_for(options), self._store)
-        plan = Draws(source, int(batch_size), options.sampler, bool(options.replace))
-        identity = {"buffer": self._store.info.name, **options.identity(EVERYTHING)}
-        return Loader(plan, identity, seed=options.seed, output=output, prefetch=prefetch)
-
-    def _draw_for(self, options: LoaderOptions) -> Callable[[int, Sampler], Batch]:
-        """Return what draws the batches of a loader."""
-        if options.mode == "step":
-            return lambda n, sampler: self.sample_arrays(n, fields=options.fields, sampler=sampler)
-        form = self._form(
-            int(options.n_step), float(options.gamma), options.fields, options.stack,
-            options.terminal_field, options.sequence_fields,
-        )  # fmt: skip
-        return lambda n, sampler: self._transitions(form, n, sampler)
-
-    def _transitions(
-        self,
-        form: TransitionForm,
-        batch_size: int,
-        sampler: Sampler | None,
-        node: Node = EVERYTHING,
-    ) -> Batch:
-        def made(memory: StepMemory, chooser: Chooser, n: int) -> Batch:
-            wanted = None if node is EVERYTHING else self._matching.of(memory, node)
-            return self._batches_of(memory, form).draw(chooser, n, wanted)
-
-        return self._drawn(made, batch_size, sampler, lambda: TransitionReader(form), node)
+        wanted = options_of({"mode": mode, "batch_size": batch_size, **given})
+        return open_mirror_loader(
+            self._store, self._settings, self._draws, wanted, output, prefetch
+        )
 
     def _node(self, condition: Condition) -> Node:
         """Return a condition checked."""
@@ -280,79 +247,3 @@ class Mirror:
         node = check(condition, self._store.info.config.fields.comparable)
         check_in_memory(node, self._settings.fields.specs)
         return node
-
-    def _form(
-        self,
-        n_step: int,
-        gamma: float,
-        fields: Sequence[str] | None,
-        stack: Mapping[str, int] | None,
-        terminal_field: str | None,
-        sequence_fields: Sequence[str] = (),
-    ) -> TransitionForm:
-        """Return the form of transitions: the same one for the same arguments."""
-        key = None
-        with suppress(TypeError, AttributeError):  # what is wrong with them is found out below
-            frames = None if stack is None else frozenset(stack.items())
-            names = fields if fields is None or isinstance(fields, str) else tuple(fields)
-            key = (n_step, gamma, names, frames, terminal_field, tuple(sequence_fields))
-            if key in self._forms:
-                return self._forms[key]
-        form = TransitionForm.of(
-            self._settings.fields, n_step, gamma, names=fields, stack=stack,
-            terminal_field=terminal_field, sequence_fields=sequence_fields,
-        )  # fmt: skip
-        if len(self._forms) >= MOST_FORMS:
-            self._forms.clear()
-            self._batches.clear()
-        if key is not None:
-            self._forms[key] = form
-        return form
-
-    def _batches_of(self, memory: StepMemory, form: TransitionForm) -> TransitionBatches:
-        """Return what makes transitions of a form; it remembers what earlier draws found out."""
-        known = self._batches.get(form)
-        if known is None or known.memory is not memory:
-            known = TransitionBatches(memory, form, self._store.observation_layout)
-            self._batches[form] = known
-        return known
-
-    def _drawn(
-        self,
-        made: Callable[[StepMemory, Chooser, int], Batch],
-        batch_size: int,
-        sampler: Sampler | None,
-        reader: Callable[[], BatchReader],
-        node: Node,
-    ) -> Batch:
-        chooser = chooser_of(sampler, self._rng)
-        check_batch_size(batch_size)
-        refreshing, n = self._refreshing, int(batch_size)
-        self._store.own_writes.store_before_draw(n, lambda: len(self))
-        refreshing.prepare()
-
-        def batch_of(memory: StepMemory) -> Batch:
-            self._check_size(memory)
-            return made(memory, chooser, n)
-
-        batch = refreshing.read(batch_of)
-        check_sufficient(
-            batch.n_rows,
-            batch_size,
-            True,
-            lambda: undrawn(
-                self._store, Group("all", (self._settings.node, node)), sampler, reader()
-            ),
-        )
-        return batch
-
-    def _check_size(self, memory: StepMemory) -> None:
-        needed, name = self._store.info.config.sampling.min_size, self._store.info.name
-        n = memory.n_live
-        if n < needed and self._settings.selects:
-            n = self._store.rows.count_stored(EVERYTHING)  # it does not have all steps
-        if n < needed:
-            raise InsufficientDataError(
-                f"buffer {name!r} holds {n} rows, and is sampled from {needed} on "
-                f"(min_size); wait for more data"
-            )

@@ -1,10 +1,12 @@
 """Keep the memory of a mirror in step with the database: one look after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferConfigError, MirrorFullError
-from sqlbuffer.mirror.memory.block_map import BLOCK
+from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
 from sqlbuffer.mirror.memory.slot_arrays import Allocate, zeroed
 from sqlbuffer.mirror.memory.step_changes import StepChanges
 from sqlbuffer.mirror.memory.step_limits import LIMIT_BYTES
@@ -95,6 +97,9 @@ class Filling:
     def commit(self, memory: StepMemory, news: News) -> None:
         """Make the state of a look the one that is drawn from."""
         now, sampling = news.state, self._config.sampling
+        memory.low, memory.high = now.low, now.high
+        # A reward that was given late changes the return of its episode.
+        changed = _episodes_of(memory, [seq for seq, _ in news.rewards])
         selection = news.selection
         changes = StepChanges(
             deleted=news.deleted,
@@ -103,7 +108,7 @@ class Filling:
             released=news.released,
             matching=() if selection is None else selection.matching,
             unmatched=() if selection is None else selection.unmatched,
-            episodes=news.episodes(sorted(memory.episodes.unread)),
+            episodes=news.episodes(sorted(memory.episodes.unread | changed)),
             sessions=news.session_keys(sorted(memory.limits.unread)),
             limits=(
                 oldest_version(now.clock, sampling.max_staleness),
@@ -111,6 +116,12 @@ class Filling:
             ),
         )
         memory.commit(now.low, changes)
+
+
+def _episodes_of(memory: StepMemory, seqs: Sequence[int]) -> set[int]:
+    """Return the keys in the database of the episodes that steps in memory belong to."""
+    slots = memory.blocks.slots_of(np.asarray(seqs, np.int64))
+    return memory.episodes.ids(memory.links["episode"][slots[slots != NONE]])
 
 
 def _fewer_fields(layout: Layout) -> str:

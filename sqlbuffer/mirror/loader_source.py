@@ -1,32 +1,126 @@
-"""What a loader draws from a mirror."""
+"""What a loader reads of a mirror."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
-from sqlbuffer.loading.sufficient_data import undrawn
-from sqlbuffer.query.condition_tree import EVERYTHING
+import numpy as np
+
+from sqlbuffer.loading.order import Numbers, Order
+from sqlbuffer.loading.source import (
+    FIRST_LOOKED_AT,
+    LOWEST_SHARE,
+    MOST_AT_ONCE,
+    Place,
+    SourceWindow,
+)
+from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.mirror.memory.step_record import SEQ
+from sqlbuffer.mirror.memory_draws import BatchMaker, Flags, Form, MemoryDraws
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.sampling.readers.base import BatchReader
+from sqlbuffer.storage.sampling.readers.trajectory_form import TrajectoryForm
 from sqlbuffer.storage.store import BufferStore
 
 
 class MirrorSource:
-    """Draws the batches of a loader from a mirror.
+    """A mirror, what may be read of it, and as what; see `BatchSource`.
 
     Args:
-        draw: Draws that many things with a sampler.
         store: The buffer.
+        draws: Draws from it.
+        form: What batches are made of.
+        reader: Would read them from the buffer.
+        node: Which first steps.
+
+    Attributes:
+        head: The newest step of the buffer when the last batch was drawn.
     """
 
-    def __init__(self, draw: Callable[[int, Sampler], Batch], store: BufferStore) -> None:
-        self._draw, self._store = draw, store
+    def __init__(
+        self,
+        store: BufferStore,
+        draws: MemoryDraws,
+        form: Form,
+        reader: BatchReader,
+        node: Node,
+    ) -> None:
+        self._store, self._draws, self.head = store, draws, 0
+        self._form, self._reader, self._node = form, reader, node
 
     def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
         """Return n things drawn by a sampler; see `BatchSource.draw`."""
         if path is not None:
             restart(sampler, path)
-        return self._draw(n, sampler)
+        batch, self.head = self._draws.sampled(
+            self._form, n, sampler, self._node, lambda: self._reader
+        )
+        return batch
 
     def undrawn(self, sampler: Sampler | None = None) -> str:
         """Return which rows are not drawn, as the end of a message."""
-        return undrawn(self._store, EVERYTHING, sampler)
+        return self._draws.undrawn(self._node, sampler, self._reader)
+
+    def window(self) -> SourceWindow:
+        """Return the window now, with its keys where they are known to be few."""
+        self._store.own_writes.store()
+        is_few = isinstance(self._form, TrajectoryForm) or self._node != EVERYTHING
+        is_few = is_few or self._draws.selects
+
+        def found(maker: BatchMaker, wanted: Flags | None) -> SourceWindow:
+            low, high = maker.memory.low, maker.memory.high
+            return SourceWindow(low, max(low, high), _keys(maker, wanted) if is_few else None)
+
+        return self._draws.read(self._form, self._node, found)
+
+    def n_made(self) -> int:
+        """Return how many things can be made at this moment."""
+        self._store.own_writes.store()
+
+        def found(maker: BatchMaker, wanted: Flags | None) -> int:
+            slots = np.flatnonzero(maker.keys(wanted))
+            return int(np.count_nonzero(maker.accepted(slots, wanted)))
+
+        return self._draws.read(self._form, self._node, found)
+
+    def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
+        """Return the next n things of a pass, fewer at its end and None after it; and the place
+        behind them.
+        """
+
+        def found(maker: BatchMaker, wanted: Flags | None) -> tuple[Batch | None, Place]:
+            return _next(maker, wanted, order, at, n)
+
+        return self._draws.read(self._form, self._node, found)
+
+
+def _keys(maker: BatchMaker, wanted: Flags | None) -> Numbers:
+    """Return the numbers of all keys, ascending."""
+    found: Numbers = np.sort(maker.memory.records[SEQ][np.flatnonzero(maker.keys(wanted))])
+    return found
+
+
+def _next(
+    maker: BatchMaker, wanted: Flags | None, order: Order, at: Place, n: int
+) -> tuple[Batch | None, Place]:
+    found: list[Numbers] = []
+    missing = n
+    while missing > 0:
+        if not order.is_restricted and at.asked >= FIRST_LOOKED_AT and at.share < LOWEST_SHARE:
+            order.restrict(_keys(maker, wanted))
+            at = Place(at.place)
+        n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
+        numbers, places = order.after(at.place, n_numbers, maker.memory.low)
+        if not numbers.size:
+            break
+        slots = maker.memory.blocks.slots_of(numbers)
+        hits = np.flatnonzero(slots != NONE)
+        hits = hits[maker.accepted(slots[hits], wanted)]
+        found.append(slots[hits[:missing]])
+        # What is there beyond the batch is asked for again with the next one.
+        last = hits[missing - 1] if hits.size >= missing else -1
+        at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
+        missing -= min(missing, hits.size)
+    return (None if missing == n else maker.read(np.concatenate(found))), at

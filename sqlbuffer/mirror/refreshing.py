@@ -160,7 +160,7 @@ class Refreshing:
                     self.state = news.state
             if news is not None:
                 if publisher is not None:
-                    publisher.publish(self.memory, self.state.high, self._feed.cursor())
+                    publisher.publish(self.memory, self._feed.cursor())
                 self._is_torn = False
         self._looked_at, self._n_commits = began_at, n_own
 

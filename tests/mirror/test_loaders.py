@@ -1,12 +1,13 @@
-"""A mirror's loader draws batches without end."""
+"""A mirror's loader has the batches of the buffer's own loader."""
 
+import json
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
-from sqlbuffer.errors import BufferConfigError, FieldError, InsufficientDataError
+from sqlbuffer.errors import ConditionError, FieldError, InsufficientDataError
 from tests.support.episodes import FIELDS
 from tests.support.mirrors import every_row, rows_of
 
@@ -36,6 +37,7 @@ def mirror(buffer):
         ("step", {"fields": ["action"]}),
         ("transition", {"n_step": 3, "stack": {"obs": 2}}),
         ("n_step", {"n_step": 3, "sequence_fields": ["reward", "action"]}),
+        ("window", {"length": 6, "burn_in": 3, "stride": 2, "stack": {"obs": 2}}),
     ],
 )
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -79,19 +81,59 @@ def test_tensors_are_made_of_batches(mirror):
     assert batch.obs.shape == (16, 2)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mode": "window", "length": 4},
-        {"mode": "trajectory"},
-        {"epochs": 1},
-        {"shuffle": False},
-        {"condition": QueryBuilder().eq("exp_meta.step", 1).build()},
-    ],
-)
-def test_what_is_read_from_the_buffer_itself_is_refused(mirror, options):
-    with pytest.raises(BufferConfigError, match=r"use buffer.loader\(\) for windows"):
-        mirror.loader(**options)
+def test_a_condition_says_what_batches_hold(buffer, mirror):
+    condition = QueryBuilder().gt("exp_meta.step", 89).build()
+    for options in ({"shuffle": True}, {"epochs": 1}):
+        batch = next(iter(mirror.loader("step", 10, condition=condition, **options)))
+        assert sorted(batch.action.tolist()) == list(range(90, 100))
+    beyond = QueryBuilder().eq("exp_meta.extra", 1).build()
+    with pytest.raises(ConditionError):
+        mirror.loader("step", 10, condition=beyond)
+
+
+def test_a_pass_has_the_steps_of_its_start(buffer, mirror):
+    batches = iter(mirror.loader("step", 30, epochs=1, seed=1))
+    seen = next(batches).info["seq"].tolist()
+    buffer.extend({**columns(500), "action": np.full(500, 900)})
+    buffer.delete(QueryBuilder().lt("exp_meta.step", 40).build())
+    later = [seq for batch in batches for seq in batch.info["seq"].tolist()]
+    assert sorted(later) == [seq for seq in range(41, 101) if seq not in seen]
+
+
+def test_a_pass_that_is_resumed_goes_on_with_the_rest(buffer, mirror):
+    def rest(batches):
+        return [batch.info["seq"].tolist() for batch in batches]
+
+    first = mirror.loader("step", 30, epochs=2, seed=1)
+    batches = iter(first)
+    next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    expected = rest(batches)
+    # It is a state of the buffer's own loader as well.
+    for loader in (mirror.loader("step", 30, epochs=2), buffer.loader("step", 30, epochs=2)):
+        loader.load_state_dict(state)
+        assert rest(loader) == expected
+
+
+def test_going_on_at_another_head_says_so(buffer, mirror):
+    first = mirror.loader("step", 8, seed=1)
+    next(iter(first))
+    state = first.state_dict()
+    assert state["head"] == 100
+    buffer.extend(columns(1))
+    resumed = mirror.loader("step", 8, seed=1)
+    resumed.load_state_dict(state)
+    batches = iter(resumed)
+    with pytest.warns(UserWarning, match="was 100, and now it is 101"):
+        next(batches)
+    assert next(batches).n_rows == 8
+    with pytest.raises(ValueError, match="mirror=True, and here it is None"):
+        buffer.loader("step", 8, seed=1).load_state_dict(state)
+
+
+def test_named_tuples_are_made_of_batches(mirror):
+    batch = next(iter(mirror.loader("step", 4, to_named_tuple=("action", "info"))))
+    assert batch.action.tolist() == (batch.info["seq"] - 1).tolist()
 
 
 def test_wrong_options_are_refused_at_the_door(mirror):

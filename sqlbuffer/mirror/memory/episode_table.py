@@ -1,7 +1,7 @@
 """What a mirror knows of episodes: by numbers of its own, which are used again."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,19 @@ from sqlbuffer.storage.following.buffer_state import EpisodeState
 Integers = NDArray[np.int64]
 
 OPEN, COMPLETE, ABORTED = range(3)
-_STATUS = {"open": OPEN, "complete": COMPLETE, "aborted": ABORTED}
+STATUS_NAMES: NDArray[Any] = np.array(["open", "complete", "aborted"], object)
+_STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
+
+
+class EpisodeEntry(NamedTuple):
+    """What a mirror knows of an episode; see `EpisodeTable`."""
+
+    status: int
+    length: int
+    key: str | None
+    final: bytes | None
+    return_: float
+    reward: float
 
 
 class EpisodeTable:
@@ -26,6 +38,8 @@ class EpisodeTable:
         n_steps: How many of its steps are in memory, int64.
         keys: The user's id of each.
         finals: The bytes of the final observation of each, None without one.
+        returns: The sum of rewards of each, NaN while it is open, float64.
+        rewards: The own reward of each, NaN without one, float64.
         n_aborted: How many were aborted.
         unread: Keys of those of which `update` was told nothing yet.
         touched: Collects the numbers of those that are new or changed; None: it does not.
@@ -40,6 +54,7 @@ class EpisodeTable:
         self.length = self.last_slot = self.last_t = self.n_steps = np.zeros(0, np.int64)
         self.keys: NDArray[Any] = np.zeros(0, object)
         self.finals: NDArray[Any] = np.zeros(0, object)
+        self.returns = self.rewards = np.zeros(0, np.float64)
         self.n_aborted = 0
         self.touched: set[int] | None = None
 
@@ -54,11 +69,17 @@ class EpisodeTable:
             self.unread.add(id_)
             if self.touched is not None:
                 self.touched.add(known)
+        elif self.status[known] != OPEN:  # it is stored again, after its steps had left
+            self.unread.add(id_)
         return known
 
     def find(self, id_: int) -> int:
         """Return the number of an episode, -1 if no step of it is in memory."""
         return self._numbers.get(id_, NONE)
+
+    def ids(self, numbers: Integers) -> set[int]:
+        """Return the keys in the database of episodes by their numbers."""
+        return {self._ids[number] for number in np.unique(numbers).tolist() if number != NONE}
 
     def _next(self) -> int:
         if not self._free:
@@ -71,6 +92,7 @@ class EpisodeTable:
         self.last_slot[number] = self.last_t[number] = NONE
         self.n_steps[number] = 0
         self.keys[number] = self.finals[number] = None
+        self.returns[number] = self.rewards[number] = np.nan
         return number
 
     def _lengthen(self, more: int) -> None:
@@ -81,6 +103,8 @@ class EpisodeTable:
         self.n_steps = _longer(self.n_steps, more, 0)
         self.keys = _longer(self.keys, more, None)
         self.finals = _longer(self.finals, more, None)
+        self.returns = _longer(self.returns, more, np.nan)
+        self.rewards = _longer(self.rewards, more, np.nan)
 
     def update(self, states: Sequence[EpisodeState]) -> list[int]:
         """Take what episodes are now, and return the numbers of those that are known."""
@@ -91,31 +115,42 @@ class EpisodeTable:
                 continue
             now = _STATUS[state.status]
             length = NONE if now == OPEN or state.length is None else state.length
-            is_new = (now, length, state.key) != (
-                self.status[number], self.length[number], self.keys[number]
-            )  # fmt: skip
-            if self.touched is not None and (is_new or state.final_arrays is not None):
+            # Of an open one the database has by how much annotations have changed it.
+            return_ = None if now == OPEN else state.return_
+            entry = EpisodeEntry(
+                now, length, state.key, state.final_arrays, as_nan(return_), as_nan(state.reward)
+            )
+            if self.touched is not None and not self._has(number, entry):
                 self.touched.add(number)
-            self._put(number, now, length, state.key, state.final_arrays)
+            self._put(number, entry)
             found.append(number)
         self.unread.clear()
         return found
 
-    def _put(
-        self, number: int, status: int, length: int, key: str | None, final: bytes | None
-    ) -> None:
-        self.n_aborted += int(status == ABORTED) - int(self.status[number] == ABORTED)
-        self.status[number], self.length[number] = status, length
-        self.keys[number], self.finals[number] = key, final
+    def _has(self, number: int, entry: "EpisodeEntry") -> bool:
+        own = self.entry(number)
+        texts = own[:4] == entry[:4]
+        return texts and np.array_equal(own[4:], entry[4:], equal_nan=True)
 
-    def put(
-        self, number: int, id_: int, status: int, length: int, key: str | None, final: bytes | None
-    ) -> None:
+    def _put(self, number: int, entry: "EpisodeEntry") -> None:
+        self.n_aborted += int(entry.status == ABORTED) - int(self.status[number] == ABORTED)
+        self.status[number], self.length[number] = entry.status, entry.length
+        self.keys[number], self.finals[number] = entry.key, entry.final
+        self.returns[number], self.rewards[number] = entry.return_, entry.reward
+
+    def entry(self, number: int) -> "EpisodeEntry":
+        """Return what is known of an episode."""
+        return EpisodeEntry(
+            int(self.status[number]), int(self.length[number]), self.keys[number],
+            self.finals[number], float(self.returns[number]), float(self.rewards[number]),
+        )  # fmt: skip
+
+    def put(self, number: int, id_: int, entry: "EpisodeEntry") -> None:
         """Take an episode with the number that another table gave it."""
         if number >= len(self.status):
             self._lengthen(number + 1 - len(self.status))
         self._ids[number] = id_
-        self._put(number, status, length, key, final)
+        self._put(number, entry)
 
     def id_of(self, number: int) -> int | None:
         """Return the key of an episode in the database; None if the number is free."""
@@ -154,6 +189,11 @@ class EpisodeTable:
             self.unread.discard(id_)
             del self._numbers[id_]
             self._free.append(number)
+
+
+def as_nan(value: float | None) -> float:
+    """Return a number, NaN for None."""
+    return np.nan if value is None else value
 
 
 def _longer(array: NDArray[Any], more: int, value: Any) -> NDArray[Any]:

@@ -1,21 +1,21 @@
 """Find out what a mirror knows of its steps from the arrays that hold them."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import AGENT, EPISODE, SEQ, TASK, T
 
+Integers = NDArray[np.int64]
 
-def restore_blocks(memory: StepMemory, n_used: int) -> None:
-    """Find out which slot each number has.
 
-    Args:
-        memory: The steps.
-        n_used: Slots from 0 to this one have been given at some time.
-    """
-    newest = memory.records[SEQ][:n_used].reshape(-1, BLOCK).max(axis=1, initial=0)
-    memory.blocks.restore(np.where(newest > 0, newest // BLOCK, NONE))
+def block_numbers(memory: StepMemory, blocks: Integers) -> Integers:
+    """Return which block of numbers blocks of slots have, -1 for those that are free."""
+    slots = blocks[:, None] * BLOCK + np.arange(BLOCK)
+    newest = memory.records[SEQ][slots].max(axis=1, initial=0)
+    found: Integers = np.where(newest > 0, newest // BLOCK, NONE)
+    return found
 
 
 def restore(memory: StepMemory, n_used: int) -> None:
@@ -25,7 +25,7 @@ def restore(memory: StepMemory, n_used: int) -> None:
         memory: It has those arrays, and was told the names and the episodes.
         n_used: Slots from 0 to this one have been given at some time.
     """
-    restore_blocks(memory, n_used)
+    memory.blocks.restore(block_numbers(memory, np.arange(n_used // BLOCK)))
     records = memory.records[:n_used]
     written = np.flatnonzero(records[SEQ] != 0)
     memory.tasks.restore(records[TASK][written].astype(np.int64))

@@ -62,6 +62,7 @@ class StepMemory:
         episodes: The episodes.
         tasks: The names of tasks.
         agents: The names of agents.
+        low, high: Steps up to `low` have left, and `high` is the newest one.
         n_live: How many steps the buffer has.
         has_barred: Whether some of them were not to be sampled at some time.
     """
@@ -80,7 +81,7 @@ class StepMemory:
         self.tails = np.zeros(n, object) if keeps_tails else None
         self.episodes = EpisodeTable()
         self.tasks, self.agents = NameTable(), NameTable()
-        self.n_live, self.has_barred = 0, False
+        self.low, self.high, self.n_live, self.has_barred = 0, 0, 0, False
         self.changed = ChangedSlots(n)
         self._staged: list[Integers] = []
         self._staged_links: list[tuple[int, int]] = []
@@ -108,9 +109,8 @@ class StepMemory:
 
     def grow(self, n_slots: int) -> None:
         """Make room for more steps; copies everything."""
-        n_blocks = -(-n_slots // BLOCK)
-        n = n_blocks * BLOCK
-        self.blocks.n_blocks = n_blocks
+        self.blocks.n_blocks = -(-n_slots // BLOCK)
+        n = self.blocks.n_blocks * BLOCK
         if self.tails is not None:
             self.tails = np.concatenate([self.tails, np.zeros(n - self.n_slots, object)])
         self.move(self._allocate(slot_shapes(self.layout, n)))

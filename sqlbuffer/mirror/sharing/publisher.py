@@ -92,6 +92,7 @@ class Publisher:
         replay(memory, segment.journal[: segment.get(Counter.JOURNAL_END)])
         restore(memory, segment.get(Counter.N_USED))
         memory.n_live = segment.get(Counter.N_LIVE)
+        memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
         memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
         self._listen(memory)
         self._told_sessions = set(memory.limits.session_keys)
@@ -108,12 +109,11 @@ class Publisher:
         if segment is not None and not segment.get(Counter.GENERATION) & 1:
             segment.set(Counter.GENERATION, segment.get(Counter.GENERATION) + 1)
 
-    def publish(self, memory: StepMemory, high: int, cursor: Any) -> None:
+    def publish(self, memory: StepMemory, cursor: Any) -> None:
         """Have others draw from the memory as it is now.
 
         Args:
             memory: The steps.
-            high: The newest step.
             cursor: What another follower needs to go on, as JSON.
         """
         self._listen(memory)
@@ -132,7 +132,8 @@ class Publisher:
         segment.set(Counter.N_USED, memory.blocks.n_used)
         segment.set(Counter.N_LIVE, memory.n_live)
         segment.set(Counter.HAS_BARRED, int(memory.has_barred))
-        segment.set(Counter.HIGH, high)
+        segment.set(Counter.LOW, memory.low)
+        segment.set(Counter.HIGH, memory.high)
         segment.cursor = cursor
         segment.set(Counter.IS_STAGING, 0)
         for table in (memory.tasks, memory.agents, memory.episodes):
@@ -246,7 +247,7 @@ def _entries(memory: StepMemory, told_sessions: Collection[int] | None = None) -
     for number in episodes.numbers() if is_all else sorted(episodes.touched or ()):
         id_ = episodes.id_of(number)
         if id_ is not None:
-            kind = EPISODE_STATE + int(episodes.status[number])
-            length, final = int(episodes.length[number]), episodes.finals[number]
-            found.append(Entry(kind, number, id_, length, episodes.keys[number], final))
+            own = episodes.entry(number)
+            kind, sums = EPISODE_STATE + own.status, (own.return_, own.reward)
+            found.append(Entry(kind, number, id_, own.length, own.key, own.final, sums))
     return [packed(entry) for entry in found]

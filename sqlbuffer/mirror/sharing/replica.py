@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
+from sqlbuffer.mirror.memory.episode_table import EpisodeEntry
+from sqlbuffer.mirror.memory.restoring import block_numbers
 from sqlbuffer.mirror.memory.slot_arrays import Shapes, slot_shapes
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
@@ -30,10 +33,9 @@ def replay(memory: StepMemory, told: memoryview) -> None:
     names: dict[int, dict[int, str]] = defaultdict(dict)
     for entry in unpacked(told):
         if entry.kind >= EPISODE_STATE:
-            memory.episodes.put(
-                entry.number, entry.id, entry.kind - EPISODE_STATE, entry.value, entry.name,
-                entry.data,
-            )  # fmt: skip
+            status = entry.kind - EPISODE_STATE
+            told_of = EpisodeEntry(status, entry.value, entry.name, entry.data, *entry.numbers)
+            memory.episodes.put(entry.number, entry.id, told_of)
         else:
             names[entry.kind][entry.number] = entry.name or ""
     memory.tasks.put(names[TASK_NAME])
@@ -62,6 +64,8 @@ class Replica:
         self.memory = StepMemory(
             settings.layout, segment.about["n_slots"], arrays, selects=settings.selects
         )
+        # The block of numbers that each block of slots has.
+        self._numbers = np.zeros(0, np.int64)
         self._generation, self._journal_end, self._n_changed = -1, 0, 0
 
     def update(self, generation: int) -> None:
@@ -76,7 +80,8 @@ class Replica:
             self._journal_end = journal_end
         memory.n_live = segment.get(Counter.N_LIVE)
         memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
-        memory.blocks.n_used = n_used
+        memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
+        n_before = memory.changed.n
         ring, n_new = segment.arrays[CHANGED], n_changed - self._n_changed
         if n_new > len(ring):
             memory.changed.forget()
@@ -84,7 +89,25 @@ class Replica:
             at = (self._n_changed + np.arange(n_new)) % len(ring)
             memory.changed.add(ring[at].astype(np.int64))
         self._n_changed = n_changed
+        self._map(n_used, memory.changed.since(n_before))
         self._generation = generation
+
+    def _map(self, n_used: int, changed: NDArray[np.int64] | None) -> None:
+        """Find out which slot each number has.
+
+        Args:
+            n_used: Slots from 0 to this one have been given at some time.
+            changed: Slots that have changed; None: any may have.
+        """
+        known, n = self._numbers, n_used // BLOCK
+        self._numbers = np.full(n, NONE, np.int64)
+        self._numbers[: len(known)] = known[:n]
+        if changed is None:
+            blocks = np.arange(n)
+        else:
+            blocks = np.union1d(changed // BLOCK, np.arange(len(known), n))
+        self._numbers[blocks] = block_numbers(self.memory, blocks)
+        self.memory.blocks.restore(self._numbers)
 
 
 def open_replica(path: Path, about: Mapping[str, Any], settings: MirrorSettings) -> Replica:

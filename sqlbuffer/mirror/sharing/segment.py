@@ -36,6 +36,7 @@ class Counter(IntEnum):
     IS_FINAL_ERROR = 3
     LOOKED_NS = 4
     FAILED_NS = 15
+    LOW = 16
     N_USED = 5
     N_LIVE = 6
     HAS_BARRED = 7

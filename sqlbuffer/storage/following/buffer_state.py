@@ -75,6 +75,8 @@ class EpisodeState(NamedTuple):
     status: str
     length: int | None
     final_arrays: bytes | None
+    return_: float | None
+    reward: float | None
 
 
 class ChangeEntry(NamedTuple):

@@ -84,7 +84,7 @@ SELECT q.seq FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
 ) q
 """
 _EPISODES = """
-SELECT e.id, e.key, e.status, e.length, e.final_arrays
+SELECT e.id, e.key, e.status, e.length, e.final_arrays, e."return", e.reward
 FROM unnest(%s::bigint[]) AS w(id) CROSS JOIN LATERAL (
     SELECT * FROM episodes WHERE id = w.id OFFSET 0
 ) e

@@ -183,7 +183,8 @@ def quarantined(
 
 def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
     """Return episodes by their keys."""
-    query = f"SELECT id, key, status, length, final_arrays FROM episodes WHERE id {_IN_LIST}"
+    columns = 'id, key, status, length, final_arrays, "return", reward'
+    query = f"SELECT {columns} FROM episodes WHERE id {_IN_LIST}"
     found = driver_of(connection).execute(query, (json.dumps(list(ids)),))
     return [EpisodeState._make(row) for row in found]
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.mirror.making.transition_plan import TransitionPlan
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.transition_plan import TransitionPlan
 from sqlbuffer.steps.n_step import Returns
 
 Integers = NDArray[np.int64]

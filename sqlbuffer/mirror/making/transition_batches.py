@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.mirror.choosing.chosen import Chooser, Columns
+from sqlbuffer.mirror.making.planned_batches import PlannedBatches
+from sqlbuffer.mirror.making.step_batches import episode_info, fields_of, info_of
+from sqlbuffer.mirror.making.steps_at import StepsAt
+from sqlbuffer.mirror.making.transition_plan import TransitionPlan
+from sqlbuffer.mirror.making.transition_table import TransitionTable
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.episode_table import ABORTED
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import (
-    BARRED,
     EPISODE,
     LAST,
     LIVE,
     TERMINATED,
     TOLD,
     TRUNCATED,
-    T,
     as_float32,
 )
-from sqlbuffer.mirror.step_batches import fields_of, info_of
-from sqlbuffer.mirror.transition_plan import TransitionPlan
-from sqlbuffer.mirror.transition_table import TransitionTable
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.n_step import n_step_returns
 from sqlbuffer.storage.sampling.readers.transition_form import ENDS_NOT_TOLD, NEXT, TransitionForm
@@ -35,7 +35,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class TransitionBatches:
+class TransitionBatches(PlannedBatches[TransitionPlan]):
     """Makes transitions of steps in memory; see `ReplayBuffer.sample_transitions`.
 
     Args:
@@ -45,7 +45,8 @@ class TransitionBatches:
     """
 
     def __init__(self, memory: StepMemory, form: TransitionForm, observation: Layout) -> None:
-        self.memory = self._memory = memory
+        super().__init__(memory)
+        self._memory = memory
         self._form, self._observation = form, observation
         self._checks_ends = form.terminal_field is None and "done" in form.fields.specs
         self._table: TransitionTable | None = None
@@ -70,24 +71,13 @@ class TransitionBatches:
                 else:
                     chosen = chooser.choose(memory, wanted, n, accepted.__getitem__)
                 return self._batch(table.plan(chosen.slots), chosen.columns)
-        plans: list[TransitionPlan] = []
-        if wanted is None:
-            wanted = memory.is_drawable[:n_used]
+        return super().draw(chooser, n, wanted)
 
-        def accepts(slots: Integers) -> Flags:
-            plans.append(self._plan(slots))
-            return plans[-1].accepted
+    def _n_steps(self, slots: Integers) -> int:
+        return (self._form.n_step + 1) * (self._form.n_before + 1)
 
-        chosen = chooser.choose(memory, wanted, n, accepts)
-        return self._batch(self._planned(chosen.slots, plans), chosen.columns)
-
-    def _planned(self, slots: Integers, plans: Sequence[TransitionPlan]) -> TransitionPlan:
-        """Return the plan of steps: mostly it was made to find out whether they are accepted."""
-        if len(plans) == 1:
-            at = np.flatnonzero(plans[0].accepted)[: len(slots)]
-            if np.array_equal(plans[0].slots[at], slots):
-                return plans[0].taken(at)
-        return self._plan(slots)
+    def _taken(self, plan: TransitionPlan, at: Integers) -> TransitionPlan:
+        return plan.taken(at)
 
     def _plan(self, slots: Integers) -> TransitionPlan:
         memory, form = self._memory, self._form
@@ -129,7 +119,7 @@ class TransitionBatches:
         if memory.has_barred:
             within = np.arange(n) < returns.m[:, None]
             needed = [np.where(within, steps, NONE), after[:, None], frames, next_frames]
-            accepted &= ~self._is_any_barred(np.concatenate(needed, axis=1))
+            accepted &= ~StepsAt(memory, np.concatenate(needed, axis=1)).is_any_barred()
         truncated = (flags[np.arange(b), returns.m - 1] & TRUNCATED) != 0
         return TransitionPlan(
             slots, steps, truncated, returns, after, is_final, frames, next_frames, accepted
@@ -167,12 +157,6 @@ class TransitionBatches:
         found: Integers = np.where((slots != NONE) & ((flags & LIVE) != 0), slots, NONE)
         return found
 
-    def _is_any_barred(self, slots: Integers) -> Flags:
-        flags = self._memory.gathered_links(np.maximum(slots, 0).reshape(-1))["flags"]
-        is_barred = ((flags & BARRED) != 0).reshape(slots.shape) & (slots != NONE)
-        found: Flags = np.asarray(is_barred.any(axis=1))
-        return found
-
     def _has_final(self, first: NDArray[Any], m: Integers) -> Flags:
         episodes, own = self._memory.episodes, first["episode"]
         if not len(episodes.length):
@@ -203,16 +187,7 @@ class TransitionBatches:
 
     def _gather(self, slots: Integers, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Return fields of fixed shape of steps, zeros at -1; shape (*slots.shape, *shape)."""
-        memory, flat = self._memory, slots.reshape(-1)
-        at = np.maximum(flat, 0)
-        found = fields_of(memory, at, memory.gathered(at), names)
-        is_missing = flat == NONE
-        if is_missing.any():
-            for array in found.values():
-                array[is_missing] = np.zeros((), array.dtype)
-        return {
-            name: array.reshape(*slots.shape, *array.shape[1:]) for name, array in found.items()
-        }
+        return StepsAt(self._memory, slots).fields(names)
 
     def _batch(self, plan: TransitionPlan, columns: Columns) -> Batch:
         memory, form, returns = self._memory, self._form, plan.returns
@@ -229,11 +204,7 @@ class TransitionBatches:
         arrays |= self._following(plan, rows)
         if form.sequence_fields:
             arrays |= self._sequences(plan)
-        own = rows[EPISODE]
-        keys = memory.episodes.keys
-        episode = keys.take(own, mode="clip") if len(keys) else np.full(len(own), None)
-        episode[own == NONE] = None
-        more = {"episode": episode, "t": rows[T].astype(np.int64), "n_steps": returns.m}
+        more = {**episode_info(memory, rows), "n_steps": returns.m}
         return Batch({**arrays, **columns}, info_of(memory, rows, more))
 
     def _with_stacks(

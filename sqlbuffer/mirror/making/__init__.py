@@ -1,0 +1,1 @@
+"""Make batches of steps in memory."""

@@ -1,0 +1,135 @@
+"""Batches of single steps from memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.fields.declarations import BUILT_IN
+from sqlbuffer.mirror.choosing.chosen import Chooser, Chosen
+from sqlbuffer.mirror.making.steps_at import check_kept
+from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import AGENT, EPISODE, SEQ, STEP, TASK, T
+from sqlbuffer.steps.batches import Batch
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """What batches of single steps are made of.
+
+    Attributes:
+        names: Which fields, in order, and which of `reward`, `terminated` and `truncated`.
+    """
+
+    names: Sequence[str]
+
+
+class StepBatches:
+    """Makes batches of single steps.
+
+    Args:
+        memory: The steps.
+        form: What is read of each.
+
+    Attributes:
+        memory: The steps.
+    """
+
+    def __init__(self, memory: StepMemory, form: StepForm) -> None:
+        self.memory, self._names = memory, form.names
+
+    def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
+        """Return n steps; fewer if there are too few. See `PlannedBatches.draw`."""
+        return self._batch(chooser.choose(self.memory, self.keys(wanted), n))
+
+    def keys(self, wanted: Flags | None = None) -> Flags:
+        """Return which slots have a step that may be drawn, shape (n_used,)."""
+        return self.memory.is_drawable[: self.memory.blocks.n_used] if wanted is None else wanted
+
+    def accepted(self, slots: Integers, wanted: Flags | None = None) -> Flags:
+        """Return which slots have a step that may be drawn."""
+        return self.keys(wanted)[slots]
+
+    def read(self, slots: Integers) -> Batch:
+        """Return the steps of slots, in their order."""
+        return self._batch(Chosen(slots))
+
+    def _batch(self, chosen: Chosen) -> Batch:
+        memory, slots, names = self.memory, chosen.slots, self._names
+        rows = memory.gathered(slots)
+        arrays = fields_of(memory, slots, rows, [name for name in names if name not in BUILT_IN])
+        arrays |= {name: rows[name].copy() for name in BUILT_IN if name in names}
+        return Batch({**arrays, **chosen.columns}, info_of(memory, rows))
+
+
+def fields_of(
+    memory: StepMemory, slots: Integers, rows: NDArray[Any], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return fields of steps, of shape (n, *shape); those of varying length with their lengths.
+
+    Args:
+        memory: The steps.
+        slots: Where they are.
+        rows: Their records.
+        names: Which fields.
+
+    Raises:
+        FieldError: The mirror does not keep one of them.
+    """
+    layout = memory.layout
+    check_kept(memory, names)
+    found: dict[str, NDArray[Any]] = {}
+    padded: dict[str, NDArray[Any]] = {}
+    if memory.tails is not None:
+        padded = layout.tail_columns(rows, memory.tails[slots].tolist(), names)
+    for name in names:
+        if name in padded:
+            found |= {name: padded[name], f"{name}_lens": padded[f"{name}_lens"]}
+        elif name in memory.large:
+            found[name] = memory.large[name].take(slots, axis=0)
+        else:
+            found[name] = rows[name].copy()
+    return found
+
+
+def episode_info(memory: StepMemory, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return `episode` and `t` of steps, for the info of a batch.
+
+    Args:
+        memory: The steps.
+        rows: Their records.
+    """
+    own, keys = rows[EPISODE], memory.episodes.keys
+    found = keys.take(own, mode="clip") if len(keys) else np.full(len(own), None)
+    found[own == NONE] = None
+    return {"episode": found, "t": rows[T].astype(np.int64)}
+
+
+def info_of(
+    memory: StepMemory, rows: NDArray[Any], more: Mapping[str, NDArray[Any]] | None = None
+) -> Callable[[], dict[str, NDArray[Any]]]:
+    """Return what makes the info of a batch, also after the memory has changed.
+
+    Args:
+        memory: The steps.
+        rows: The records of the batch.
+        more: What else it says.
+    """
+    tasks, agents = memory.tasks.names, memory.agents.names
+
+    def made() -> dict[str, NDArray[Any]]:
+        return {
+            "seq": rows[SEQ].copy(),
+            "task_id": tasks.take(rows[TASK]),
+            "agent_id": agents.take(rows[AGENT]),
+            "step": rows[STEP].copy(),
+            **(more or {}),
+        }
+
+    return made

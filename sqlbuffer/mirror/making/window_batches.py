@@ -1,0 +1,145 @@
+"""Windows of steps from memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.mirror.choosing.chosen import Columns
+from sqlbuffer.mirror.making.planned_batches import PlannedBatches
+from sqlbuffer.mirror.making.step_batches import episode_info, info_of
+from sqlbuffer.mirror.making.steps_at import StepsAt
+from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.mirror.memory.episode_table import ABORTED
+from sqlbuffer.mirror.memory.slot_flags import SlotFlags
+from sqlbuffer.mirror.memory.step_chains import chains
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import TERMINATED, TRUNCATED
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.sampling.readers.window_form import WindowForm
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """Windows before their fields are read.
+
+    Attributes:
+        slots: Slots of the steps that they are laid at, shape (b,).
+        index: Slots of their steps, shape (b, burn_in + length); -1 where there is none.
+        frames: Slots of the frames of each, the oldest first, shape (b, burn_in + length, k); k is
+            0 where none are stacked.
+        accepted: Whether everything that is needed is there and may be sampled.
+    """
+
+    slots: Integers
+    index: Integers
+    frames: Integers
+    accepted: Flags
+
+
+class WindowBatches(PlannedBatches[WindowPlan]):
+    """Makes windows of steps in memory; see `WindowReader`.
+
+    Args:
+        memory: The steps.
+        form: What the windows are made of.
+    """
+
+    def __init__(self, memory: StepMemory, form: WindowForm) -> None:
+        super().__init__(memory)
+        self._form = form
+        self._offsets = np.arange(-form.burn_in, form.length)
+        # Of most steps none begins with a larger stride: only these are drawn from.
+        self._keys = None if form.stride == 1 else SlotFlags(memory, self._is_key)
+
+    def keys(self, wanted: Flags | None = None) -> Flags:
+        """Return which slots a window may be laid at; see `PlannedBatches.keys`."""
+        found = super().keys(wanted)
+        return found if self._keys is None else found & self._keys.now()
+
+    def _is_key(self, slots: Integers) -> Flags:
+        ts = self.memory.gathered_links(slots)["t"]
+        found: Flags = (ts >= 0) & (ts % self._form.stride == 0)
+        return found
+
+    def _n_steps(self, slots: Integers) -> int:
+        return (self._form.n_before + self._form.length) * self._form.n_frames
+
+    def _taken(self, plan: WindowPlan, at: Integers) -> WindowPlan:
+        return WindowPlan(plan.slots[at], plan.index[at], plan.frames[at], plan.accepted[at])
+
+    def _plan(self, slots: Integers) -> WindowPlan:
+        memory, form = self.memory, self._form
+        first = memory.gathered_links(slots)
+        before = chains(memory, slots, form.n_before + 1, back=True)[:, :0:-1]
+        line = np.concatenate([before, chains(memory, slots, form.length)], axis=1)
+        index = line[:, form.n_frames - 1 :]
+        frames = self._frames(line, first["t"].astype(np.int64))
+        usable = (index != NONE) & (frames != NONE).all(axis=2)
+        ends_here = self._ends_here(index, first)
+        # A burn-in reaches back to the nearest hole, or to an end inside the episode.
+        burnt = (usable & ~ends_here)[:, : form.burn_in]
+        burnt = np.logical_and.accumulate(burnt[:, ::-1], axis=1)[:, ::-1]
+        ended = np.logical_or.accumulate(ends_here[:, form.burn_in :], axis=1)
+        wanted = np.ones_like(ended)
+        wanted[:, 1:] = ~ended[:, :-1]
+        accepted = (usable[:, form.burn_in :] | ~wanted).all(axis=1) & self._is_readable(first)
+        is_within = np.concatenate([burnt, wanted], axis=1)
+        index = np.where(is_within, index, NONE)
+        frames = np.where(is_within[:, :, None], frames, NONE)
+        if memory.has_barred:
+            needed = np.concatenate([index, frames.reshape(len(slots), -1)], axis=1)
+            accepted &= ~StepsAt(memory, needed).is_any_barred()
+        return WindowPlan(slots, index, frames, accepted)
+
+    def _is_readable(self, first: NDArray[Any]) -> Flags:
+        own, episodes = first["episode"], self.memory.episodes
+        if not len(episodes.status):
+            return np.zeros(len(own), bool)
+        found: Flags = (own != NONE) & (episodes.status[own] != ABORTED)
+        return found
+
+    def _ends_here(self, index: Integers, first: NDArray[Any]) -> Flags:
+        """Return at which steps an episode ends, also within its steps."""
+        lengths = self.memory.episodes.length
+        flags = self.memory.gathered_links(np.maximum(index, 0).reshape(-1))["flags"]
+        is_told = (flags.reshape(index.shape) & (TERMINATED | TRUNCATED)) != 0
+        length = lengths[first["episode"]] if len(lengths) else np.full(len(first), NONE)
+        is_last = first["t"][:, None] + self._offsets + 1 == length[:, None]
+        found: Flags = (is_told & (index != NONE)) | is_last
+        return found
+
+    def _frames(self, line: Integers, ts: Integers) -> Integers:
+        """Return the slots of the frames of each step.
+
+        Args:
+            line: Slots of the steps from `n_before` before to the last.
+            ts: Where the windows are laid.
+        """
+        k, form = self._form.n_frames, self._form
+        if k == 1:
+            return np.zeros((len(ts), len(self._offsets), 0), np.int64)
+        columns = np.arange(len(self._offsets))[:, None] + np.arange(k)
+        # Before an episode's start its first step, again and again.
+        first = (form.n_before - ts)[:, None, None]
+        columns = np.clip(np.maximum(columns, first), 0, line.shape[1] - 1)
+        return np.take_along_axis(line[:, None, :], columns, axis=2)
+
+    def _batch(self, plan: WindowPlan, columns: Columns) -> Batch:
+        memory, form = self.memory, self._form
+        plain = [name for name in form.names if name not in form.stack]
+        steps = StepsAt(memory, plan.index)
+        arrays = steps.fields(plain)
+        for name, k in form.stack.items():
+            frames = plan.frames[:, :, -k:] if form.n_frames > 1 else plan.index[:, :, None]
+            arrays[name] = StepsAt(memory, frames).fields([name])[name]
+        arrays |= steps.built_in(form.built_in)
+        arrays["mask"] = plan.index != NONE
+        rows = memory.gathered(plan.slots)
+        more = episode_info(memory, rows)
+        more["burn_in"] = np.full(len(rows), form.burn_in, np.int64)
+        return Batch({**arrays, **columns}, info_of(memory, rows, more))
