@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from sqlbuffer.fields.specs import FieldSpec
     from sqlbuffer.front.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.front.leasing import LeasedBatch
-    from sqlbuffer.front.row_changes import PriorityUpdate
     from sqlbuffer.interchange.copy_report import CopyReport
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from sqlbuffer.stats import Removed
     from sqlbuffer.steps.batches import Batch, RowList
     from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+    from sqlbuffer.steps.priority_update import PriorityUpdate
     from sqlbuffer.steps.store_result import StoreResult
     from sqlbuffer.storage.sampling.candidates import Candidates
 
@@ -51,7 +51,7 @@ _HOME = {
     **dict.fromkeys(("RateLimiter", "RatioWindow"), "rate_limits"),
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
     "fields_from_env": "fields.env_fields",
-    "PriorityUpdate": "front.row_changes",
+    "PriorityUpdate": "steps.priority_update",
     "Removed": "stats",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),

@@ -28,6 +28,7 @@ from sqlbuffer.config.setting_checks import (
 )
 from sqlbuffer.config.setting_groups import Compression, EvictUnit
 from sqlbuffer.encoding.columns import decode_step
+from sqlbuffer.encoding.priority_values import EPS
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields.specs import Casting, FieldSpec
@@ -42,7 +43,7 @@ from sqlbuffer.front.buffer_display import buffer_html, buffer_text
 from sqlbuffer.front.condition_checks import Conditions
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
-from sqlbuffer.front.row_changes import EPS, PriorityUpdate, RowChanges
+from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.row_reader import RowReader
 from sqlbuffer.front.step_writer import StepWriter
 from sqlbuffer.interchange.copy_report import CopyReport
@@ -61,6 +62,7 @@ from sqlbuffer.stats import Removed, Stats
 from sqlbuffer.steps.batches import Batch, RowList
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.priority_update import PriorityUpdate
 from sqlbuffer.steps.step_arguments import StepKeys, takes, whole_step
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers import catalog

@@ -1,6 +1,6 @@
 """Priorities and numbers of rows as callers give them, checked."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +9,21 @@ from sqlbuffer.errors import FieldError
 
 # The sum of as many as a buffer can have stays far from the largest double.
 MOST_PRIORITY = 1e100
+EPS = 1e-6
 _RANGE = f"a number from 0 to {MOST_PRIORITY:g}"
 _MAX_SEQ = 2**63 - 1
+
+
+class CheckedUpdate(NamedTuple):
+    """New priorities of rows.
+
+    Attributes:
+        seqs: The rows, each once and in ascending order, shape (b,).
+        priorities: Their priorities, shape (b,).
+    """
+
+    seqs: NDArray[np.int64]
+    priorities: NDArray[np.float64]
 
 
 def check_kept(has_priorities: bool) -> None:
@@ -96,6 +109,30 @@ def checked_seqs(values: Any) -> NDArray[np.int64]:
     if array.dtype.kind == "u" and int(array.max()) > _MAX_SEQ:
         raise FieldError(f"seqs: expected integers of 64 bits with a sign, got {array.max()}")
     return array.astype(np.int64)
+
+
+def checked_update(seqs: Any, priorities: Any, eps: Any) -> CheckedUpdate:
+    """Return the new priorities of rows; of equal rows the last counts.
+
+    Raises:
+        FieldError: NaN, a number out of range, or another shape or type.
+    """
+    numbers = checked_seqs(seqs)
+    reals = np.array(checked_priorities(priorities, len(numbers), "priorities"))
+    reals = reals + checked_eps(eps)
+    if len(reals) and reals.max() > MOST_PRIORITY:
+        raise FieldError(f"priorities: with eps {eps!r} the largest is above {MOST_PRIORITY:g}")
+    distinct, last = last_of_each(numbers)
+    return CheckedUpdate(distinct, reals[last])
+
+
+def last_of_each(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct numbers in ascending order, and the last place of each.
+
+    In this order, two processes that change the same rows do not wait for each other.
+    """
+    distinct, from_end = np.unique(numbers[::-1], return_index=True)
+    return distinct, len(numbers) - 1 - from_end
 
 
 def _scalar(value: Any) -> Any:

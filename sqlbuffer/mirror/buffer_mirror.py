@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from sqlbuffer.arguments import Condition, check_n_step
+from sqlbuffer.encoding.priority_values import EPS, check_kept, checked_update
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderSettings, Mode, options_of
@@ -24,6 +25,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.priority_update import PriorityUpdate
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
@@ -102,11 +104,15 @@ class Mirror:
         return f"Mirror({self._store.info.name!r}, {len(self)} steps)"
 
     def close(self) -> None:
-        """Stop following the buffer; what it holds is freed with the object."""
+        """Stop following the buffer; what it holds is freed with the object.
+
+        Raises:
+            StorageError: Priorities that were set could not be written.
+        """
         self._refreshing.close()
 
     def refresh(self) -> None:
-        """Take what is new in the buffer now.
+        """Write the priorities that were set, and take what is new in the buffer now.
 
         Raises:
             MirrorFullError: It does not fit into `max_bytes`.
@@ -134,8 +140,8 @@ class Mirror:
             condition: Which steps. It names keys, `reward`, flags and declared fields.
             fields: Which of the mirror's fields, `reward`, `terminated` and `truncated`; all by
                 default.
-            sampler: A `RandomSampler`, `FifoSampler` or `LatestSampler`; by default the first,
-                with replacement.
+            sampler: A `RandomSampler`, `PrioritizedSampler`, `FifoSampler` or `LatestSampler`; by
+                default the first, with replacement.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
@@ -171,8 +177,8 @@ class Mirror:
             terminal_field: The field that tells where an episode terminated.
             condition: Which first steps; see `sample_arrays`. The others may be any.
             fields: Which of the declared fields; all by default.
-            sampler: A `RandomSampler`, `FifoSampler` or `LatestSampler`; by default the first,
-                with replacement.
+            sampler: A `RandomSampler`, `PrioritizedSampler`, `FifoSampler` or `LatestSampler`; by
+                default the first, with replacement.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape).
@@ -187,6 +193,26 @@ class Mirror:
         form = self._draws.transition_form(int(n_step), float(gamma), fields, stack, terminal_field)
         reader = partial(TransitionReader, form)
         return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
+
+    def update_priorities(self, seqs: Any, priorities: Any, eps: float = EPS) -> PriorityUpdate:
+        """Set the priorities of steps; arguments as those of `ReplayBuffer.update_priorities`.
+
+        The next draw of this mirror uses them. They are written to the database within `refresh_s`,
+        and by `refresh` and `close`. While the database is away they are kept.
+
+        Returns:
+            How many steps were updated, and how many the mirror does not hold.
+
+        Raises:
+            FieldError: NaN, a number out of range, another shape or type, or a buffer without
+                priorities; nothing is set.
+            BufferConfigError: The mirror is shared.
+            StorageReadOnlyError: The role may not set priorities.
+        """
+        check_kept(self._store.info.config.priorities.enabled)
+        given = checked_update(seqs, priorities, eps)
+        n_updated = self._refreshing.update_priorities(given.seqs, given.priorities)
+        return PriorityUpdate(n_updated, len(given.seqs) - n_updated)
 
     @overload
     def loader(

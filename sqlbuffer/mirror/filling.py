@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferConfigError, MirrorFullError
@@ -11,10 +12,13 @@ from sqlbuffer.mirror.memory.slot_arrays import Allocate, zeroed
 from sqlbuffer.mirror.memory.step_changes import StepChanges
 from sqlbuffer.mirror.memory.step_limits import LIMIT_BYTES
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_priorities import PRIORITY_BYTES, StepPriorities
 from sqlbuffer.mirror.memory.step_record import kept_layout, slot_bytes
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
+from sqlbuffer.mirror.own_priorities import live_slots
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.eligibility.eligible_rows import oldest_version
+from sqlbuffer.storage.following.buffer_state import ChunkRow
 from sqlbuffer.storage.following.feed import News
 from sqlbuffer.storage.store import BufferStore
 
@@ -39,7 +43,12 @@ class Filling:
         self._allocate = allocate
         self._config, self._selects = store.info.config, settings.selects
         self._layout = settings.layout
+        # Processes that share a mirror do not share priorities.
+        has_priorities = self._config.priorities.enabled and allocate is None
+        self._alpha = store.priorities.alpha if has_priorities else None
         self._slot_bytes = slot_bytes(self._layout) + LIMIT_BYTES
+        if self._alpha is not None:
+            self._slot_bytes += PRIORITY_BYTES
         self._max_bytes = settings.max_bytes
         self._most_slots = self._max_bytes // self._slot_bytes
 
@@ -56,7 +65,10 @@ class Filling:
         if is_ring and retention.max_capacity is not None:
             full = int(retention.max_capacity * (1 + SLACK)) + FEWEST_SLOTS
             wanted = full if self._allocate is None else min(wanted, full)
-        return self.memory_of(min(wanted, self._most_slots), self._allocate or zeroed)
+        memory = self.memory_of(min(wanted, self._most_slots), self._allocate or zeroed)
+        if self._alpha is not None:
+            memory.priorities = StepPriorities(memory.n_slots, self._alpha)
+        return memory
 
     def memory_of(self, n_slots: int, allocate: Allocate) -> StepMemory:
         """Return a memory of so many slots, in arrays that are given."""
@@ -93,6 +105,9 @@ class Filling:
                     if memory.n_slots >= self._most_slots - BLOCK:
                         self._check(self._most_slots + 1)
                     memory.grow(min(2 * memory.n_slots, self._most_slots))
+                    if memory.priorities is not None:
+                        memory.priorities.grow(memory.n_slots)
+            _stage_priorities(memory, page)
 
     def commit(self, memory: StepMemory, news: News) -> None:
         """Make the state of a look the one that is drawn from."""
@@ -101,6 +116,10 @@ class Filling:
         # A reward that was given late changes the return of its episode.
         changed = _episodes_of(memory, [seq for seq, _ in news.rewards])
         selection = news.selection
+        limits = (
+            oldest_version(now.clock, sampling.max_staleness),
+            now.session if sampling.current_session_only else None,
+        )
         changes = StepChanges(
             deleted=news.deleted,
             rewards=news.rewards,
@@ -110,12 +129,35 @@ class Filling:
             unmatched=() if selection is None else selection.unmatched,
             episodes=news.episodes(sorted(memory.episodes.unread | changed)),
             sessions=news.session_keys(sorted(memory.limits.unread)),
-            limits=(
-                oldest_version(now.clock, sampling.max_staleness),
-                now.session if sampling.current_session_only else None,
-            ),
+            limits=limits,
         )
         memory.commit(now.low, changes)
+        if memory.priorities is not None:
+            memory.priorities.is_limited = bool(now.has_quarantine) or limits != (None, None)
+            _read_priorities(memory, *news.priorities)
+
+
+def _stage_priorities(memory: StepMemory, chunks: Sequence[ChunkRow]) -> None:
+    if memory.priorities is None or not chunks:
+        return
+    seqs = [np.arange(chunk.first_seq, chunk.first_seq + chunk.n_steps) for chunk in chunks]
+    values = [
+        np.ones(chunk.n_steps) if chunk.priorities is None else chunk.priorities for chunk in chunks
+    ]
+    slots = memory.blocks.slots_of(np.concatenate(seqs))
+    memory.priorities.stage(slots, np.concatenate(values))
+
+
+def _read_priorities(
+    memory: StepMemory, seqs: NDArray[np.int64], values: NDArray[np.float64]
+) -> None:
+    """Take priorities from the database; those that were set here and are not written yet stay."""
+    own = memory.priorities
+    if own is None or not len(seqs):
+        return
+    slots, is_live = live_slots(memory, seqs)
+    is_taken = is_live & ~own.is_own[slots]
+    own.set(slots[is_taken], values[is_taken], memory.is_drawable)
 
 
 def _episodes_of(memory: StepMemory, seqs: Sequence[int]) -> set[int]:

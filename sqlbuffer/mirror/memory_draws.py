@@ -23,7 +23,7 @@ from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.refreshing import Refreshing
 from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
-from sqlbuffer.samplers import Sampler
+from sqlbuffer.samplers import PrioritizedSampler, Sampler
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
@@ -102,7 +102,10 @@ class MemoryDraws:
         reader: Callable[[], BatchReader],
     ) -> Batch:
         """Return n things that a sampler draws; see `sampled`."""
-        return self.sampled(form, n, sampler, node, reader)[0]
+        batch, _ = self.sampled(form, n, sampler, node, reader)
+        if sampler is not None and batch.n_rows:
+            sampler.handed_out()  # loaders tell it themselves
+        return batch
 
     def sampled(
         self,
@@ -124,8 +127,11 @@ class MemoryDraws:
         Raises:
             InsufficientDataError: There are fewer.
         """
-        chooser = chooser_of(sampler, self._rng)
+        has_condition = node != EVERYTHING or self.selects
+        chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
         check_batch_size(n)
+        if isinstance(sampler, PrioritizedSampler) and self._store.info.config.priorities.enabled:
+            self._refreshing.check_prioritized(sampler.normalize)
         self._store.own_writes.store_before_draw(int(n), self.n_steps)
 
         def drawn(maker: BatchMaker, wanted: Flags | None) -> tuple[Batch, int]:

@@ -12,11 +12,14 @@ from sqlbuffer.errors import (
     BufferConfigError,
     MirrorBehindError,
     StorageError,
+    StorageReadOnlyError,
+    StorageUnreachableError,
 )
 from sqlbuffer.mirror.filling import Filling
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
+from sqlbuffer.mirror.own_priorities import Integers, OwnPriorities, Reals
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.engine import is_memory
@@ -47,9 +50,11 @@ class Refreshing:
     def __init__(
         self, store: BufferStore, settings: MirrorSettings, publisher: Publisher | None = None
     ) -> None:
-        self._store = store
+        self._store, self._selects = store, settings.selects
         self._refresh_s, self._max_lag_s = settings.refresh_s, settings.max_lag_s
-        self._publisher, self._feed = publisher, Feed(store, settings.node)
+        reads_priorities = publisher is None and store.info.config.priorities.enabled
+        self._publisher = publisher
+        self._feed = Feed(store, settings.node, reads_priorities=reads_priorities)
         allocate = None if publisher is None else publisher.allocate
         self._filling = Filling(store, settings, allocate)
         self._pid = os.getpid()
@@ -62,6 +67,7 @@ class Refreshing:
         # The memory is no state of the buffer: a look failed that had begun to change it.
         self._is_torn = False
         self._error: Exception | None = None
+        self._own = OwnPriorities(store, self._feed.origin, self.lock)
         self._thread: threading.Thread | None = None
         self.memory: StepMemory
         self.state: BufferState
@@ -99,13 +105,21 @@ class Refreshing:
         return True
 
     def close(self) -> None:
-        """Stop looking."""
+        """Write the priorities that were set, and stop looking.
+
+        Raises:
+            StorageError: They could not be written.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
         if self._publisher is None:
             with self._looking:
-                self._feed.leave()
+                try:
+                    if self._pid == os.getpid():
+                        self._own.write(self.memory)
+                finally:
+                    self._feed.leave()
             return
         # The registration stays, for the process that goes on; it is forgotten after a minute.
         self._publisher.wake()
@@ -115,7 +129,7 @@ class Refreshing:
             self._publisher.close()
 
     def refresh(self) -> None:
-        """Take what is new in the buffer now.
+        """Write the priorities that were set, and take what is new in the buffer now.
 
         Raises:
             MirrorFullError: It does not fit.
@@ -123,7 +137,10 @@ class Refreshing:
         """
         try:
             with self._looking:
+                failure = self._write()
                 self._look()
+                if failure is not None:
+                    raise failure
         except BaseException as error:
             if self._has_begun:
                 self._feed.start_again()
@@ -135,6 +152,18 @@ class Refreshing:
         self._error = None
         if self._publisher is not None:
             self._publisher.looked(self._looked_at)
+
+    def _write(self) -> StorageError | None:
+        """Write the priorities that were set; return why it failed, if a look may not."""
+        if self._looked_at == float("-inf"):
+            return None
+        try:
+            self._own.write(self.memory)
+        except StorageUnreachableError:
+            raise
+        except StorageError as error:
+            return error
+        return None
 
     def _look(self) -> None:
         self._began_at = began_at = time.monotonic()
@@ -150,6 +179,7 @@ class Refreshing:
                     if news.is_start:
                         # What was known is no state of the buffer any more.
                         self._hold(stack)
+                        self._keep_own(news.state)
                         self.memory = self._filling.new_memory(news.count_steps())
                     memory, self._has_begun = self.memory, True
                     if publisher is not None:
@@ -157,12 +187,18 @@ class Refreshing:
                     self._filling.stage(memory, news, lambda: self._hold(stack))
                     self._hold(stack)
                     self._filling.commit(memory, news)
+                    self._own.restore(memory)
                     self.state = news.state
             if news is not None:
                 if publisher is not None:
                     publisher.publish(self.memory, self._feed.cursor())
                 self._is_torn = False
-        self._looked_at, self._n_commits = began_at, n_own
+        self._looked_at, self._n_commits, self._has_begun = began_at, n_own, False
+
+    def _keep_own(self, now: BufferState) -> None:
+        """Keep priorities that were set since they were written, if it is the same buffer still."""
+        if self._looked_at != float("-inf") and self.state.created_at == now.created_at:
+            self._own.keep(self.memory)
 
     def _hold(self, stack: ExitStack) -> None:
         """Keep draws out until the look ends, because the memory changes."""
@@ -184,9 +220,7 @@ class Refreshing:
             MirrorBehindError: It is further behind than it may be.
             MirrorFullError: The buffer has outgrown it.
         """
-        check_open(self._closed, self._pid)
-        if self._is_torn:
-            self.refresh()
+        self._check_open()
         if self._n_commits != self._commits.n:
             self._refresh_if_reachable()
         error = self._error
@@ -200,6 +234,53 @@ class Refreshing:
                     f"the mirror of buffer {self._store.info.name!r} is {self.lag_s:.1f} s behind, "
                     f"and max_lag_s is {self._max_lag_s}{why}"
                 )
+
+    def _check_open(self) -> None:
+        """Raise where the mirror cannot be used; read the buffer again after a look that failed."""
+        check_open(self._closed, self._pid)
+        if self._is_torn:
+            self.refresh()
+
+    def update_priorities(self, seqs: Integers, values: Reals) -> int:
+        """Set the priorities of steps, each given once; return how many are in memory.
+
+        Raises:
+            BufferConfigError: The mirror was closed, or is another process's.
+            StorageReadOnlyError: The role may not set them.
+        """
+        self._check_open()
+        self.check_prioritized()
+        is_live = self.read(lambda memory: self._own.set(memory, seqs, values))
+        if (seqs[~is_live] > self.state.low).any():
+            # They may be new. Some that were found may be gone then.
+            self._refresh_if_reachable()
+            is_live = self.read(lambda memory: self._own.set(memory, seqs, values))
+        if is_memory(self._store.url):
+            self.refresh()  # no thread does
+        return int(is_live.sum())
+
+    def check_prioritized(self, normalize: str = "batch") -> None:
+        """Raise where priorities are not known.
+
+        Args:
+            normalize: What the largest weight is taken over.
+
+        Raises:
+            BufferConfigError: That is the whole buffer, and the mirror has a part of it.
+            StorageReadOnlyError: The role may not have changes of priorities logged.
+        """
+        check_open(self._closed, self._pid)
+        if normalize == "buffer" and self._selects:
+            raise BufferConfigError(
+                f"normalize='buffer' needs the least priority of buffer {self._store.info.name!r}, "
+                f"and a mirror with condition= has a part of it; take normalize='batch'"
+            )
+        if not self._feed.is_registered:
+            raise StorageReadOnlyError(
+                f"the mirror of buffer {self._store.info.name!r} does not see how others change "
+                f"priorities, because its role may not have them logged; connect with the role of "
+                f"a learner, or draw from the buffer itself"
+            )
 
     def _refresh_if_reachable(self) -> None:
         with suppress(StorageError):  # draws go on; `lag` tells

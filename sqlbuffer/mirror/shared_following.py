@@ -13,6 +13,7 @@ from sqlbuffer.errors import BufferConfigError, MirrorBehindError, StorageError
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
+from sqlbuffer.mirror.own_priorities import Integers, Reals
 from sqlbuffer.mirror.refreshing import Refreshing, check_open
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.mirror.sharing.replica import Replica, open_replica
@@ -218,6 +219,18 @@ class SharedFollowing:
                     f"the mirror of buffer {self._store.info.name!r} is {seconds:.1f} s "
                     f"behind, and max_lag_s is {self._max_lag_s}"
                 )
+
+    def update_priorities(self, seqs: Integers, values: Reals) -> int:
+        """Raise BufferConfigError: processes do not share priorities."""
+        self.check_prioritized()
+        return 0
+
+    def check_prioritized(self, normalize: str = "batch") -> None:
+        """Raise BufferConfigError: processes do not share priorities."""
+        raise BufferConfigError(
+            f"a mirror of buffer {self._store.info.name!r} with shared=True does not draw by "
+            f"priority and sets no priorities; open one in each process without shared=True"
+        )
 
     def _refresh_if_reachable(self) -> None:
         with suppress(StorageError):  # draws go on; `lag` tells

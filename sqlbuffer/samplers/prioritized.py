@@ -1,6 +1,6 @@
 """By priority."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -83,14 +83,15 @@ class PrioritizedSampler(Sampler):
             raise ValueError("stratified=True draws with replacement; leave replace=False out")
         self.replace = replace
         self._annealing = _Annealing(beta, beta_anneal_steps)
-        self._normalize, self._stratified, self._exact = normalize, stratified, exact
+        self.stratified, self.exact = stratified, exact
+        self.normalize = normalize
         self._seeding = Seeding(seed)
 
     def __repr__(self) -> str:
         return (
             f"PrioritizedSampler(beta={self.beta:g}, "
-            f"beta_anneal_steps={self._annealing.n_steps}, normalize={self._normalize!r}, "
-            f"replace={self.replace}, stratified={self._stratified}, exact={self._exact}, "
+            f"beta_anneal_steps={self._annealing.n_steps}, normalize={self.normalize!r}, "
+            f"replace={self.replace}, stratified={self.stratified}, exact={self.exact}, "
             f"seed={self._seeding.seed})"
         )
 
@@ -99,6 +100,10 @@ class PrioritizedSampler(Sampler):
         """The exponent of the next batch's weights."""
         return self._annealing.beta
 
+    def generator(self) -> np.random.Generator:
+        """Return what draws the next batch: for draws from something else than candidates."""
+        return self._seeding.generator()
+
     def choose(self, candidates: "Candidates", batch_size: int) -> Sequence[int]:
         """Return up to `batch_size` seq by their priorities.
 
@@ -106,11 +111,11 @@ class PrioritizedSampler(Sampler):
             BufferConfigError: The buffer has no priorities.
         """
         priorities = candidates.priorities
-        key = key_of(self._seeding.generator())
-        is_read_whole = candidates.is_filtered and (self._exact or self._stratified)
+        key = key_of(self.generator())
+        is_read_whole = candidates.is_filtered and (self.exact or self.stratified)
         if not priorities.has_blocks or candidates.picks_keys or is_read_whole:
             return self._of_all(key, candidates, priorities, batch_size)
-        if self._stratified:
+        if self.stratified:
             found = draw_stratified(key, priorities.weights, batch_size)
             if not found.is_complete:  # sums that are no sums
                 return self._of_all(key, candidates, priorities, batch_size)
@@ -137,9 +142,9 @@ class PrioritizedSampler(Sampler):
     ) -> list[int]:
         seqs, own = priorities.all(candidates)
         weights = weights_of(own, priorities.alpha)
-        if self._exact or not candidates.has_condition:
+        if self.exact or not candidates.has_condition:
             priorities.total = float(weights.sum())
-        if self._stratified:
+        if self.stratified:
             return _listed(strata_of_all(key, seqs, weights, n))
         return _listed(race.draw_of_all(key, seqs, weights, n, replace=self.replace))
 
@@ -150,18 +155,42 @@ class PrioritizedSampler(Sampler):
         where they are not by the batch, which may be put together of several.
         """
         priorities = candidates.priorities
-        own = priorities.of(seqs)
-        weights = None
-        if self._normalize == "buffer":
-            weights = self._weights(own, priorities.alpha, priorities.least())
-        probabilities = None
-        if priorities.total is not None:
-            probabilities = weights_of(own, priorities.alpha) / priorities.total
+        return self.columns_of(
+            np.asarray(seqs, np.int64),
+            priorities.of(seqs),
+            alpha=priorities.alpha,
+            total=priorities.total,
+            least=priorities.least,
+        )
+
+    def columns_of(
+        self,
+        seqs: NDArray[np.int64],
+        priorities: NDArray[np.float64],
+        *,
+        alpha: float,
+        total: float | None,
+        least: Callable[[], float],
+    ) -> Mapping[str, NDArray[Any] | None]:
+        """Return the same of rows whose priorities are known.
+
+        Args:
+            seqs: The rows.
+            priorities: Their priorities.
+            alpha: The weight of a row is its priority ^ alpha.
+            total: Sum of the weights that rows are drawn by; None: it is not known.
+            least: Returns the least positive priority of the whole buffer.
+        """
+        weights = probabilities = None
+        if self.normalize == "buffer":
+            weights = self._weights(priorities, alpha, least())
+        if total is not None:
+            probabilities = weights_of(priorities, alpha) / total
         return {
             "weights": weights,
             "probabilities": probabilities,
-            "priorities": own,
-            "seq": np.asarray(seqs, np.int64),
+            "priorities": priorities,
+            "seq": seqs,
         }
 
     def finished(
@@ -169,7 +198,7 @@ class PrioritizedSampler(Sampler):
     ) -> Mapping[str, NDArray[Any] | None]:
         """Return the `weights` of a batch by its own largest."""
         own = columns["priorities"]
-        if self._normalize != "batch" or own is None:
+        if self.normalize != "batch" or own is None:
             return {}
         return {"weights": self._weights(own, alpha, float(own.min(initial=np.inf)))}
 

@@ -6,10 +6,17 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.arguments import described
+from sqlbuffer.mirror.choosing.by_priority import PrioritizedChooser
 from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.choosing.one_end import OneEndChooser
 from sqlbuffer.mirror.choosing.uniform import UniformChooser
-from sqlbuffer.samplers import FifoSampler, LatestSampler, RandomSampler, Sampler
+from sqlbuffer.samplers import (
+    FifoSampler,
+    LatestSampler,
+    PrioritizedSampler,
+    RandomSampler,
+    Sampler,
+)
 
 
 def _uniform(sampler: RandomSampler) -> Chooser:
@@ -24,25 +31,30 @@ _CHOOSERS: dict[type[Sampler], Callable[[Any], Chooser]] = {
 }
 
 
-def chooser_of(sampler: Sampler | None, rng: np.random.Generator) -> Chooser:
+def chooser_of(
+    sampler: Sampler | None, rng: np.random.Generator, *, has_condition: bool
+) -> Chooser:
     """Return what chooses the steps of the next draw.
 
     Args:
         sampler: The sampler; None: uniform with replacement.
         rng: Draws without a sampler.
+        has_condition: The user says which steps may be drawn.
 
     Raises:
         TypeError: A sampler that a mirror does not have.
     """
     if sampler is None:
         return UniformChooser(rng, True)
+    if type(sampler) is PrioritizedSampler:
+        return PrioritizedChooser(sampler, sampler.generator(), has_condition)
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
     made = _CHOOSERS.get(type(sampler))
     if made is None:
-        *others, last = (each.__name__ for each in _CHOOSERS)
+        names = ", ".join(each.__name__ for each in _CHOOSERS)
         raise TypeError(
-            f"a mirror draws with a {', '.join(others)} or {last}, got {described(sampler)}; draw "
+            f"a mirror draws with a {names} or PrioritizedSampler, got {described(sampler)}; draw "
             f"with it from the buffer itself"
         )
     return made(sampler)

@@ -14,6 +14,7 @@ from sqlbuffer.mirror.memory.name_table import NameTable
 from sqlbuffer.mirror.memory.slot_arrays import LARGE, Allocate, slot_shapes, zeroed
 from sqlbuffer.mirror.memory.step_changes import StepChanges
 from sqlbuffer.mirror.memory.step_limits import StepLimits
+from sqlbuffer.mirror.memory.step_priorities import StepPriorities
 from sqlbuffer.mirror.memory.step_record import (
     AGENT,
     BARRED,
@@ -39,7 +40,6 @@ from sqlbuffer.mirror.memory.step_record import (
 from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
 
 Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 class StepMemory:
@@ -65,6 +65,7 @@ class StepMemory:
         low, high: Steps up to `low` have left, and `high` is the newest one.
         n_live: How many steps the buffer has.
         has_barred: Whether some of them were not to be sampled at some time.
+        priorities: The priorities of the steps; None: the buffer has none.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class StepMemory:
         self._use(allocate(slot_shapes(layout, n)))
         keeps_tails = any(spec.is_variable for spec in layout.specs.values())
         self.tails = np.zeros(n, object) if keeps_tails else None
-        self.episodes = EpisodeTable()
-        self.tasks, self.agents = NameTable(), NameTable()
+        self.episodes, self.tasks, self.agents = EpisodeTable(), NameTable(), NameTable()
         self.low, self.high, self.n_live, self.has_barred = 0, 0, 0, False
+        self.priorities: StepPriorities | None = None
         self.changed = ChangedSlots(n)
         self._staged: list[Integers] = []
         self._staged_links: list[tuple[int, int]] = []
@@ -311,9 +312,9 @@ class StepMemory:
 
     def _known(self, seqs: Sequence[int]) -> Integers:
         """Return the slots of those of the steps that are in memory."""
-        slots = self.blocks.slots_of(np.asarray(seqs, np.int64))
-        slots = slots[slots != NONE]
-        found: Integers = slots[np.isin(self.records[SEQ][slots], np.asarray(seqs, np.int64))]
+        numbers = np.asarray(seqs, np.int64)
+        slots = self.blocks.slots_of(numbers)
+        found: Integers = slots[(slots != NONE) & (self.records[SEQ][slots] == numbers)]
         return found
 
     def _remove(self, slots: Integers) -> None:
@@ -325,10 +326,9 @@ class StepMemory:
 
     def _relabel(self, rewards: Sequence[tuple[int, float]]) -> None:
         seqs, values = zip(*rewards, strict=True)
-        numbers, given = np.array(seqs, np.int64), np.array(values, np.float64)
-        slots = self.blocks.slots_of(numbers)
+        slots = self.blocks.slots_of(np.array(seqs, np.int64))
         is_known = slots != NONE
-        slots, given = slots[is_known], given[is_known]
+        slots, given = slots[is_known], np.array(values, np.float64)[is_known]
         self.links["reward"][slots] = given
         self.records["reward"][slots] = as_float32(given)
         self.changed.add(slots)
@@ -340,8 +340,8 @@ class StepMemory:
         flags = self.links["flags"][slots] & np.uint8(255 - BARRED)
         flags |= np.where(is_barred, np.uint8(BARRED), np.uint8(0))
         self.links["flags"][slots] = flags
-        is_drawable = (flags & (LIVE | BARRED)) == LIVE
-        self.is_drawable[slots] = is_drawable & ~self.limits.is_outside[slots]
+        is_eligible = (flags & (LIVE | BARRED)) == LIVE
+        self.is_drawable[slots] = is_eligible & ~self.limits.is_outside[slots]
         self.changed.add(slots)
 
     def _mark_ends(self, states: Sequence[EpisodeState]) -> None:

@@ -3,6 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+Reals = NDArray[np.float64]
+
 
 class BufferState(NamedTuple):
     """A committed state of a buffer.
@@ -37,6 +42,7 @@ class ChunkRow(NamedTuple):
         terminated_nulls: Where `terminated` is null: None: at no step; empty: at all; else JSON
             with the flags, if it is at some.
         truncated_nulls: Likewise.
+        priorities: Those that the steps began with; None: 1.0.
     """
 
     first_seq: int
@@ -57,6 +63,7 @@ class ChunkRow(NamedTuple):
     block_steps: int
     offsets: Any
     records: bytes
+    priorities: Reals | None
 
 
 class ChunkSpan(NamedTuple):

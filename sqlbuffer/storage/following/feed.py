@@ -4,7 +4,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import StorageReadOnlyError
@@ -25,7 +28,13 @@ from sqlbuffer.storage.following.buffer_state import (
 )
 from sqlbuffer.storage.following.file_mark import FileMark, file_mark, is_unchanged
 from sqlbuffer.storage.following.selected_steps import KeptSteps, SelectedSteps, Selection
+from sqlbuffer.storage.priorities.priority_statements import UPDATED, arrays
+from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
 
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+
+NO_PRIORITIES = np.zeros(0, np.int64), np.zeros(0)
 CHUNKS_A_PAGE = 512
 # That many of the chunks that were read last must be the same at each look.
 ANCHORS = 1_000
@@ -40,6 +49,7 @@ _deleted_steps = by_database(sqlite=sqlite.deleted_steps, postgresql=postgresql.
 _all_rewards = by_database(sqlite=sqlite.all_rewards, postgresql=postgresql.all_rewards)
 _rewards_of = by_database(sqlite=sqlite.rewards_of, postgresql=postgresql.rewards_of)
 _quarantined = by_database(sqlite=sqlite.quarantined, postgresql=postgresql.quarantined)
+_priorities_of = by_database(sqlite=sqlite.priorities_of, postgresql=postgresql.priorities_of)
 _episodes = by_database(sqlite=sqlite.episodes, postgresql=postgresql.episodes)
 _session_keys = by_database(sqlite=sqlite.session_keys, postgresql=postgresql.session_keys)
 _chunk_ids = by_database(sqlite=sqlite.chunk_ids, postgresql=postgresql.chunk_ids)
@@ -57,6 +67,7 @@ class News:
         quarantined: Steps that are in quarantine.
         released: Steps that no longer are.
         selection: Of a follower who wants the steps that meet a condition: which these are.
+        priorities: Steps whose priorities were set, and these; of buffers that keep priorities.
     """
 
     def __init__(
@@ -77,6 +88,8 @@ class News:
         self.rewards: Sequence[tuple[int, float]] = ()
         self.quarantined: Sequence[int] = ()
         self.released: Sequence[int] = ()
+        self.priorities: tuple[Integers, Reals] = NO_PRIORITIES
+        self._reads_priorities = False
 
     def read_overlays(self, entries: Sequence[ChangeEntry]) -> None:
         """Read what was changed of steps since they were stored.
@@ -104,6 +117,34 @@ class News:
         if moved:
             self.quarantined = _quarantined(connection, buffer_id, now.low, sorted(moved))
             self.released = sorted(moved.difference(self.quarantined))
+
+    def read_priorities(self, entries: Sequence[ChangeEntry], origin: str) -> None:
+        """Read the priorities that were set.
+
+        Args:
+            entries: What the change log says is new; not needed at the start.
+            origin: Entries of this origin are of priorities that the follower has set itself.
+        """
+        self._reads_priorities = True
+        if self.is_start:
+            parameters = {BUFFER_ID: self._buffer_id, LOW: self.state.low}
+            seqs, values = arrays(self._connection, UPDATED, parameters, (np.int64, np.float64))
+            self.priorities = seqs, values
+            return
+        changed: set[int] = set()
+        for entry in entries:
+            if entry.kind == "priorities" and entry.origin != origin:
+                changed.update(entry.seqs or ())
+        if changed:
+            self._read_priorities_of(sorted(changed))
+
+    def _read_priorities_of(self, steps: Sequence[int]) -> None:
+        found = _priorities_of(self._connection, self._buffer_id, steps)
+        seqs, values = zip(*found, strict=True) if found else ((), ())
+        self.priorities = (
+            np.concatenate([self.priorities[0], np.array(seqs, np.int64)]),
+            np.concatenate([self.priorities[1], np.array(values, np.float64)]),
+        )
 
     def count_steps(self) -> int:
         """Return how many steps there are to read from the start."""
@@ -145,6 +186,8 @@ class News:
             if now.has_quarantine:
                 older = _quarantined(connection, buffer_id, now.low, own.older)
                 self.quarantined = [*self.quarantined, *older]
+            if self._reads_priorities:
+                self._read_priorities_of(own.older)
         return own
 
     def episodes(self, new: Sequence[int]) -> list[EpisodeState]:
@@ -167,15 +210,21 @@ class Feed:
     Args:
         buffer: The buffer; its steps are in chunks.
         node: Which steps are wanted; their episodes are read as a whole.
+        reads_priorities: Looks say which priorities were set.
 
     Attributes:
+        origin: Signs the follower's own updates of priorities, which looks leave out.
+        is_registered: Changes that only followers need are logged.
         state: What was read last; None before the first look, and where it has to start again.
     """
 
-    def __init__(self, buffer: OpenBuffer, node: Node = EVERYTHING) -> None:
-        self._buffer = buffer
+    def __init__(
+        self, buffer: OpenBuffer, node: Node = EVERYTHING, *, reads_priorities: bool = False
+    ) -> None:
+        self._buffer, self._reads_priorities = buffer, reads_priorities
         self._follower = Follower(buffer)
-        self._is_registered = False
+        self.origin = str(uuid4())
+        self.is_registered = False
         self._database = _DATABASES[buffer.url.get_backend_name()]
         self._selected = None
         if node != EVERYTHING:
@@ -195,22 +244,25 @@ class Feed:
         Raises:
             StorageReadOnlyError: The role may not, and the buffer evicts by task or by episode.
         """
-        if self._is_registered and self._follower.renew():
+        if self.is_registered and self._follower.renew():
             return
         # What leaves a buffer that evicts by row is known without the log.
         if self._buffer.info.config.retention.evict_by != "row":
             self.start_again()
         try:
             self._follower.register()
-            self._is_registered = True
+            self.is_registered = True
         except StorageReadOnlyError:
+            self.is_registered = False
             if self._buffer.info.config.retention.evict_by != "row":
                 raise
+        if self.is_registered and self._reads_priorities:
+            self.start_again()  # some that were set may be missing in the log
 
     def cursor(self) -> Any:
         """Return what another process needs to go on from here, as JSON; see `resume`."""
         return {
-            "follower": self._follower.id if self._is_registered else None,
+            "follower": self._follower.id if self.is_registered else None,
             "state": self.state,
             "newest": list(self._newest),
             "deleted": sorted(self._deleted),
@@ -220,7 +272,7 @@ class Feed:
     def resume(self, cursor: Any) -> None:
         """Go on from what another process has read. The next look finds out if it still holds."""
         if cursor["follower"] is not None:
-            self._follower.id, self._is_registered = cursor["follower"], True
+            self._follower.id, self.is_registered = cursor["follower"], True
         self.state = state_of(cursor)
         self._newest.extend((first, n_steps, id_) for first, n_steps, id_ in cursor["newest"])
         self._deleted = set(cursor["deleted"])
@@ -232,8 +284,8 @@ class Feed:
 
     def leave(self) -> None:
         """End the registration."""
-        if self._is_registered:
-            self._is_registered = False
+        if self.is_registered:
+            self.is_registered = False
             with suppress(Exception):  # it is forgotten after a while in any case
                 self._follower.leave()
 
@@ -270,6 +322,8 @@ class Feed:
             news = News(connection, buffer_id, before, now, self._selected)
             news.open_episodes = set() if before is None else set(self._open_episodes)
             news.read_overlays(entries)
+            if self._reads_priorities:
+                news.read_priorities(entries, self.origin)
             yield news
             self._note(news)
             self._mark = mark

@@ -8,6 +8,7 @@ when the earlier snapshot was taken, or began later. This is how PgQ finds its b
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
@@ -19,6 +20,7 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkSpan,
     EpisodeState,
 )
+from sqlbuffer.storage.priorities.priority_statements import unpacked
 
 _COLUMNS = (
     "c.first_seq, c.n_steps, c.id::text, c.task_id, c.agent_id, c.step, d.steps, c.episode_id, "
@@ -27,7 +29,8 @@ _COLUMNS = (
     "THEN array_to_json(c.terminated)::text END, "
     "CASE WHEN c.truncated IS NULL THEN '' WHEN array_position(c.truncated, NULL) IS NOT NULL "
     "THEN array_to_json(c.truncated)::text END, "
-    "d.block_steps, d.offsets, d.records"
+    "d.block_steps, d.offsets, d.records, "
+    "array_send(array_replace(c.initial_priority, NULL, 1.0))"
 )
 _ALL_CHUNKS = f"""
 SELECT {_COLUMNS} FROM (
@@ -78,6 +81,11 @@ SELECT l.seq, l.reward_t FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL 
     SELECT seq, reward_t FROM labels WHERE buffer_id = %s AND seq = w.seq OFFSET 0
 ) l WHERE l.reward_t IS NOT NULL
 """
+_PRIORITIES = """
+SELECT p.seq, p.priority FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT seq, priority FROM priorities WHERE buffer_id = %s AND seq = w.seq OFFSET 0
+) p
+"""
 _QUARANTINED = """
 SELECT q.seq FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
     SELECT seq FROM quarantine WHERE buffer_id = %s AND seq = w.seq OFFSET 0
@@ -121,7 +129,7 @@ def all_chunks(
     """Yield the chunks with a step above a number; see `sqlite.all_chunks`."""
     after, driver = max(low - 256, 0), driver_of(connection)
     while rows := driver.execute(_ALL_CHUNKS, (buffer_id, after, n)).fetchall():
-        found = [ChunkRow._make(row) for row in rows]
+        found = list(map(_chunk, rows))
         after = found[-1].first_seq
         yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > low]
 
@@ -142,7 +150,7 @@ def chunks_at(
     driver = driver_of(connection)
     for i in range(0, len(firsts), n):
         rows = driver.execute(_CHUNKS, (number_array(firsts[i : i + n]), buffer_id)).fetchall()
-        yield list(map(ChunkRow._make, rows))
+        yield list(map(_chunk, rows))
 
 
 def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpan]:
@@ -172,6 +180,13 @@ def step_spans(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> l
     """Return the steps of the chunks that may have some steps."""
     found = driver_of(connection).execute(_STEP_SPANS, (number_array(seqs), buffer_id))
     return list(map(ChunkSpan._make, found))
+
+
+def _chunk(row: tuple[Any, ...]) -> ChunkRow:
+    chunk = ChunkRow._make(row)
+    if chunk.priorities is None:
+        return chunk
+    return chunk._replace(priorities=unpacked(row[-1], np.float64))
 
 
 def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
@@ -211,6 +226,13 @@ def rewards_of(
 ) -> list[tuple[int, float]]:
     """Return (seq, reward) of those of the steps that were given a reward late."""
     return list(driver_of(connection).execute(_REWARDS, (number_array(seqs), buffer_id)))
+
+
+def priorities_of(
+    connection: Connection, buffer_id: int, seqs: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Return (seq, priority) of those of the steps whose priorities were set."""
+    return list(driver_of(connection).execute(_PRIORITIES, (number_array(seqs), buffer_id)))
 
 
 def quarantined(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
@@ -21,7 +22,7 @@ _COLUMNS = (
     "c.session_id, c.model_version, d.rewards, d.ends, "
     "CASE WHEN c.terminated IS NULL THEN '' WHEN instr(c.terminated, 'null') THEN c.terminated END,"
     "CASE WHEN c.truncated IS NULL THEN '' WHEN instr(c.truncated, 'null') THEN c.truncated END, "
-    "d.block_steps, d.offsets, d.records"
+    "d.block_steps, d.offsets, d.records, c.initial_priority"
 )
 _CHUNKS = f"""
 SELECT {_COLUMNS} FROM chunks c CROSS JOIN chunk_data d ON d.key = c.key
@@ -126,6 +127,9 @@ def _chunks_after(connection: Connection, buffer_id: int, after: int, n: int) ->
 
 def _chunk(row: tuple[Any, ...]) -> ChunkRow:
     chunk = ChunkRow._make(row)
+    if chunk.priorities is not None:
+        given = json.loads(row[-1])
+        chunk = chunk._replace(priorities=np.array([1.0 if p is None else p for p in given]))
     if chunk.steps is None and chunk.offsets is None:
         return chunk
     steps, offsets = (each and json.loads(each) for each in (chunk.steps, chunk.offsets))
@@ -166,6 +170,14 @@ def rewards_of(
         f"SELECT seq, reward_t FROM labels WHERE buffer_id = ? AND seq {_IN_LIST} "
         "AND reward_t NOT NULL"
     )
+    return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
+
+
+def priorities_of(
+    connection: Connection, buffer_id: int, seqs: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Return (seq, priority) of those of the steps whose priorities were set."""
+    query = f"SELECT seq, priority FROM priorities WHERE buffer_id = ? AND seq {_IN_LIST}"
     return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
 
 

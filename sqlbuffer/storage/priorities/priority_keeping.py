@@ -9,6 +9,7 @@ from sqlbuffer.errors import (
     StorageReadOnlyError,
 )
 from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.database.errors import translated
@@ -40,13 +41,22 @@ class PriorityKeeping:
         """Return the priorities of the candidates."""
         return Priorities(candidates, self.buffer.info, self.buffer.options.alpha, self.upkeep)
 
-    def update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
-        """Set the priorities of rows, each given once, in ascending order; return how many there
-        are.
+    def update_priorities(
+        self, seqs: Sequence[int], priorities: Sequence[float], origin: str | None = None
+    ) -> int:
+        """Set the priorities of rows; return how many there are.
+
+        Args:
+            seqs: The rows, each once, in ascending order.
+            priorities: Their priorities.
+            origin: Signs the entry of the change log: a follower that knows these priorities
+                already; None: this opener.
         """
         if not seqs:
             return 0
-        n_updated = self._update_priorities(seqs, priorities)
+        n_updated = self._update_priorities(seqs, priorities, origin or self.buffer.origin)
+        if origin is None:
+            commits_of(self.buffer.url, self.buffer.info.id).n += 1
         self.note_updates(n_updated)
         return n_updated
 
@@ -57,12 +67,14 @@ class PriorityKeeping:
             self.summarize(())  # whoever draws otherwise than by blocks leaves rows behind as well
 
     @retry_on_disconnect
-    def _update_priorities(self, seqs: Sequence[int], priorities: Sequence[float]) -> int:
+    def _update_priorities(
+        self, seqs: Sequence[int], priorities: Sequence[float], origin: str
+    ) -> int:
         with (
             translated(self.buffer.url),
             writing(self.buffer.engine, self.buffer.options.durability) as connection,
         ):
-            return update_priorities(connection, self.blocks, seqs, priorities, self.buffer.origin)
+            return update_priorities(connection, self.blocks, seqs, priorities, origin)
 
     def summarize(self, blocks: Sequence[int]) -> int:
         """Add up blocks of priorities, so that draws need not read their rows, and delete what is

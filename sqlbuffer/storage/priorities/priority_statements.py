@@ -296,12 +296,12 @@ def arrays(
     if not rows or rows[0][0] is None:
         return [np.empty(0, dtype) for dtype in dtypes]
     if isinstance(rows[0][0], bytes):
-        return [_unpacked(value, dtype) for value, dtype in zip(rows[0], dtypes, strict=True)]
+        return [unpacked(value, dtype) for value, dtype in zip(rows[0], dtypes, strict=True)]
     columns = zip(*rows, strict=True)
     return [np.array(each, dtype) for each, dtype in zip(columns, dtypes, strict=True)]
 
 
-def _unpacked(value: bytes, dtype: Any) -> NDArray[Any]:
+def unpacked(value: bytes, dtype: Any) -> NDArray[Any]:
     """Return the elements of a PostgreSQL array of 8-byte values: each has its length before it."""
     element = np.dtype([("n_bytes", ">i4"), ("value", np.dtype(dtype).newbyteorder(">"))])
     return np.frombuffer(value, element, offset=_HEADER_BYTES)["value"].astype(dtype)

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, liter
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.batch_steps import as_rows
@@ -32,7 +31,7 @@ from sqlbuffer.storage.rows.row_selection import (
     T,
     batch_statement,
 )
-from sqlbuffer.storage.sampling.row_priorities import RowPriorities
+from sqlbuffer.storage.sampling.row_priorities import RowPriorities, no_priorities
 from sqlbuffer.storage.sampling.sliced_rows import sliced_rows, with_own_bytes
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
@@ -110,9 +109,7 @@ class Candidates:
             BufferConfigError: They have none.
         """
         if self._priorities is None:
-            raise BufferConfigError(
-                "the buffer has no priorities; make one with ReplayBuffer(..., priorities=True)"
-            )
+            raise no_priorities()
         return self._priorities
 
     @priorities.setter

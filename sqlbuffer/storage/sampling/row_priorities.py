@@ -6,7 +6,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.weighted_sampling.block_weights import Weights
+
+
+def no_priorities() -> BufferConfigError:
+    """Return the error of draws by priority from a buffer without."""
+    return BufferConfigError(
+        "the buffer has no priorities; make one with ReplayBuffer(..., priorities=True)"
+    )
 
 
 class RowPriorities(Protocol):

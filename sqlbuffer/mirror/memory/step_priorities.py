@@ -1,0 +1,113 @@
+"""The priorities of the steps in memory."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.mirror.memory.block_map import BLOCK
+from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
+from sqlbuffer.mirror.memory.step_record import LIVE
+from sqlbuffer.mirror.memory.weight_tree import WeightTree
+from sqlbuffer.weighted_sampling.block_weights import weights_of
+
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+# Priority, weight, flag and share of the sums of a slot.
+PRIORITY_BYTES = 18
+
+
+class StepPriorities:
+    """The priorities of steps by slot, and their weights.
+
+    Args:
+        n_slots: How many steps there is room for.
+        alpha: The weight of a step is its priority ^ alpha.
+
+    Attributes:
+        values: The priority of each step, shape (n_slots,).
+        is_own: Whether it was set here and is not in the database yet, shape (n_slots,).
+        alpha: See above.
+        is_limited: Some steps may not be drawn: the buffer has limits, or a quarantine.
+    """
+
+    def __init__(self, n_slots: int, alpha: float) -> None:
+        self.alpha, self.is_limited = alpha, False
+        self.values, self.is_own = np.zeros(n_slots), np.zeros(n_slots, bool)
+        self._tree, self._n_changes = WeightTree(n_slots), -1
+        # The least positive priority of each block of slots, once it was asked for.
+        self._least: Reals | None = None
+        self._touched: list[Integers] = []
+
+    def grow(self, n_slots: int) -> None:
+        """Make room for more steps; copies everything."""
+        n = len(self.values)
+        values, is_own, tree = np.zeros(n_slots), np.zeros(n_slots, bool), WeightTree(n_slots)
+        values[:n], is_own[:n], tree.weights[:n] = self.values, self.is_own, self._tree.weights
+        self.values, self.is_own, self._tree = values, is_own, tree
+        self._n_changes, self._least = -1, None
+
+    def stage(self, slots: Integers, values: Reals) -> None:
+        """Take the priorities of new steps, which no draw sees yet."""
+        self.values[slots], self.is_own[slots] = values, False
+        # Their sums follow once the steps may be drawn.
+        self._tree.weights[slots] = 0.0
+
+    def set(self, slots: Integers, values: Reals, is_drawable: Flags) -> None:
+        """Set the priorities of steps.
+
+        Args:
+            slots: The steps, each once.
+            values: Their priorities.
+            is_drawable: Which slots may be drawn, shape (n_slots,).
+        """
+        self.values[slots] = values
+        weights = weights_of(values, self.alpha)
+        self._tree.weights[slots] = np.where(is_drawable[slots], weights, 0.0)
+        self._tree.add_up(slots)
+        self._touch(slots)
+
+    def weights(self, is_drawable: Flags, changed: ChangedSlots) -> WeightTree:
+        """Return the weights of the steps that may be drawn; 0 of the others.
+
+        Args:
+            is_drawable: Which slots may be drawn, shape (n_slots,).
+            changed: Which of them have changed.
+        """
+        if self._n_changes != changed.n:
+            slots = None if self._n_changes < 0 else changed.since(self._n_changes)
+            self._weigh(np.arange(len(self.values)) if slots is None else slots, is_drawable)
+            self._n_changes = changed.n
+        return self._tree
+
+    def _weigh(self, slots: Integers, is_drawable: Flags) -> None:
+        weights = np.where(is_drawable[slots], self._tree.weights[slots], 0.0)
+        # The others have their weights since their priorities were set.
+        is_new = is_drawable[slots] & (weights == 0)
+        weights[is_new] = weights_of(self.values[slots[is_new]], self.alpha)
+        self._tree.weights[slots] = weights
+        self._tree.add_up(slots)
+        self._touch(slots)
+
+    def least(self, flags: NDArray[np.uint8]) -> float:
+        """Return the least positive priority of the whole buffer; infinity if there is none.
+
+        Args:
+            flags: The flags of all slots; see `step_record`.
+        """
+        values, own = self.values.reshape(-1, BLOCK), flags.reshape(-1, BLOCK)
+        if self._least is None:
+            self._least, blocks = np.empty(len(values)), np.arange(len(values))
+        else:
+            blocks = np.unique(np.concatenate([np.zeros(0, np.int64), *self._touched]) // BLOCK)
+        self._touched = []
+        held = ((own[blocks] & LIVE) != 0) & (values[blocks] > 0)
+        self._least[blocks] = np.where(held, values[blocks], np.inf).min(axis=1)
+        return float(self._least.min(initial=np.inf))
+
+    def _touch(self, slots: Integers) -> None:
+        if self._least is None:
+            return
+        self._touched.append(slots)
+        if sum(map(len, self._touched)) > len(self.values):
+            self._least, self._touched = None, []

@@ -1,0 +1,110 @@
+"""Priorities that were set in a mirror, until the database has them."""
+
+from threading import RLock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import LIVE, SEQ
+from sqlbuffer.storage.store import BufferStore
+
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+# Writers wait for a transaction of that many for about 50 ms.
+WRITTEN_AT_ONCE = 2_048
+
+
+class OwnPriorities:
+    """Sets priorities in memory, and writes them to the database later.
+
+    Args:
+        store: The buffer.
+        origin: Signs what is written, so that the mirror does not read it again.
+        lock: Held by whoever reads or changes the memory.
+    """
+
+    def __init__(self, store: BufferStore, origin: str, lock: RLock) -> None:
+        self._store, self._origin, self._lock = store, origin, lock
+        self._kept: tuple[Integers, Reals] = np.zeros(0, np.int64), np.zeros(0)
+
+    def set(self, memory: StepMemory, seqs: Integers, values: Reals) -> Flags:
+        """Set the priorities of steps; return which of them are in memory.
+
+        Args:
+            memory: The steps.
+            seqs: Which of them, each once, shape (b,).
+            values: Their priorities, shape (b,).
+        """
+        own = memory.priorities
+        slots, is_live = live_slots(memory, seqs)
+        if own is not None:
+            slots = slots[is_live]
+            own.set(slots, values[is_live], memory.is_drawable)
+            own.is_own[slots] = True
+        return is_live
+
+    def write(self, memory: StepMemory) -> None:
+        """Write to the database what it does not have; what fails is written later.
+
+        Raises:
+            StorageError: The database cannot be written.
+        """
+        self._write(*self._kept)
+        self._kept = self._kept[0][:0], self._kept[1][:0]
+        own = memory.priorities
+        if own is None:
+            return
+        slots, seqs, values = self._taken(memory)
+        try:
+            self._write(seqs, values)
+        except BaseException:
+            with self._lock:
+                is_there = memory.records[SEQ][slots] == seqs
+                own.is_own[slots[is_there]] = True
+            raise
+
+    def _taken(self, memory: StepMemory) -> tuple[Integers, Integers, Reals]:
+        """Return slots, numbers and priorities of what was set, and take them for written."""
+        with self._lock:
+            own = memory.priorities
+            if own is None:
+                return np.zeros(0, np.int64), *self._kept
+            slots = np.flatnonzero(own.is_own)
+            own.is_own[slots] = False
+            seqs = memory.records[SEQ][slots]
+            _, is_live = live_slots(memory, seqs)
+            slots, seqs = slots[is_live], seqs[is_live]
+            order = np.argsort(seqs)
+            return slots[order], seqs[order], own.values[slots[order]]
+
+    def _write(self, seqs: Integers, values: Reals) -> None:
+        for start in range(0, len(seqs), WRITTEN_AT_ONCE):
+            end = start + WRITTEN_AT_ONCE
+            self._store.priorities.update_priorities(
+                seqs[start:end].tolist(), values[start:end].tolist(), self._origin
+            )
+
+    def keep(self, memory: StepMemory) -> None:
+        """Keep what a memory has that the database has not, before the memory is dropped."""
+        _, seqs, values = self._taken(memory)
+        if len(seqs):
+            self._kept = seqs, values
+
+    def restore(self, memory: StepMemory) -> None:
+        """Set again what was kept."""
+        if len(self._kept[0]):
+            self.set(memory, *self._kept)
+            self._kept = self._kept[0][:0], self._kept[1][:0]
+
+
+def live_slots(memory: StepMemory, seqs: Integers) -> tuple[Integers, Flags]:
+    """Return the slots of numbers, 0 where there is none, and which of them the buffer has."""
+    slots = memory.blocks.slots_of(seqs)
+    is_known = slots != NONE
+    slots = np.where(is_known, slots, 0)
+    is_live = (memory.links["flags"][slots] & LIVE) != 0
+    return slots, is_known & is_live & (memory.records[SEQ][slots] == seqs)

@@ -1,0 +1,508 @@
+"""A mirror draws by priority as its buffer does, and sets priorities for all who draw from it."""
+
+import time
+from contextlib import closing
+from itertools import islice
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from sqlbuffer import PrioritizedSampler, PriorityUpdate, QueryBuilder, ReplayBuffer
+from sqlbuffer.errors import (
+    BufferConfigError,
+    FieldError,
+    InsufficientDataError,
+    StorageError,
+    StorageUnreachableError,
+)
+from tests.support.episodes import FIELDS
+from tests.support.mirrors import every_row, rows_of
+from tests.support.processes import running, wait_until
+from tests.support.proxy import Proxy
+from tests.support.sql import connected, is_sqlite, run
+
+ALPHA = 0.7
+EXACT = {"weights", "probabilities", "priorities"}
+
+
+def columns(n, first=0):
+    t = np.arange(first, first + n)
+    return {"obs": np.stack([t, t], 1).astype("f4"), "action": t, "reward": t.astype(float)}
+
+
+def opened(url, **settings):
+    given = {"fields": FIELDS, "priorities": True, "alpha": ALPHA, "max_capacity": 300, **settings}
+    return ReplayBuffer(url, **given)
+
+
+@pytest.fixture
+def buffer(buffer_url):
+    with opened(buffer_url) as buffer:
+        buffer.store_episode(columns(100), episode_id="first")
+        yield buffer
+
+
+@pytest.fixture
+def mirror(buffer):
+    # Looks only when it is told to.
+    with buffer.mirror(refresh_s=3_600) as mirror:
+        yield mirror
+
+
+def whole(source, n, **options):
+    """Return all that can be drawn by priority, by seq."""
+    sampler = PrioritizedSampler(replace=False, **options)
+    batch = source.sample_arrays(n, sampler=sampler)
+    return {int(seq): {name: batch[name][i] for name in EXACT} for i, seq in enumerate(batch.seq)}
+
+
+def priorities_of(source, n):
+    return {seq: float(row["priorities"]) for seq, row in whole(source, n).items()}
+
+
+def assert_same(mirror, buffer, n, **options):
+    """Assert that both state the same of all n steps that can be drawn."""
+    found, expected = whole(mirror, n, **options), whole(buffer, n, **options)
+    assert sorted(found) == sorted(expected)
+    for seq, row in expected.items():
+        assert found[seq]["priorities"] == row["priorities"]
+        assert found[seq]["weights"] == pytest.approx(row["weights"], rel=1e-6)
+        assert found[seq]["probabilities"] == pytest.approx(row["probabilities"], rel=1e-9)
+
+
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_weights_and_probabilities_are_those_of_the_buffer(buffer, mirror, normalize):
+    rng = np.random.default_rng(0)
+    buffer.extend({"obs": rng.random((50, 2)), "action": range(50)}, priority=rng.random(50))
+    buffer.update_priorities(np.arange(1, 31), rng.exponential(size=30) ** 3)
+    buffer.update_priorities([40, 41], 0.0, eps=0.0)
+    assert_same(mirror, buffer, 148, beta=0.6, normalize=normalize)
+    with pytest.raises(InsufficientDataError, match=r"149, and 148 match.* have the priority 0"):
+        whole(mirror, 149)
+
+
+def changed(buffer, mirror):
+    """Wrap the buffer, delete and update some of it, in the database and in the mirror."""
+    rng = np.random.default_rng(1)
+    for number in range(12):
+        priority = rng.random(60) * 3
+        buffer.store_episode(columns(60), episode_id=f"e{number}", priority=priority)
+        seqs = mirror.sample_arrays(40, sampler=PrioritizedSampler(seed=number)).seq
+        mirror.update_priorities(seqs, rng.exponential(size=40))
+        if number % 3 == 0:
+            mirror.refresh()
+        buffer.update_priorities(seqs[:10], rng.exponential(size=10))
+    buffer.delete(QueryBuilder().lt("exp_meta.step", 15).build())
+    buffer.annotate(seqs[:5], reward=3.0)
+    buffer.update_priorities(seqs[5:8], 0.0, eps=0.0)
+
+
+def assert_drawn_by(weights, drawn):
+    """Assert that steps were drawn by their weights."""
+    seqs, counts = np.unique(drawn, return_counts=True)
+    assert set(seqs.tolist()) <= set(weights)
+    own = np.array([weights[seq] for seq in sorted(weights)])
+    found = np.zeros(len(own))
+    found[np.searchsorted(sorted(weights), seqs)] = counts
+    assert chisquare(found, own / own.sum() * len(drawn)).pvalue > 1e-4
+
+
+def weights_of(url):
+    """Return the weights that the database states, by seq; of those that can be drawn."""
+    found = run(url, "SELECT seq, priority FROM v_priorities WHERE priority > 0")
+    return {int(seq): float(priority) ** ALPHA for seq, priority in found}
+
+
+def test_draws_follow_the_priorities_after_wraps_deletions_and_updates(buffer, mirror, buffer_url):
+    changed(buffer, mirror)
+    mirror.refresh()
+    weights = weights_of(buffer_url)
+    assert_same(mirror, buffer, len(weights))
+    for options in ({}, {"stratified": True}):
+        sampler = PrioritizedSampler(seed=3, **options)
+        batch = mirror.sample_arrays(40_000, sampler=sampler)
+        if not options:
+            assert_drawn_by(weights, batch.seq)
+        else:
+            # Each part of the sum has one step, so counts hardly differ from what is expected.
+            share = np.array([weights[int(seq)] for seq in batch.seq]) / sum(weights.values())
+            counts = dict(zip(*np.unique(batch.seq, return_counts=True), strict=True))
+            expected = {int(s): p * 40_000 for s, p in zip(batch.seq, share, strict=True)}
+            assert all(abs(counts[seq] - n) < 2 for seq, n in expected.items())
+            assert (np.diff(batch.seq) >= 0).all()
+
+
+@pytest.mark.parametrize("n_draws", [1, 30])
+def test_transitions_are_drawn_by_the_priorities_of_first_steps(
+    buffer, mirror, buffer_url, n_draws
+):
+    changed(buffer, mirror)
+    mirror.refresh()
+    expected, own = every_row(buffer, "transition", n_step=3), weights_of(buffer_url)
+    weights = {seq: own[seq] for seq in expected if seq in own}
+    assert len(weights) < len(own)
+    # Few draws plan their transitions themselves, many look them up.
+    sampler = PrioritizedSampler(seed=5)
+    for _ in range(n_draws):
+        mirror.sample_transitions(8, n_step=3, sampler=sampler)
+    for options in ({}, {"stratified": True}):
+        sampler = PrioritizedSampler(seed=4, **options)
+        batches = [mirror.sample_transitions(500, n_step=3, sampler=sampler) for _ in range(40)]
+        seqs = np.concatenate([batch.seq for batch in batches])
+        if not options:
+            assert_drawn_by(weights, seqs)
+        assert set(seqs.tolist()) <= set(weights)
+        state = rows_of(batches[0])
+        assert all(state[seq][name] == expected[seq][name] for seq in state for name in
+                   ("obs", "next_obs", "reward", "info.n_steps"))  # fmt: skip
+    theirs = buffer.sample_transitions(500, n_step=3, sampler=PrioritizedSampler())
+    for batch in (*batches[:1], theirs):
+        shares = np.array([own[int(seq)] for seq in batch.seq]) / sum(own.values())
+        np.testing.assert_allclose(batch.probabilities, shares, rtol=1e-9)
+
+
+def test_draws_without_replacement_follow_the_weights_that_are_left(buffer_url):
+    with opened(buffer_url, alpha=1.0) as buffer:
+        buffer.extend(columns(3), priority=[1.0, 2.0, 5.0])
+        with buffer.mirror() as mirror:
+            sampler = PrioritizedSampler(replace=False, seed=2)
+            drawn = [tuple(mirror.sample_arrays(2, sampler=sampler).seq) for _ in range(3_000)]
+    p = {1: 1 / 8, 2: 2 / 8, 3: 5 / 8}
+    pairs = [(a, b) for a in p for b in p if a != b]
+    expected = [3_000 * p[a] * p[b] / (1 - p[a]) for a, b in pairs]
+    assert chisquare([drawn.count(pair) for pair in pairs], expected).pvalue > 1e-4
+
+
+def test_updates_are_used_at_once_and_written_back(buffer, mirror, buffer_url):
+    with opened(buffer_url) as other, other.mirror(refresh_s=3_600) as second:
+        for each in (mirror, second):
+            each.refresh()  # what this process commits is taken by the next draw
+        assert mirror.update_priorities(np.arange(1, 101), 0.0, eps=0.0) == PriorityUpdate(100, 0)
+        assert mirror.update_priorities([7, 8, 7], [1.0, 2.0, 3.0], eps=0.0).updated == 2
+        assert priorities_of(mirror, 2) == {7: 3.0, 8: 2.0}
+        with pytest.raises(InsufficientDataError):
+            priorities_of(mirror, 3)
+        assert set(priorities_of(second, 100).values()) == {1.0}
+        mirror.refresh()
+        assert priorities_of(buffer, 2) == {7: 3.0, 8: 2.0}
+        second.refresh()
+        assert priorities_of(second, 2) == {7: 3.0, 8: 2.0}
+        assert second.update_priorities([9], 5.0, eps=0.0).updated == 1
+    assert priorities_of(buffer, 3) == {7: 3.0, 8: 2.0, 9: 5.0}
+    mirror.refresh()
+    assert_same(mirror, buffer, 3)
+
+
+def test_the_thread_writes_updates_back(buffer):
+    with buffer.mirror(refresh_s=0.02) as mirror:
+        mirror.update_priorities(np.arange(1, 101), 4.0, eps=0.0)
+        wait_until(lambda: set(priorities_of(buffer, 100).values()) == {4.0}, "the update")
+
+
+def test_the_last_of_two_updates_counts(buffer, mirror, buffer_url):
+    with opened(buffer_url) as other:
+        mirror.update_priorities([1, 2, 3], 5.0, eps=0.0)
+        other.update_priorities([1, 2], 2.0, eps=0.0)
+        mirror.refresh()  # the mirror's own are written last
+        assert priorities_of(mirror, 100)[1] == priorities_of(buffer, 100)[1] == 5.0
+        mirror.update_priorities([2], 6.0, eps=0.0)
+        mirror.refresh()
+        other.update_priorities([2, 3], 0.5, eps=0.0)
+        mirror.refresh()
+        assert [priorities_of(mirror, 100)[seq] for seq in (1, 2, 3)] == [5.0, 0.5, 0.5]
+        assert_same(mirror, buffer, 100)
+
+
+def test_updates_of_the_buffer_itself_are_used_at_once(buffer, mirror):
+    buffer.update_priorities(np.arange(1, 101), 0.0, eps=0.0)
+    buffer.update_priorities([50], 2.0)
+    assert set(mirror.sample_arrays(8, sampler=PrioritizedSampler()).seq.tolist()) == {50}
+
+
+def test_new_steps_have_the_largest_priority_or_their_own(buffer, mirror):
+    mirror.update_priorities([3], 40.0, eps=0.0)
+    mirror.refresh()
+    buffer.extend(columns(2))
+    buffer.extend(columns(2), priority=[0.25, 80.0])
+    found = priorities_of(mirror, 104)
+    assert [found[seq] for seq in (101, 102, 103, 104)] == [40.0, 40.0, 0.25, 80.0]
+
+
+def test_steps_that_are_not_in_the_buffer_are_counted(buffer, mirror, buffer_url):
+    buffer.store_episode(columns(290))
+    buffer.delete(QueryBuilder().eq("exp_meta.step", 288).build())
+    gone = [5, 90, 389, 10_000]
+    for source in (mirror, buffer):
+        assert source.update_priorities([*gone, 200], 3.0) == PriorityUpdate(1, 4)
+    assert mirror.update_priorities([], []) == PriorityUpdate(0, 0)
+    with opened(buffer_url) as other:
+        other.extend(columns(1))
+        assert mirror.update_priorities([391], 3.0) == PriorityUpdate(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "priorities", "eps"),
+    [
+        ([1], np.nan, 1e-6),
+        ([1, 2], [1.0, np.inf], 1e-6),
+        ([1], -0.5, 1e-6),
+        ([1], 1.0, np.nan),
+        ([1], 1e100, 1e90),
+        ([1, 2], [1.0, 2.0, 3.0], 1e-6),
+        ([1.5], 1.0, 1e-6),
+        ([[1]], 1.0, 1e-6),
+        ([1], "much", 1e-6),
+        ([1], None, 1e-6),
+        (None, 1.0, 1e-6),
+    ],
+)
+def test_what_the_buffer_refuses_is_refused(buffer, mirror, seqs, priorities, eps):
+    with pytest.raises(FieldError) as theirs:
+        buffer.update_priorities(seqs, priorities, eps)
+    with pytest.raises(FieldError) as ours:
+        mirror.update_priorities(seqs, priorities, eps)
+    assert str(ours.value) == str(theirs.value)
+    assert set(priorities_of(mirror, 100).values()) == {1.0}
+
+
+def test_a_buffer_without_priorities_is_refused(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer, buffer.mirror() as mirror:
+        buffer.extend(columns(5))
+        for source in (buffer, mirror):
+            with pytest.raises(BufferConfigError, match="has no priorities; make one with"):
+                source.sample_arrays(2, sampler=PrioritizedSampler())
+            with pytest.raises(FieldError, match="the buffer has no priorities; make one with"):
+                source.update_priorities([1], 2.0)
+
+
+def test_updates_are_kept_while_the_database_is_away(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    with closing(Proxy(url)) as proxy, opened(proxy.url, retry_s=0) as buffer:
+        buffer.extend(columns(50))
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            proxy.closed = True
+            proxy.cut_all()
+            mirror.update_priorities(np.arange(1, 51), 0.0, eps=0.0)
+            mirror.update_priorities([4], 3.0, eps=0.0)
+            with pytest.raises(StorageUnreachableError):
+                mirror.refresh()
+            assert priorities_of(mirror, 1) == {4: 3.0}
+            proxy.closed = False
+            mirror.refresh()
+            assert priorities_of(buffer, 1) == {4: 3.0}
+
+
+REFUSE = {
+    "sqlite": (
+        "CREATE TRIGGER refuse BEFORE INSERT ON priorities "
+        "BEGIN SELECT RAISE(ABORT, 'no more of them'); END",
+        "DROP TRIGGER refuse",
+    ),
+    "postgresql": (
+        "ALTER TABLE priorities ADD CONSTRAINT refuse CHECK (priority < 0) NOT VALID",
+        "ALTER TABLE priorities DROP CONSTRAINT refuse",
+    ),
+}
+
+
+def test_updates_that_could_not_be_written_are_not_lost_in_silence(buffer, mirror, buffer_url):
+    refuse, allow = REFUSE["sqlite" if is_sqlite(buffer_url) else "postgresql"]
+    run(buffer_url, refuse)
+    mirror.update_priorities([4], 3.0, eps=0.0)
+    buffer.extend(columns(1))
+    with pytest.raises(StorageError):
+        mirror.refresh()
+    assert mirror.lag().high == 101
+    assert priorities_of(mirror, 101)[4] == 3.0
+    run(buffer_url, allow)
+    mirror.refresh()
+    assert priorities_of(buffer, 101)[4] == 3.0
+    run(buffer_url, refuse)
+    mirror.update_priorities([5], 3.0, eps=0.0)
+    with pytest.raises(StorageError):
+        mirror.close()
+    with pytest.raises(BufferConfigError, match="the mirror is closed"):
+        mirror.sample_arrays(4)
+
+
+def test_a_mirror_that_starts_again_keeps_what_was_set(buffer, mirror, buffer_url):
+    mirror.update_priorities([4], 3.0, eps=0.0)
+    with connected(buffer_url) as connection:
+        connection.exec_driver_sql("DELETE FROM followers")
+    mirror.refresh()
+    with buffer.mirror(refresh_s=3_600) as other:
+        for source in (mirror, other, buffer):
+            assert priorities_of(source, 100)[4] == 3.0
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_quarantine_and_conditions_leave_the_other_weights(buffer, mirror, exact):
+    buffer.update_priorities(np.arange(1, 101), np.arange(100) / 10)
+    half = QueryBuilder().gte("exp_meta.step", 50).build()
+
+    def compare(n, **options):
+        found, expected = (
+            {name: np.asarray(batch[name], float)[np.argsort(batch.seq)] for name in EXACT}
+            for batch in (
+                source.sample_arrays(
+                    n, sampler=PrioritizedSampler(replace=False, exact=exact), **options
+                )
+                for source in (mirror, buffer)
+            )
+        )
+        for name in EXACT:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+
+    if exact:
+        compare(50, condition=half)
+        strata = mirror.sample_arrays(
+            2_000, sampler=PrioritizedSampler(stratified=True), condition=half
+        )
+        assert strata.seq.min() > 50
+        assert (np.diff(strata.seq) >= 0).all()
+    else:
+        batch = mirror.sample_arrays(50, condition=half, sampler=PrioritizedSampler())
+        assert batch.probabilities is None
+    buffer.quarantine([100])
+    batch = mirror.sample_arrays(4_000, sampler=PrioritizedSampler(exact=exact))
+    assert 100 not in batch.seq
+    if exact:
+        compare(99)
+    else:
+        assert batch.probabilities is None
+
+
+def test_stale_steps_and_those_of_other_sessions_are_not_drawn(buffer_url):
+    with opened(
+        buffer_url, max_staleness=1, current_session_only=True, keep_expired=True
+    ) as buffer:
+        for session in ("one", "two"):
+            buffer.start_session(session)
+            for version in (3, 5):
+                buffer.extend(columns(10), model_version=version, session_id=session)
+        buffer.set_clock(6)
+        with buffer.mirror() as mirror:
+            batch = mirror.sample_arrays(500, sampler=PrioritizedSampler())
+            assert set(batch.seq.tolist()) == set(range(31, 41))
+            assert batch.probabilities is None
+
+
+def test_an_alpha_of_the_opener_counts(buffer, buffer_url):
+    buffer.update_priorities(np.arange(1, 101), np.arange(100) / 10)
+    with opened(buffer_url, alpha=0.0) as other, other.mirror() as mirror:
+        assert_same(mirror, other, 100, beta=1.0)
+        batch = mirror.sample_arrays(10_000, sampler=PrioritizedSampler(seed=1))
+        assert chisquare(np.unique(batch.seq, return_counts=True)[1]).pvalue > 1e-4
+
+
+def test_priorities_far_apart_leave_no_rounding_behind(buffer, mirror):
+    mirror.update_priorities([5], 1e100, eps=0.0)
+    assert set(mirror.sample_arrays(50, sampler=PrioritizedSampler()).seq.tolist()) == {5}
+    mirror.update_priorities([5], 1.0, eps=0.0)
+    batch = mirror.sample_arrays(20_000, sampler=PrioritizedSampler(seed=1))
+    assert chisquare(np.unique(batch.seq, return_counts=True)[1]).pvalue > 1e-4
+    np.testing.assert_allclose(batch.probabilities, 0.01, rtol=1e-9)
+
+
+def test_an_empty_buffer_and_one_without_positive_priorities_say_so(buffer_url):
+    with opened(buffer_url) as buffer, buffer.mirror() as mirror:
+        for _ in range(2):
+            for options in ({}, {"stratified": True}, {"replace": False}):
+                sampler = PrioritizedSampler(**options)
+                with pytest.raises(InsufficientDataError, match="asked for 8, and 0 match"):
+                    mirror.sample_arrays(8, sampler=sampler)
+                assert mirror.sample_arrays(0, sampler=sampler).weights.shape == (0,)
+            buffer.extend(columns(20), priority=np.zeros(20))
+
+
+def test_a_seed_repeats_batches_and_beta_rises_with_each(mirror):
+    samplers = [PrioritizedSampler(beta=0.5, beta_anneal_steps=4, seed=6) for _ in range(2)]
+    batches = [
+        [mirror.sample_arrays(20, sampler=sampler).seq.tolist() for _ in range(2)]
+        for sampler in samplers
+    ]
+    assert batches[0] == batches[1]
+    assert batches[0][0] != batches[0][1]
+    assert samplers[0].beta == 0.75
+
+
+@pytest.mark.parametrize(("mode", "options"), [("step", {}), ("transition", {"n_step": 2})])
+def test_loaders_draw_by_priority(buffer, mirror, mode, options):
+    mirror.update_priorities(np.arange(1, 51), 0.0, eps=0.0)
+    expected = every_row(buffer, mode, **options)
+    samplers = [PrioritizedSampler(beta_anneal_steps=10, seed=6) for _ in range(2)]
+    first, second = (
+        list(islice(mirror.loader(mode, 16, sampler=own, **options), 5)) for own in samplers
+    )
+    assert [batch.seq.tolist() for batch in first] == [batch.seq.tolist() for batch in second]
+    for batch in first:
+        assert batch.seq.min() > 50
+        assert batch.weights.shape == (16,)
+        assert all(rows_of(batch)[seq]["obs"] == expected[seq]["obs"] for seq in batch.seq.tolist())
+    assert samplers[0].beta == pytest.approx(0.4 + 0.6 * 5 / 10)
+
+
+def test_a_shared_mirror_refuses_priorities(tmp_path):
+    with opened(tmp_path / "shared.db") as buffer:
+        buffer.extend(columns(10))
+        with buffer.mirror(shared=True) as mirror:
+            assert mirror.sample_arrays(4).n_rows == 4
+            for call in (
+                lambda: mirror.sample_arrays(2, sampler=PrioritizedSampler()),
+                lambda: mirror.update_priorities([1], 2.0),
+            ):
+                with pytest.raises(BufferConfigError, match="without shared=True"):
+                    call()
+
+
+def test_a_closed_mirror_sets_no_priorities(buffer):
+    with buffer.mirror() as mirror:
+        mirror.update_priorities([1], 9.0, eps=0.0)
+    for call in (
+        lambda: mirror.update_priorities([1], 2.0),
+        lambda: mirror.sample_arrays(2, sampler=PrioritizedSampler()),
+    ):
+        with pytest.raises(BufferConfigError, match="the mirror is closed"):
+            call()
+    assert priorities_of(buffer, 100)[1] == 9.0
+
+
+def update(url, worker, until):
+    """Draw by priority, and set what was drawn to numbers of this worker."""
+    rng = np.random.default_rng(worker)
+    with opened(url) as buffer, buffer.mirror(refresh_s=0.01) as mirror:
+        while time.time() < until:
+            batch = mirror.sample_arrays(32, sampler=PrioritizedSampler())
+            mirror.update_priorities(batch.seq, worker + rng.random(32), eps=0.0)
+    return True
+
+
+def test_learners_that_update_the_same_steps_agree_in_the_end(buffer, mirror, buffer_url):
+    with running([(update, buffer_url, worker, time.time() + 1.0) for worker in (1, 2)]) as workers:
+        assert all(workers.results(60))
+    mirror.refresh()
+    assert_same(mirror, buffer, 100)
+    assert set(map(int, priorities_of(buffer, 100).values())) <= {1, 2}
+
+
+def test_a_mirror_of_a_part_draws_that_part_by_priority(buffer, buffer_url):
+    buffer.update_priorities(np.arange(1, 101), np.arange(100) / 10)
+    part = QueryBuilder().gte("reward", 90.0).build()
+    with buffer.mirror(refresh_s=3_600, condition=part) as mirror:
+        found = whole(mirror, 10, exact=True)
+        batch = buffer.sample_arrays(
+            10, condition=part, sampler=PrioritizedSampler(replace=False, exact=True)
+        )
+        assert sorted(found) == sorted(batch.seq.tolist())
+        for i, seq in enumerate(batch.seq.tolist()):
+            assert found[seq]["probabilities"] == pytest.approx(batch.probabilities[i])
+        assert mirror.sample_arrays(4, sampler=PrioritizedSampler()).probabilities is None
+        with pytest.raises(BufferConfigError, match="take normalize='batch'"):
+            mirror.sample_arrays(4, sampler=PrioritizedSampler(normalize="buffer"))
+        # An older step matches later, and its episode with it.
+        buffer.extend(columns(3))
+        buffer.update_priorities([101], 7.0, eps=0.0)
+        mirror.refresh()
+        buffer.annotate([101], reward=95.0)
+        assert whole(mirror, 11, exact=True)[101]["priorities"] == 7.0
