@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer import ReplayBuffer
+from tests.benchmarks import following
 from tests.benchmarks.arrays import BATCH, EPISODE, FIELDS, steps
 from tests.benchmarks.bench import Bench, random_numbers
 from tests.benchmarks.measure import Timed, in_turns, ratio_of
@@ -40,6 +41,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
                 bench.scale.times(30),
                 warmup=bench.scale.times(12),
             )
+        followed = list(following.measure(bench, url, buffer))
         buffer.close()
     spent = {name: shown_time(timings.median(name)) for name in timings.rounds}
     yield Figure(
@@ -60,6 +62,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         f"{spent['n=5']}, numpy {spent['arrays']}; one step {spent['n=1']}",
         timings.ratio("n=5", "arrays"),
     )
+    yield from followed
 
 
 def _filled(bench: Bench, url: str) -> ReplayBuffer:
