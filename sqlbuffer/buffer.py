@@ -54,7 +54,7 @@ from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.loading.source import BatchSource
-from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror
+from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror, mirrored_loader
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -789,6 +789,7 @@ class ReplayBuffer:
         mode: Mode = "transition",
         batch_size: int = 256,
         *,
+        mirror: bool | Mirror = False,
         to_named_tuple: None = None,
         **options: Unpack[LoaderSettings],
     ) -> Loader[Batch]: ...
@@ -798,6 +799,7 @@ class ReplayBuffer:
         mode: Mode = "transition",
         batch_size: int = 256,
         *,
+        mirror: bool | Mirror = False,
         to_named_tuple: Sequence[str],
         **options: Unpack[LoaderSettings],
     ) -> Loader[Any]: ...
@@ -827,6 +829,7 @@ class ReplayBuffer:
         device: Any = None,
         prefetch: int = 0,
         epochs: int | None = None,
+        mirror: bool | Mirror = False,
     ) -> Loader[Any]:
         """Return an iterable of batches for a training loop: drawn without end, or in passes.
 
@@ -862,12 +865,15 @@ class ReplayBuffer:
                 and objects, which torch has no tensors for, and `info`.
             prefetch: How many batches a thread fetches ahead.
             epochs: How many passes; without, batches are drawn without end.
+            mirror: Read from a mirror of this buffer; see `docs/mirror.md`. True opens one, which
+                `close` of the loader closes.
 
         Raises:
             InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
                 without end finds no batch.
             BufferConfigError: Passes over a buffer with `max_use`, whose rows are counted as they
-                are drawn.
+                are drawn. Or a mirror of another buffer, or of one that cannot be mirrored.
+            MirrorFullError: A mirror is opened, and the buffer does not fit.
             FieldError: An unknown field, or names that collide.
             ValueError: An option that the mode does not take, or options that exclude each other.
             MissingExtraError: A device, and torch is not installed.
@@ -881,6 +887,8 @@ class ReplayBuffer:
         )  # fmt: skip
         output = Output(fieldname_map, to_named_tuple, device)
         warn_of_ranks(passes=not options.is_drawn, seeded=seed is not None)
+        if mirror is not False:
+            return mirrored_loader(self._store, mirror, options, output, prefetch)
         return open_loader(self._store, options, output, prefetch)
 
     def batch_source(self, options: LoaderOptions) -> BatchSource:

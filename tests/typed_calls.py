@@ -83,6 +83,11 @@ def loading(buffer: ReplayBuffer, other: ReplayBuffer) -> Loader:
     assert_type(mixture.loader("window", length=8), Loader[Batch])
     mixture.loader("step", epoch=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     mix({buffer: 1}, on_empty="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(buffer.loader("window", length=8, mirror=True), Loader[Batch])
+    with buffer.mirror() as mirror, buffer.loader("trajectory", mirror=mirror) as loader:
+        assert_type(loader, Loader[Batch])
+        assert_type(mirror.loader("step", to_named_tuple=("obs",)), Loader[Any])
+        mirror.loader("steps")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     for batch in buffer.loader("transition", 32, n_step=3, epochs=1):
         assert_type(batch, Batch)
     return buffer.loader()

@@ -191,6 +191,7 @@ class AsyncReplayBuffer:
         def close() -> None:
             with turn:
                 batches.close()
+                loader.close()
 
         try:
             while taken := await asyncio.wrap_future(call_threads.start(take, cancelled).future):

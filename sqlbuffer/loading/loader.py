@@ -1,9 +1,9 @@
 """`Loader`: batches, one after the other."""
 
 import secrets
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
@@ -23,7 +23,11 @@ class Loader(Generic[T]):
     """An iterable of batches; `ReplayBuffer.loader` and `Mixture.loader` make it.
 
     Each `iter` is an iteration with random numbers of its own, except the first one after
-    `load_state_dict`, which goes on where the state was taken. It pickles without data.
+    `load_state_dict`, which goes on where the state was taken. It pickles without data, unless it
+    reads from a mirror.
+
+    Attributes:
+        on_close: What `close` does; None: nothing.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -51,6 +55,18 @@ class Loader(Generic[T]):
         self.seed = secrets.randbits(53) if seed is None else int(seed)
         self._run, self._progress = 0, Progress()
         self._next_run, self._is_resumed = 0, False
+        self.on_close: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Close the mirror that the loader opened, if it did; it has no batches afterwards."""
+        if self.on_close is not None:
+            self.on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __iter__(self) -> Generator[T, None, None]:
         """Begin an iteration; the generator may be closed before its end."""

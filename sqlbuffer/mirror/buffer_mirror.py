@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from sqlbuffer.arguments import Condition, check_n_step
+from sqlbuffer.arguments import Condition, check_n_step, described
 from sqlbuffer.encoding.priority_values import EPS, check_kept, checked_update
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.loading.modes import LoaderSettings, Mode, options_of
+from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_factory import open_mirror_loader
 from sqlbuffer.mirror.making.step_batches import StepForm
@@ -262,8 +263,12 @@ class Mirror:
         output = Output(given.pop("fieldname_map", None), to_named_tuple, given.pop("device", None))
         prefetch = given.pop("prefetch", 0)
         wanted = options_of({"mode": mode, "batch_size": batch_size, **given})
+        warn_of_ranks(passes=not wanted.is_drawn, seeded=wanted.seed is not None)
+        return self._loader(wanted, output, prefetch)
+
+    def _loader(self, options: LoaderOptions, output: Output, prefetch: Any) -> Loader[Any]:
         return open_mirror_loader(
-            self._store, self._settings, self._draws, wanted, output, prefetch
+            self._store, self._settings, self._draws, options, output, prefetch
         )
 
     def _node(self, condition: Condition) -> Node:
@@ -273,3 +278,38 @@ class Mirror:
         node = check(condition, self._store.info.config.fields.comparable)
         check_in_memory(node, self._settings.fields.specs)
         return node
+
+
+def mirrored_loader(
+    store: BufferStore, given: Any, options: LoaderOptions, output: Output, prefetch: Any
+) -> Loader[Any]:
+    """Return a loader of a buffer that reads from a mirror.
+
+    Args:
+        store: The buffer.
+        given: The mirror; True: one is opened, which the loader closes.
+        options: What the loader is asked for.
+        output: How it hands batches out.
+        prefetch: How many a thread makes ahead.
+
+    Raises:
+        BufferConfigError: A mirror of another buffer.
+        TypeError: Not a mirror.
+    """
+    if isinstance(given, Mirror):
+        if (given._store.url, given._store.info.id) != (store.url, store.info.id):
+            raise BufferConfigError(
+                f"the mirror is one of another buffer; open one with buffer.mirror() of "
+                f"{store.info.name!r}, or pass mirror=True"
+            )
+        return given._loader(options, output, prefetch)
+    if given is not True:
+        raise TypeError(f"mirror is True, False or a Mirror, got {described(given)}")
+    mirror = Mirror(store)
+    try:
+        loader = mirror._loader(options, output, prefetch)
+    except BaseException:
+        mirror.close()
+        raise
+    loader.on_close = mirror.close
+    return loader

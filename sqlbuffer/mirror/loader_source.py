@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,13 @@ class MirrorSource:
     ) -> None:
         self._store, self._draws, self.head = store, draws, 0
         self._form, self._reader, self._node = form, reader, node
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a loader that reads from a mirror belongs to one process and cannot be pickled: "
+            "iterate in this process (num_workers=0) with prefetch=..., or let each worker open "
+            "buffer.mirror(shared=True)"
+        )
 
     def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
         """Return n things drawn by a sampler; see `BatchSource.draw`."""

@@ -1,13 +1,16 @@
 """A mirror's loader has the batches of the buffer's own loader."""
 
+import asyncio
 import json
+import pickle
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
-from sqlbuffer.errors import ConditionError, FieldError, InsufficientDataError
+from sqlbuffer.aio import AsyncReplayBuffer
+from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError, InsufficientDataError
 from tests.support.episodes import FIELDS
 from tests.support.mirrors import every_row, rows_of
 
@@ -129,6 +132,37 @@ def test_going_on_at_another_head_says_so(buffer, mirror):
     assert next(batches).n_rows == 8
     with pytest.raises(ValueError, match="mirror=True, and here it is None"):
         buffer.loader("step", 8, seed=1).load_state_dict(state)
+
+
+def test_the_buffers_loader_opens_a_mirror_and_closes_it(buffer):
+    with buffer.loader("step", 40, epochs=1, shuffle=False, mirror=True) as loader:
+        for _ in range(2):
+            assert [batch.n_rows for batch in loader] == [40, 40, 20]
+    with pytest.raises(BufferConfigError, match="the mirror is closed"):
+        next(iter(loader))
+
+
+def test_the_buffers_loader_reads_from_a_mirror_that_is_open(buffer, mirror, tmp_path):
+    with buffer.loader("trajectory", 1, shuffle=False, mirror=mirror) as loader:
+        assert next(iter(loader)).lens.tolist() == [100]
+    assert mirror.sample_arrays(8).n_rows == 8
+    with (
+        ReplayBuffer(tmp_path / "other.db", fields=FIELDS) as other,
+        pytest.raises(BufferConfigError, match="is one of another buffer"),
+    ):
+        other.loader("step", mirror=mirror)
+    with pytest.raises(TypeError, match="mirror is True, False or a Mirror, got str"):
+        buffer.loader("step", mirror="yes")
+    with pytest.raises(TypeError, match="num_workers=0"):
+        pickle.dumps(loader)
+
+
+def test_asyncio_reads_from_a_mirror(buffer):
+    async def read():
+        batches = AsyncReplayBuffer(buffer).loader("step", 60, epochs=1, mirror=True)
+        return [batch.n_rows async for batch in batches]
+
+    assert asyncio.run(read()) == [60, 40]
 
 
 def test_named_tuples_are_made_of_batches(mirror):
