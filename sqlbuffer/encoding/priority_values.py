@@ -50,7 +50,13 @@ def checked_priority(value: Any, name: str = "priority") -> float:
 
 
 def checked_priorities(values: Any, n: int, name: str = "priority") -> list[float]:
-    """Return n priorities.
+    """Return n priorities; see `priority_array`."""
+    found: list[float] = priority_array(values, n, name).tolist()
+    return found
+
+
+def priority_array(values: Any, n: int, name: str = "priority") -> NDArray[np.float64]:
+    """Return n priorities, shape (n,).
 
     Args:
         values: One number for all, or an array of shape (n,).
@@ -62,20 +68,20 @@ def checked_priorities(values: Any, n: int, name: str = "priority") -> list[floa
     """
     array = as_array(values, name)
     if not array.ndim:
-        return [checked_priority(array[()], name)] * n
+        return np.full(n, checked_priority(array[()], name))
     if array.shape != (n,):
         raise FieldError(f"{name}: expected {n} numbers or one, got shape {array.shape}")
     if not n:
-        return []
+        return np.zeros(0)
     if array.dtype.kind not in "iuf":
         raise FieldError(f"{name}: expected numbers, got {array.dtype} values such as {array[0]!r}")
     with np.errstate(over="ignore"):
         reals = array.astype(np.float64)
-    wrong = np.flatnonzero(~((reals >= 0) & (reals <= MOST_PRIORITY)))
-    if len(wrong):
-        raise FieldError(f"{name}[{wrong[0]}]: expected {_RANGE}, got {array[wrong[0]]}")
-    found: list[float] = (reals + 0.0).tolist()
-    return found
+    is_right = (reals >= 0) & (reals <= MOST_PRIORITY)
+    if not is_right.all():
+        wrong = int(is_right.argmin())
+        raise FieldError(f"{name}[{wrong}]: expected {_RANGE}, got {array[wrong]}")
+    return reals + 0.0
 
 
 def checked_eps(eps: Any) -> float:
@@ -118,8 +124,7 @@ def checked_update(seqs: Any, priorities: Any, eps: Any) -> CheckedUpdate:
         FieldError: NaN, a number out of range, or another shape or type.
     """
     numbers = checked_seqs(seqs)
-    reals = np.array(checked_priorities(priorities, len(numbers), "priorities"))
-    reals = reals + checked_eps(eps)
+    reals = priority_array(priorities, len(numbers), "priorities") + checked_eps(eps)
     if len(reals) and reals.max() > MOST_PRIORITY:
         raise FieldError(f"priorities: with eps {eps!r} the largest is above {MOST_PRIORITY:g}")
     distinct, last = last_of_each(numbers)
@@ -131,8 +136,11 @@ def last_of_each(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
 
     In this order, two processes that change the same rows do not wait for each other.
     """
-    distinct, from_end = np.unique(numbers[::-1], return_index=True)
-    return distinct, len(numbers) - 1 - from_end
+    order = numbers.argsort(kind="stable")
+    ordered = numbers[order]
+    is_last = np.ones(len(numbers), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_last[:-1])
+    return ordered[is_last], order[is_last]
 
 
 def _scalar(value: Any) -> Any:

@@ -106,5 +106,4 @@ def live_slots(memory: StepMemory, seqs: Integers) -> tuple[Integers, Flags]:
     slots = memory.blocks.slots_of(seqs)
     is_known = slots != NONE
     slots = np.where(is_known, slots, 0)
-    is_live = (memory.links["flags"][slots] & LIVE) != 0
-    return slots, is_known & is_live & (memory.records[SEQ][slots] == seqs)
+    return slots, is_known & ((memory.links["flags"][slots] & LIVE) != 0)

@@ -96,6 +96,11 @@ class PrioritizedSampler(Sampler):
         )
 
     @property
+    def seed(self) -> int | None:
+        """The seed; None: each batch is another one."""
+        return self._seeding.seed
+
+    @property
     def beta(self) -> float:
         """The exponent of the next batch's weights."""
         return self._annealing.beta

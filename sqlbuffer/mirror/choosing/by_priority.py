@@ -58,11 +58,12 @@ class PrioritizedChooser:
                 taken[taken] = accepts(slots[taken])
             return taken
 
-        draw = _Draw(memory, is_drawable, tree, takes, self.rng)
+        draw = _Draw(is_drawable, tree, takes, self.rng)
         if not n or not tree.total > 0:
             slots = np.zeros(0, np.int64)
         elif self.sampler.stratified:
-            slots = draw.by_strata(n, self.has_condition)
+            order = priorities.block_order(memory.blocks, memory.changed)
+            slots = draw.by_strata(n, order, self.has_condition)
         else:
             slots = draw.with_replacement(n) if self.sampler.replace else draw.distinct(n)
         total = self._total(priorities, is_drawable, tree)
@@ -97,14 +98,12 @@ class _Draw:
     """Draws slots by weight.
 
     Attributes:
-        memory: The steps.
         is_drawable: Which slots may be drawn, shape (n_slots,).
         tree: Their weights.
         takes: Returns which slots can be taken.
         rng: Draws.
     """
 
-    memory: StepMemory
     is_drawable: Flags
     tree: WeightTree
     takes: Callable[[Integers], Flags]
@@ -151,13 +150,16 @@ class _Draw:
         rest: Integers = every[np.argsort(times, kind="stable")[:n]]
         return rest
 
-    def by_strata(self, n: int, has_condition: bool) -> Integers:
+    def by_strata(self, n: int, order: Integers, has_condition: bool) -> Integers:
         """Return a slot of each of n equal parts of the sum of all weights in insert order. Where
         it cannot be taken, one that is drawn from all stands in for it.
+
+        Args:
+            n: How many.
+            order: The blocks of slots in insert order.
+            has_condition: The sum is of the slots that may be drawn.
         """
         fractions = (np.arange(n) + self.rng.random(n)) / n
-        blocks = self.memory.blocks
-        order = blocks.slots_of(blocks.numbers() * BLOCK) // BLOCK
         if has_condition:
             slots = (order[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
             slots = slots[self.is_drawable[slots]]

@@ -38,7 +38,7 @@ def chooser_of(
 
     Args:
         sampler: The sampler; None: uniform with replacement.
-        rng: Draws without a sampler.
+        rng: Draws without a sampler, or without a seed.
         has_condition: The user says which steps may be drawn.
 
     Raises:
@@ -47,7 +47,8 @@ def chooser_of(
     if sampler is None:
         return UniformChooser(rng, True)
     if type(sampler) is PrioritizedSampler:
-        return PrioritizedChooser(sampler, sampler.generator(), has_condition)
+        own = rng if sampler.seed is None else sampler.generator()
+        return PrioritizedChooser(sampler, own, has_condition)
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
     made = _CHOOSERS.get(type(sampler))

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.mirror.memory.block_map import BLOCK
+from sqlbuffer.mirror.memory.block_map import BLOCK, BlockMap
 from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
 from sqlbuffer.mirror.memory.step_record import LIVE
 from sqlbuffer.mirror.memory.weight_tree import WeightTree
@@ -35,9 +35,11 @@ class StepPriorities:
         self.alpha, self.is_limited = alpha, False
         self.values, self.is_own = np.zeros(n_slots), np.zeros(n_slots, bool)
         self._tree, self._n_changes = WeightTree(n_slots), -1
+        self._order: tuple[int, Integers] | None = None
         # The least positive priority of each block of slots, once it was asked for.
         self._least: Reals | None = None
         self._touched: list[Integers] = []
+        self._n_touched = 0
 
     def grow(self, n_slots: int) -> None:
         """Make room for more steps; copies everything."""
@@ -89,6 +91,18 @@ class StepPriorities:
         self._tree.add_up(slots)
         self._touch(slots)
 
+    def block_order(self, blocks: BlockMap, changed: ChangedSlots) -> Integers:
+        """Return the blocks of slots in the order of their steps.
+
+        Args:
+            blocks: Says which slot a number has.
+            changed: Which slots have changed.
+        """
+        if self._order is None or self._order[0] != changed.n:
+            order = blocks.slots_of(blocks.numbers() * BLOCK) // BLOCK
+            self._order = changed.n, order
+        return self._order[1]
+
     def least(self, flags: NDArray[np.uint8]) -> float:
         """Return the least positive priority of the whole buffer; infinity if there is none.
 
@@ -100,7 +114,7 @@ class StepPriorities:
             self._least, blocks = np.empty(len(values)), np.arange(len(values))
         else:
             blocks = np.unique(np.concatenate([np.zeros(0, np.int64), *self._touched]) // BLOCK)
-        self._touched = []
+        self._touched, self._n_touched = [], 0
         held = ((own[blocks] & LIVE) != 0) & (values[blocks] > 0)
         self._least[blocks] = np.where(held, values[blocks], np.inf).min(axis=1)
         return float(self._least.min(initial=np.inf))
@@ -109,5 +123,6 @@ class StepPriorities:
         if self._least is None:
             return
         self._touched.append(slots)
-        if sum(map(len, self._touched)) > len(self.values):
-            self._least, self._touched = None, []
+        self._n_touched += len(slots)
+        if self._n_touched > len(self.values):
+            self._least, self._touched, self._n_touched = None, [], 0
