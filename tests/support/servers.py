@@ -119,6 +119,16 @@ class OwnServer:
         with psycopg.connect(self.url) as connection:
             return [pid for (pid,) in connection.execute(query)]
 
+    def promote(self) -> None:
+        """Make a standby a server of its own, with what it has replayed."""
+        process = self._run("pg_ctl", "promote", "-D", str(self._data), "-w")
+        assert process.wait() == 0, self.log
+        wait_until(lambda: not self._is_in_recovery(), "the standby to be promoted")
+
+    def _is_in_recovery(self) -> bool:
+        with psycopg.connect(self.url) as connection:
+            return bool(connection.execute("SELECT pg_is_in_recovery()").fetchone()[0])
+
     def begin_shutdown(self) -> None:
         """Refuse new connections, and end once the last session has ended."""
         assert self._process is not None

@@ -1,6 +1,5 @@
 """Follow a buffer of chunks: read its state, and then what is new in it, look by look."""
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -20,6 +19,7 @@ from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.following import postgresql, sqlite
+from sqlbuffer.storage.following.anchor import MOST_CHUNKS, Anchor
 from sqlbuffer.storage.following.buffer_state import (
     BufferState,
     ChangeEntry,
@@ -36,8 +36,6 @@ Reals = NDArray[np.float64]
 
 NO_PRIORITIES = np.zeros(0, np.int64), np.zeros(0)
 CHUNKS_A_PAGE = 512
-# That many of the chunks that were read last must be the same at each look.
-ANCHORS = 1_000
 
 _count_steps = by_database(sqlite=sqlite.count_steps, postgresql=postgresql.count_steps)
 _all_chunks = by_database(sqlite=sqlite.all_chunks, postgresql=postgresql.all_chunks)
@@ -52,7 +50,6 @@ _quarantined = by_database(sqlite=sqlite.quarantined, postgresql=postgresql.quar
 _priorities_of = by_database(sqlite=sqlite.priorities_of, postgresql=postgresql.priorities_of)
 _episodes = by_database(sqlite=sqlite.episodes, postgresql=postgresql.episodes)
 _session_keys = by_database(sqlite=sqlite.session_keys, postgresql=postgresql.session_keys)
-_chunk_ids = by_database(sqlite=sqlite.chunk_ids, postgresql=postgresql.chunk_ids)
 _DATABASES = {"sqlite": sqlite, "postgresql": postgresql}
 
 
@@ -169,7 +166,7 @@ class News:
             pages = _new_chunks(connection, buffer_id, self._before, now, CHUNKS_A_PAGE)
         for page in pages:
             self.read += [(chunk.first_seq, chunk.n_steps, chunk.id) for chunk in page]
-            del self.read[:-ANCHORS]
+            del self.read[:-MOST_CHUNKS]
             yield page
 
     def _choose(self, selected: SelectedSteps, kept: KeptSteps) -> Selection:
@@ -232,8 +229,7 @@ class Feed:
         is_file = self._database is sqlite and not is_memory(buffer.url)
         self._path = sqlite_path(buffer.url) if is_file else None
         self._mark: FileMark | None = None
-        self._newest: deque[tuple[int, int, str]] = deque(maxlen=ANCHORS)
-        self._deleted: set[int] = set()
+        self._anchor = Anchor(buffer.info.id, self._database.ANCHOR)
         self._open_episodes: set[int] = set()
         self.state: BufferState | None = None
 
@@ -264,8 +260,7 @@ class Feed:
         return {
             "follower": self._follower.id if self.is_registered else None,
             "state": self.state,
-            "newest": list(self._newest),
-            "deleted": sorted(self._deleted),
+            "anchor": self._anchor.as_json(),
             "open_episodes": sorted(self._open_episodes),
         }
 
@@ -274,8 +269,7 @@ class Feed:
         if cursor["follower"] is not None:
             self._follower.id, self.is_registered = cursor["follower"], True
         self.state = state_of(cursor)
-        self._newest.extend((first, n_steps, id_) for first, n_steps, id_ in cursor["newest"])
-        self._deleted = set(cursor["deleted"])
+        self._anchor.of_json(cursor["anchor"])
         self._open_episodes = set(cursor["open_episodes"])
 
     def start_again(self) -> None:
@@ -308,7 +302,8 @@ class Feed:
                 raise buffer.dropped()
             now = BufferState._make(rows[0])
             before = self.state
-            if before is not None and now == before and self._database is postgresql:
+            is_same = now == before and self._anchor.is_certain(connection)
+            if is_same and self._database is postgresql:
                 yield None  # no transaction has ended since
                 return
             entries: list[ChangeEntry] = []
@@ -325,7 +320,7 @@ class Feed:
             if self._reads_priorities:
                 news.read_priorities(entries, self.origin)
             yield news
-            self._note(news)
+            self._note(connection, news, has_entries=bool(entries))
             self._mark = mark
 
     def _continues(
@@ -346,28 +341,11 @@ class Feed:
             return False
         for entry in entries:
             if entry.kind == "deleted" and entry.seqs is not None:
-                self._deleted.update(entry.seqs)
-        for i in range(1, len(self._newest) + 1):
-            first, n_steps, id_ = self._newest[-i]
-            found = _chunk_ids(connection, buffer_id, [first])
-            if found:
-                return found == [(first, id_)]
-            if not self._has_left(first, n_steps, now.low):
-                return False
-        # All that was read has left.
-        return not self._newest
+                self._anchor.note_deleted(entry.seqs)
+        return self._anchor.holds(connection, now.low)
 
-    def _has_left(self, first: int, n_steps: int, low: int) -> bool:
-        return all(seq <= low or seq in self._deleted for seq in range(first, first + n_steps))
-
-    def _note(self, news: News) -> None:
-        if news.is_start:
-            self._newest.clear()
-            self._deleted.clear()
-        self._newest.extend(news.read)
-        if self._deleted and self._newest:
-            oldest = min(first for first, _, _ in self._newest)
-            self._deleted = {seq for seq in self._deleted if seq >= oldest}
+    def _note(self, connection: Connection, news: News, *, has_entries: bool) -> None:
+        self._anchor.note(connection, news.read, is_start=news.is_start, has_entries=has_entries)
         self._open_episodes = news.open_episodes
         self.state = news.state
 

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.following.anchor import AnchorQueries
 from sqlbuffer.storage.following.buffer_state import (
     BufferState,
     ChangeEntry,
@@ -270,6 +271,27 @@ def chunk_ids(
 ) -> list[tuple[int, str]]:
     """Return (first_seq, id) of chunks that begin with one of the numbers."""
     return list(driver_of(connection).execute(_CHUNK_IDS, (number_array(firsts), buffer_id)))
+
+
+def newest_entry(connection: Connection, buffer_id: int) -> tuple[int, str] | None:
+    """Return (id, time) of the newest entry of a buffer's change log."""
+    query = (
+        "SELECT id, inserted_at::text FROM change_log WHERE buffer_id = %s "
+        "ORDER BY xid DESC, id DESC LIMIT 1"
+    )
+    found: tuple[int, str] | None = driver_of(connection).execute(query, (buffer_id,)).fetchone()
+    return found
+
+
+def entry_time(connection: Connection, entry: int) -> str | None:
+    """Return the time of an entry of the change log."""
+    query = "SELECT inserted_at::text FROM change_log WHERE id = %s"
+    found = driver_of(connection).execute(query, (entry,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+# The driver's connection: a crash of the server closes it, and so does its end.
+ANCHOR = AnchorQueries(chunk_ids, newest_entry, entry_time, driver_of)
 
 
 def is_later(before: BufferState, now: BufferState) -> bool:

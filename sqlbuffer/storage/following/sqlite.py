@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.sqlite_connections import FileConnection
 from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.following.anchor import AnchorQueries
 from sqlbuffer.storage.following.buffer_state import (
     BufferState,
     ChangeEntry,
@@ -221,6 +223,39 @@ def chunk_ids(
     query = f"SELECT first_seq, id FROM chunks WHERE key {_IN_LIST}"
     keys = json.dumps([buffer_id << NUMBER_BITS | first for first in firsts])
     return list(driver_of(connection).execute(query, (keys,)))
+
+
+def newest_entry(connection: Connection, buffer_id: int) -> tuple[int, str] | None:
+    """Return (id, time) of the newest entry of a buffer's change log."""
+    query = (
+        "SELECT id, CAST(inserted_at AS text) FROM change_log WHERE buffer_id = ? "
+        "ORDER BY id DESC LIMIT 1"
+    )
+    found: tuple[int, str] | None = driver_of(connection).execute(query, (buffer_id,)).fetchone()
+    return found
+
+
+def entry_time(connection: Connection, entry: int) -> str | None:
+    """Return the time of an entry of the change log."""
+    query = "SELECT CAST(inserted_at AS text) FROM change_log WHERE id = ?"
+    found = driver_of(connection).execute(query, (entry,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+class _AnySession:
+    """What a connection of a user's engine counts for, which cannot be remembered weakly."""
+
+
+_ANY_SESSION = _AnySession()
+
+
+def session(connection: Connection) -> Any:
+    """Return the driver's connection: another file in the place of this one needs another one."""
+    driver = driver_of(connection)
+    return driver if isinstance(driver, FileConnection) else _ANY_SESSION
+
+
+ANCHOR = AnchorQueries(chunk_ids, newest_entry, entry_time, session)
 
 
 def is_later(before: BufferState, now: BufferState) -> bool:

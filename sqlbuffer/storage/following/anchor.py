@@ -1,0 +1,133 @@
+"""What a follower has read last, to find out whether a later state still has it."""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from sqlalchemy import Connection
+
+# That many of the chunks that were read last are compared.
+MOST_CHUNKS = 1_000
+
+
+class AnchorQueries(NamedTuple):
+    """What is asked of a database.
+
+    Attributes:
+        chunk_ids: Returns (first_seq, id) of chunks that begin with one of the numbers.
+        newest_entry: Returns (id, time) of the newest entry of a buffer's change log, or None.
+        entry_time: Returns the time of an entry, or None.
+        session: Returns what is lost when the database loses its newest transactions.
+    """
+
+    chunk_ids: Callable[[Connection, int, Sequence[int]], list[tuple[int, str]]]
+    newest_entry: Callable[[Connection, int], tuple[int, str] | None]
+    entry_time: Callable[[Connection, int], str | None]
+    session: Callable[[Connection], Hashable]
+
+
+class Anchor:
+    """The chunks and the entry of the change log that were read last.
+
+    A server that crashed with relaxed durability, one that took over for another, and a copied file
+    may lack what was read, and give the same numbers and transaction ids again. All that was read
+    lately is compared where that can have happened, and the newest chunk in each look.
+
+    Args:
+        buffer_id: The buffer.
+        queries: What is asked of its database.
+    """
+
+    def __init__(self, buffer_id: int, queries: AnchorQueries) -> None:
+        self._buffer_id, self._queries = buffer_id, queries
+        self._chunks: deque[tuple[int, int, str]] = deque(maxlen=MOST_CHUNKS)
+        self._entry: tuple[int, str] | None = None
+        # Deleted steps: a chunk of which all were deleted has gone.
+        self._deleted: set[int] = set()
+        self._sessions: WeakSet[Any] = WeakSet()
+
+    def is_certain(self, connection: Connection) -> bool:
+        """Return whether nothing can have been lost since an earlier look: its session is open."""
+        return self._queries.session(connection) in self._sessions
+
+    def holds(self, connection: Connection, low: int) -> bool:
+        """Return whether a state has what was read.
+
+        Args:
+            connection: Sees the state.
+            low: Steps up to this number have left.
+        """
+        if not self.is_certain(connection):
+            return self._has_all(connection, low)
+        for chunk in reversed(self._chunks):
+            found = self._queries.chunk_ids(connection, self._buffer_id, [chunk[0]])
+            if found:
+                return found == [(chunk[0], chunk[2])]
+            if not self._has_left(chunk, low):
+                return False
+        # All that was read has left.
+        return not self._chunks
+
+    def _has_all(self, connection: Connection, low: int) -> bool:
+        firsts = [first for first, _, _ in self._chunks]
+        found = dict(self._queries.chunk_ids(connection, self._buffer_id, firsts))
+        for chunk in self._chunks:
+            id_ = found.get(chunk[0])
+            if id_ != chunk[2] and (id_ is not None or not self._has_left(chunk, low)):
+                return False
+        if self._chunks and not found:
+            return False
+        if self._entry is None:
+            return True
+        # An entry that was trimmed tells nothing: what was read is read again.
+        return self._queries.entry_time(connection, self._entry[0]) == self._entry[1]
+
+    def _has_left(self, chunk: tuple[int, int, str], low: int) -> bool:
+        first, n_steps, _ = chunk
+        return all(seq <= low or seq in self._deleted for seq in range(first, first + n_steps))
+
+    def note_deleted(self, seqs: Sequence[int]) -> None:
+        """Note that steps were deleted, before `holds`."""
+        self._deleted.update(seqs)
+
+    def note(
+        self,
+        connection: Connection,
+        chunks: Sequence[tuple[int, int, str]],
+        *,
+        is_start: bool,
+        has_entries: bool,
+    ) -> None:
+        """Note what a look has read.
+
+        Args:
+            connection: The look's.
+            chunks: (first_seq, number of steps, id) of each chunk that was new.
+            is_start: It has read everything.
+            has_entries: There were new entries of the change log.
+        """
+        if is_start:
+            self._chunks.clear()
+            self._deleted.clear()
+        self._chunks.extend(chunks)
+        if is_start or has_entries:
+            self._entry = self._queries.newest_entry(connection, self._buffer_id)
+        if self._deleted and self._chunks:
+            oldest = min(first for first, _, _ in self._chunks)
+            self._deleted = {seq for seq in self._deleted if seq >= oldest}
+        self._sessions.add(self._queries.session(connection))
+
+    def as_json(self) -> Any:
+        """Return what `of_json` takes."""
+        return {
+            "chunks": list(self._chunks),
+            "entry": self._entry,
+            "deleted": sorted(self._deleted),
+        }
+
+    def of_json(self, told: Any) -> None:
+        """Take what another process has read."""
+        self._chunks.extend((first, n_steps, id_) for first, n_steps, id_ in told["chunks"])
+        self._entry = None if told["entry"] is None else (told["entry"][0], told["entry"][1])
+        self._deleted = set(told["deleted"])
