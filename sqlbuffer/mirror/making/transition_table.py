@@ -14,8 +14,9 @@ from sqlbuffer.steps.n_step import Returns
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# It pays when that share of the steps was planned in draws.
-WORTH_IT = 1 / 16
+# It is made when that share of the steps was planned in draws: for a million steps it takes 0.4 s,
+# and saves 0.3 ms a draw.
+WORTH_IT = 1 / 256
 # With more changes than this share of the steps, draws plan by themselves again.
 MOST_CHANGED = 1 / 8
 _PAGE = 65_536
