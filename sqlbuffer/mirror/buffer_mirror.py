@@ -108,18 +108,23 @@ class Mirror:
         """Stop following the buffer; what it holds is freed with the object.
 
         Raises:
-            StorageError: Priorities that were set could not be written.
+            StorageError: Priorities that were set, or the last batches of the sample log, could not
+                be written.
         """
-        self._refreshing.close()
+        try:
+            self._draws.accounts.close()
+        finally:
+            self._refreshing.close()
 
     def refresh(self) -> None:
         """Write the priorities that were set, and take what is new in the buffer now.
 
         Raises:
             MirrorFullError: It does not fit into `max_bytes`.
-            StorageError: The database cannot be read.
+            StorageError: The database cannot be read, or the sample log written.
         """
         self._store.own_writes.store()
+        self._draws.accounts.settle()
         self._refreshing.refresh()
 
     def lag(self) -> MirrorLag:

@@ -112,7 +112,7 @@ class Filling:
     def commit(self, memory: StepMemory, news: News) -> None:
         """Make the state of a look the one that is drawn from."""
         now, sampling = news.state, self._config.sampling
-        memory.low, memory.high = now.low, now.high
+        memory.low, memory.high, memory.clock = now.low, now.high, now.clock
         # A reward that was given late changes the return of its episode.
         changed = _episodes_of(memory, [seq for seq, _ in news.rewards])
         selection = news.selection
@@ -194,15 +194,4 @@ def check_mirrored(store: BufferStore) -> None:
         raise BufferConfigError(
             f"buffer {name!r} hands out its steps by leases, which a mirror does not; use "
             f"lease() of the buffer itself"
-        )
-    if config.flow.rate_limiter is not None:
-        raise BufferConfigError(
-            f"buffer {name!r} has a rate limiter ({config.flow.rate_limiter}), which a mirror does "
-            f"not obey; draw from the buffer itself, or remove the limiter "
-            f"(set_rate_limiter(None))"
-        )
-    if config.sampling.track_samples:
-        raise BufferConfigError(
-            f"buffer {name!r} logs its batches (track_samples), which a mirror does not; draw from "
-            f"the buffer itself"
         )

@@ -98,10 +98,15 @@ class MirrorSource:
         behind them.
         """
 
-        def found(maker: BatchMaker, wanted: Flags | None) -> tuple[Batch | None, Place]:
-            return _next(maker, wanted, order, at, n)
+        def found(
+            maker: BatchMaker, wanted: Flags | None
+        ) -> tuple[Batch | None, Place, int | None]:
+            return *_next(maker, wanted, order, at, n), maker.memory.clock
 
-        return self._draws.read(self._form, self._node, found)
+        batch, behind, clock = self._draws.read(self._form, self._node, found)
+        if batch is not None:
+            self._draws.accounts.log_pass(batch, clock)
+        return batch, behind
 
 
 def _keys(maker: BatchMaker, wanted: Flags | None) -> Numbers:

@@ -13,6 +13,7 @@ from sqlbuffer.fields.declarations import BUILT_IN
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.mirror.choosing.choosers import chooser_of
 from sqlbuffer.mirror.choosing.chosen import Chooser
+from sqlbuffer.mirror.draw_accounts import DrawAccounts
 from sqlbuffer.mirror.making.step_batches import StepBatches, StepForm
 from sqlbuffer.mirror.making.trajectory_batches import TrajectoryBatches
 from sqlbuffer.mirror.making.transition_batches import TransitionBatches
@@ -68,6 +69,9 @@ class MemoryDraws:
         store: The buffer.
         settings: What the mirror was opened with.
         refreshing: Keeps its steps in memory.
+
+    Attributes:
+        accounts: Counts and logs what is drawn.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class MemoryDraws:
     ) -> None:
         self._store, self._settings, self._refreshing = store, settings, refreshing
         self._rng, self._matching = np.random.default_rng(), MatchingSteps()
+        self.accounts = DrawAccounts(store, settings.refresh_s)
         self._makers: dict[Form, BatchMaker] = {}
         self._forms: dict[tuple[Any, ...], TransitionForm] = {}
         self._every_name = [*settings.fields.specs, *BUILT_IN]
@@ -126,6 +131,7 @@ class MemoryDraws:
 
         Raises:
             InsufficientDataError: There are fewer.
+            FlowControlError: The rate limiter did not let them out in time.
         """
         has_condition = node != EVERYTHING or self.selects
         chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
@@ -134,11 +140,14 @@ class MemoryDraws:
             self._refreshing.check_prioritized(sampler.normalize)
         self._store.own_writes.store_before_draw(int(n), self.n_steps)
 
-        def drawn(maker: BatchMaker, wanted: Flags | None) -> tuple[Batch, int]:
-            return maker.draw(chooser, int(n), wanted), maker.memory.high
+        def drawn(maker: BatchMaker, wanted: Flags | None) -> tuple[Batch, int, int | None]:
+            memory = maker.memory
+            return maker.draw(chooser, int(n), wanted), memory.high, memory.clock
 
-        batch, head = self.read(form, node, drawn)
-        check_sufficient(batch.n_rows, n, True, lambda: self.undrawn(node, sampler, reader()))
+        with self.accounts.drawing(int(n), sampler) as note:
+            batch, head, clock = self.read(form, node, drawn)
+            check_sufficient(batch.n_rows, n, True, lambda: self.undrawn(node, sampler, reader()))
+            note(batch, clock)
         return batch, head
 
     def undrawn(self, node: Node, sampler: Sampler | None, reader: BatchReader) -> str:

@@ -164,7 +164,7 @@ class BatchDraws:
             found,
             n,
             kind,
-            _log_entry_of(sampler),
+            log_entry_of(sampler),
             least=least,
             adds_up=bool(getattr(sampler, "replace", False)),
         )
@@ -292,7 +292,8 @@ def _numbered(batch: Batch, number: int | None) -> Batch:
     return Batch(batch, {**batch.info, BATCH_ID: np.full(batch.n_rows, number, np.int64)})
 
 
-def _log_entry_of(sampler: RowStrategy | TaskStrategy) -> LogEntry:
+def log_entry_of(sampler: RowStrategy | TaskStrategy) -> LogEntry:
+    """Return what the sample log says of the sampler of a batch."""
     seeds = (getattr(value, "seed", None) for value in (sampler, *vars(sampler).values()))
     seed = next((seed for seed in seeds if isinstance(seed, (int, np.integer))), None)
     return LogEntry(type(sampler).__name__, None if seed is None else str(int(seed)))

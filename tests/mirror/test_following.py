@@ -10,7 +10,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer
+from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import (
     BufferConfigError,
     BufferNotFoundError,
@@ -285,8 +285,6 @@ def test_buffers_that_cannot_be_mirrored_are_refused_by_name(buffer_url):
         ({}, "has no typed fields"),
         ({"fields": FIELDS, "max_use": 2}, "counts the uses of its steps"),
         ({"fields": FIELDS, "leases": True}, "hands out its steps by leases"),
-        ({"fields": FIELDS, "rate_limiter": RateLimiter(4)}, "has a rate limiter"),
-        ({"fields": FIELDS, "track_samples": True}, "logs its batches"),
     ):
         name = f"b{len(message)}"
         with (

@@ -4,7 +4,7 @@ import re
 
 from sqlbuffer.config.connection import DEFAULT_CONNECTION
 from sqlbuffer.storage.database import engine, transactions, vacuum
-from sqlbuffer.storage.flow import limiters, pacing
+from sqlbuffer.storage.flow import limiters, pacing, waiting_mark
 from sqlbuffer.storage.inspect.buffer_stats import MOST_ROWS
 from sqlbuffer.storage.schema.views import VIEWS
 from sqlbuffer.storage.writing import write_queue
@@ -15,7 +15,7 @@ def test_pacing_gives_the_figures_that_the_code_has():
     text = " ".join(text_of("docs/pacing.md").split())
     assert f"{DEFAULT_CONNECTION.wait_s:.0f} seconds unless it is given" in text
     assert f"waits when {write_queue.MAX_ROWS:,} are waiting" in text
-    assert (pacing.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
+    assert (waiting_mark.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
 
 
 def test_watching_says_how_many_rows_are_looked_at():

@@ -60,9 +60,9 @@ class StepMemory:
         changed: Which slots have changed.
         limits: What decides which steps may be sampled.
         episodes: The episodes.
-        tasks: The names of tasks.
-        agents: The names of agents.
+        tasks, agents: Their names.
         low, high: Steps up to `low` have left, and `high` is the newest one.
+        clock: The buffer's clock.
         n_live: How many steps the buffer has.
         has_barred: Whether some of them were not to be sampled at some time.
         priorities: The priorities of the steps; None: the buffer has none.
@@ -81,6 +81,7 @@ class StepMemory:
         keeps_tails = any(spec.is_variable for spec in layout.specs.values())
         self.tails = np.zeros(n, object) if keeps_tails else None
         self.episodes, self.tasks, self.agents = EpisodeTable(), NameTable(), NameTable()
+        self.clock: int | None = None
         self.low, self.high, self.n_live, self.has_barred = 0, 0, 0, False
         self.priorities: StepPriorities | None = None
         self.changed = ChangedSlots(n)
@@ -94,14 +95,14 @@ class StepMemory:
 
     @property
     def n_wanted(self) -> int:
-        """How many steps the buffer has, without those that are kept only for those around them."""
+        """How many steps the buffer has, without those that are not drawn by a condition."""
         if not self.limits.selects:
             return self.n_live
         is_live = (self.links["flags"] & LIVE) != 0
         return int(np.count_nonzero(is_live & ~self.limits.is_outside))
 
     def has_episode(self, id_: int) -> bool:
-        """Return whether steps of an episode are in memory, by its key in the database."""
+        """Return whether steps of an episode are in memory."""
         return self.episodes.find(id_) != NONE
 
     def has_step(self, seq: int) -> bool:
@@ -293,8 +294,7 @@ class StepMemory:
 
     def make_room(self, low: int) -> None:
         """Make what was staged visible, and free the slots of steps up to a number."""
-        for slots in self._show_staged(low):
-            self._judge(slots)
+        list(map(self._judge, self._show_staged(low)))
         self._evict(low, np.zeros(0, np.int64))
 
     def _show_staged(self, low: int) -> list[Integers]:

@@ -21,7 +21,7 @@ from sqlbuffer.mirror.sharing.replica import (
     replay,
     shared_shapes,
 )
-from sqlbuffer.mirror.sharing.segment import Counter, Segment
+from sqlbuffer.mirror.sharing.segment import NO_CLOCK, Counter, Segment, clock_of
 from sqlbuffer.mirror.sharing.shared_place import SharedPlace
 
 FEWEST_JOURNAL_BYTES = 2**20
@@ -93,6 +93,7 @@ class Publisher:
         restore(memory, segment.get(Counter.N_USED))
         memory.n_live = segment.get(Counter.N_LIVE)
         memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
+        memory.clock = clock_of(segment)
         memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
         self._listen(memory)
         self._told_sessions = set(memory.limits.session_keys)
@@ -134,6 +135,7 @@ class Publisher:
         segment.set(Counter.HAS_BARRED, int(memory.has_barred))
         segment.set(Counter.LOW, memory.low)
         segment.set(Counter.HIGH, memory.high)
+        segment.set(Counter.CLOCK, NO_CLOCK if memory.clock is None else memory.clock)
         segment.cursor = cursor
         segment.set(Counter.IS_STAGING, 0)
         for table in (memory.tasks, memory.agents, memory.episodes):

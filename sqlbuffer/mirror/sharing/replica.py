@@ -15,7 +15,7 @@ from sqlbuffer.mirror.memory.slot_arrays import Shapes, slot_shapes
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.sharing.journal import unpacked
-from sqlbuffer.mirror.sharing.segment import Counter, Segment
+from sqlbuffer.mirror.sharing.segment import Counter, Segment, clock_of
 
 # Kinds of entries; the status of an episode is added to the last.
 TASK_NAME, AGENT_NAME, SESSION_KEY, EPISODE_STATE = 1, 2, 3, 8
@@ -81,6 +81,7 @@ class Replica:
         memory.n_live = segment.get(Counter.N_LIVE)
         memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
         memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
+        memory.clock = clock_of(segment)
         n_before = memory.changed.n
         ring, n_new = segment.arrays[CHANGED], n_changed - self._n_changed
         if n_new > len(ring):

@@ -37,6 +37,7 @@ class Counter(IntEnum):
     LOOKED_NS = 4
     FAILED_NS = 15
     LOW = 16
+    CLOCK = 17
     N_USED = 5
     N_LIVE = 6
     HAS_BARRED = 7
@@ -47,6 +48,10 @@ class Counter(IntEnum):
     ERROR_END = 12
     ABOUT_END = 13
     IS_CLEAN = 14
+
+
+# A buffer whose clock was never set.
+NO_CLOCK = np.iinfo(np.int64).min
 
 
 class Segment:
@@ -210,3 +215,9 @@ def _places(start: int, arrays: Shapes) -> tuple[dict[str, int], int]:
 
 def _page_after(n: int) -> int:
     return -(-n // _PAGE) * _PAGE
+
+
+def clock_of(segment: Segment) -> int | None:
+    """Return the buffer's clock; None if it was never set."""
+    clock = segment.get(Counter.CLOCK)
+    return None if clock == NO_CLOCK else clock

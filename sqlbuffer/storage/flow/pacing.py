@@ -8,9 +8,9 @@ same counts, so each may pass a limit by the batch that it has in flight.
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -26,6 +26,7 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.dialects.connections import hurried, writing
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.limiters import FlowReading
+from sqlbuffer.storage.flow.waiting_mark import WaitingMark
 from sqlbuffer.waits import pause
 
 T = TypeVar("T")
@@ -33,7 +34,6 @@ T = TypeVar("T")
 
 # How often one that waits looks, first and in the end.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.05, 0.25, 1.05
-HEARTBEAT_S = 1.0
 # How often a process tells what it has sampled without a limiter, and looks whether there is one.
 PUBLISH_S = 5.0
 # How long it waits for other writers where somebody waits for the answer.
@@ -84,8 +84,7 @@ class Pacer:
         Raises:
             FlowControlError: They may not in time.
         """
-        self._see_fork()
-        limited = n > 0 and self._wait("sample", n, wait_s) is not None
+        limited = n > 0 and self.reserve(n, wait_s)
         drawn = 0
 
         def note(n_rows: int) -> None:
@@ -96,17 +95,31 @@ class Pacer:
             yield note
         finally:
             if limited and drawn != n:
-                self._correct(drawn - n)
+                self.correct(drawn - n)
             if drawn:
-                self._note(drawn, 1)
+                self.note(drawn, 1)
                 if time.monotonic() - self._published_at >= PUBLISH_S:
                     self.publish_counts()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether rows wait for a limiter, as far as this process knows."""
+        return self._policy is not None
+
+    def reserve(self, n: int, wait_s: float | None = None) -> bool:
+        """Wait until n rows may be sampled, and count them; see `sampling`.
+
+        Returns:
+            Whether they are counted; False: nothing limits them.
+        """
+        self._see_fork()
+        return self._wait("sample", n, wait_s) is not None
 
     def give_back(self, n: int) -> None:
         """Undo the count of a batch of n rows that was not handed out."""
         if self._policy is not None:
-            self._correct(-n)
-        self._note(-n, -1)
+            self.correct(-n)
+        self.note(-n, -1)
 
     def before_insert(self, n: int) -> None:
         """Wait until n rows may be inserted.
@@ -172,13 +185,14 @@ class Pacer:
         try:
             self._write_sampled(rows, batches, wait_s)
         except BaseException as error:
-            self._note(rows, batches)
+            self.note(rows, batches)
             if not isinstance(error, SQLBufferError):
                 raise
             # Busy, or unreachable: the next time.
             self._may_publish = not isinstance(error, StorageReadOnlyError)
 
-    def _note(self, rows: int, batches: int) -> None:
+    def note(self, rows: int, batches: int) -> None:
+        """Note what was sampled, for those that read the counts."""
         with self._mutex:
             self._rows, self._batches = self._rows + rows, self._batches + batches
 
@@ -212,7 +226,7 @@ class Pacer:
             return None
         wait_s = self._store.options.wait_s if wait_s is None else wait_s
         deadline = time.monotonic() + wait_s
-        mark = _Mark(self, role, n)
+        mark = WaitingMark(self._holder, partial(self.write_mark, role, n), self.clear_mark)
         pause_s = FIRST_PAUSE_S
         try:
             while True:
@@ -299,7 +313,7 @@ class Pacer:
                 self._correction += owed
             raise
 
-    def _correct(self, n: int) -> None:
+    def correct(self, n: int) -> None:
         """Count so many rows more, or fewer where n is negative, than were let through."""
         with self._mutex:
             self._correction += n
@@ -364,36 +378,3 @@ class Pacer:
             writing(store.engine, "relaxed") as connection,
         ):
             limiters.clear_waiting(connection, store.info.id, holder)
-
-    @property
-    def holder(self) -> str:
-        """The name of this process's rows."""
-        return self._holder
-
-
-class _Mark:
-    """The row of a call that waits."""
-
-    def __init__(self, pacer: Pacer, role: Role, n: int) -> None:
-        self._pacer, self._role, self._n = pacer, role, n
-        self._holder = ""
-        self._beaten_at = 0.0
-
-    @property
-    def is_set(self) -> bool:
-        """Whether the call has waited."""
-        return bool(self._holder)
-
-    def beat(self) -> None:
-        """Be there, and be heard of about every second."""
-        now = time.monotonic()
-        if self._holder and now - self._beaten_at < HEARTBEAT_S:
-            return
-        self._beaten_at = now
-        self._holder = self._holder or f"{self._pacer.holder} {uuid.uuid4().hex[:12]}"
-        self._pacer.write_mark(self._role, self._n, self._holder)
-
-    def clear(self) -> None:
-        """Be gone."""
-        if self._holder:
-            self._pacer.clear_mark(self._holder)

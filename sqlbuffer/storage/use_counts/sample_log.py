@@ -39,8 +39,11 @@ def log_batch(
     clock: int | None,
     note: LogEntry,
     probabilities: Sequence[float] | None = None,
+    age_s: float = 0.0,
 ) -> int:
-    """Log a batch in the transaction that hands it out, and return its number."""
+    """Log a batch in the transaction that hands it out, and return its number; one that was handed
+    out earlier with its age.
+    """
     values = {
         "buffer_id": uses.buffer.info.id,
         "clock": clock,
@@ -49,6 +52,7 @@ def log_batch(
         "n_rows": len(seqs),
         "seqs": list(seqs),
         "probabilities": probabilities,
+        **({"sampled_at": seconds_ago(age_s)} if age_s else {}),
     }
     keep = uses.housekeeping
     now = time.monotonic()

@@ -1,0 +1,182 @@
+"""Count and log the draws of a mirror: many of them at a time, and apart from the draws."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from weakref import WeakSet, ref
+
+from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
+from sqlbuffer.samplers import RandomSampler, Sampler
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.database.engine import is_memory
+from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.storage.draws import PROBABILITIES, log_entry_of
+from sqlbuffer.storage.flow.credits import SampleCredits
+from sqlbuffer.storage.flow.pacing import PUBLISH_S
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.use_counts.pending_log import PendingLog
+from sqlbuffer.storage.use_counts.sample_log import LogEntry
+
+# With that many steps in batches that are not logged yet, batches are logged as they come.
+MOST_UNLOGGED_STEPS = 1_000_000
+SHORTEST_PAUSE_S = 0.05
+_UNIFORM = RandomSampler()
+# Takes a batch, and the buffer's clock when it was drawn.
+Note = Callable[[Batch, int | None], None]
+
+
+_open: "WeakSet[DrawAccounts]" = WeakSet()
+
+
+class DrawAccounts:
+    """Has draws wait for the rate limiter, and keeps them for the counts and the sample log.
+
+    What is kept is stored every `settle_s` seconds, by a thread of its own.
+
+    Args:
+        store: The buffer.
+        settle_s: How often, in seconds.
+    """
+
+    def __init__(self, store: BufferStore, settle_s: float) -> None:
+        self._store, self._settle_s = store, max(settle_s, SHORTEST_PAUSE_S)
+        self._credits = SampleCredits(store.pacer)
+        self._log = PendingLog(store.uses, MOST_UNLOGGED_STEPS)
+        self._mutex, self._closed = threading.Lock(), threading.Event()
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._settled_at = self._published_at = time.monotonic()
+        self._error: StorageReadOnlyError | None = None
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether the mirror was closed, or is another process's."""
+        return self._closed.is_set() or self._pid != os.getpid()
+
+    @contextmanager
+    def drawing(
+        self, n: int, sampler: Sampler | None
+    ) -> Iterator[Callable[[Batch, int | None], None]]:
+        """Wait until n things may be drawn.
+
+        Yields:
+            A function that takes the batch and the clock; without a call nothing was drawn.
+
+        Raises:
+            FlowControlError: The rate limiter did not let them out in time.
+            StorageError: Neither the limiter nor the sample log can be reached.
+        """
+        if self._is_closed:
+            yield lambda batch, clock: None  # the draw says so
+            return
+        self._begin()
+        is_counted = n > 0 and self._credits.take(n)
+        n_drawn = 0
+
+        def note(batch: Batch, clock: int | None) -> None:
+            nonlocal n_drawn
+            if self._log.is_on:
+                self._keep(batch, clock, log_entry_of(sampler or _UNIFORM))
+            n_drawn = batch.n_rows
+
+        try:
+            yield note
+        finally:
+            if is_counted and n_drawn < n:
+                self._credits.put_back(n - n_drawn)
+            if n_drawn:
+                self._store.pacer.note(n_drawn, 1)
+
+    def log_pass(self, batch: Batch, clock: int | None) -> None:
+        """Log a batch of a pass, if the buffer logs batches."""
+        if self._log.is_on:
+            self._begin()
+            self._keep(batch, clock, LogEntry("pass"))
+
+    def _keep(self, batch: Batch, clock: int | None, entry: LogEntry) -> None:
+        seqs, given = batch.info["seq"].tolist(), batch.get(PROBABILITIES)
+        self._log.add(seqs, clock, entry, None if given is None else given.tolist())
+
+    def _begin(self) -> None:
+        """Have what is kept be stored from time to time."""
+        if self._error is not None:
+            self.settle()  # raises again, unless the role may write now
+        if is_memory(self._store.url):
+            # Its one connection is that of the callers.
+            if time.monotonic() - self._settled_at >= self._settle_s:
+                self.settle()
+            return
+        if self._thread is None:
+            with self._mutex:
+                if self._thread is None and not self._closed.is_set():
+                    self._thread = threading.Thread(
+                        target=_settle,
+                        args=(ref(self), self._closed, self._settle_s, self._log, self._credits),
+                        name="sqlbuffer-mirror-settle",
+                        daemon=True,
+                    )
+                    self._thread.start()
+                    _open.add(self)
+                    at_process_end(_close_all, priority=1)  # before connections are closed
+
+    def settle(self) -> None:
+        """Store what is kept, and give back credits that no draw uses.
+
+        Raises:
+            StorageError: The sample log cannot be written; it is kept.
+        """
+        self._settled_at = time.monotonic()
+        try:
+            self._log.settle()
+        except StorageReadOnlyError as error:
+            self._error = error
+            raise
+        self._error = None
+        self._credits.settle()
+        if self._settled_at - self._published_at >= PUBLISH_S:
+            self._published_at = self._settled_at
+            self._store.pacer.publish_counts()
+
+    def close(self) -> None:
+        """Store what is kept, for the last time.
+
+        Raises:
+            StorageError: The sample log cannot be written.
+        """
+        if self._is_closed:
+            return
+        self._closed.set()
+        try:
+            self._log.settle()
+        finally:
+            self._credits.settle(is_end=True)
+
+
+def _settle(
+    accounts: "ref[DrawAccounts]",
+    closed: threading.Event,
+    pause_s: float,
+    log: PendingLog,
+    credits: SampleCredits,
+) -> None:
+    """Settle again and again, until the mirror is closed or nobody has it any more."""
+    while not closed.wait(pause_s):
+        own = accounts()
+        with suppress(SQLBufferError):  # kept for the next time
+            if own is None:
+                log.settle()
+                credits.settle(is_end=True)
+                return
+            own.settle()
+        if own is None:
+            return
+        del own
+
+
+def _close_all() -> None:
+    """Store what is kept, because the process ends."""
+    for own in list(_open):
+        with suppress(SQLBufferError):
+            own.close()

@@ -1,0 +1,94 @@
+"""Batches that were handed out and are not in the sample log yet."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_batch
+from sqlbuffer.storage.use_counts.use_counting import UseCounting
+
+
+class PendingBatch(NamedTuple):
+    """A batch that was handed out.
+
+    Attributes:
+        seqs: Its steps.
+        clock: The buffer's clock when it was drawn.
+        entry: What else the log says of it.
+        probabilities: That of each step, where the sampler gives them.
+        drawn_at: When, by the monotonic clock.
+    """
+
+    seqs: Sequence[int]
+    clock: int | None
+    entry: LogEntry
+    probabilities: Sequence[float] | None
+    drawn_at: float
+
+
+class PendingLog:
+    """Keeps batches for the sample log, and stores many of them at a time, each once.
+
+    Args:
+        uses: Logs what is drawn.
+        most_steps: With that many steps, batches are stored as they come.
+    """
+
+    def __init__(self, uses: UseCounting, most_steps: int) -> None:
+        self._uses, self._most_steps = uses, most_steps
+        self._mutex, self._settling = threading.Lock(), threading.Lock()
+        self._batches: list[PendingBatch] = []
+        self._n_steps = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the buffer logs batches."""
+        return self._uses.buffer.info.config.sampling.track_samples
+
+    def add(
+        self,
+        seqs: Sequence[int],
+        clock: int | None,
+        entry: LogEntry,
+        probabilities: Sequence[float] | None,
+    ) -> None:
+        """Keep a batch until `settle`.
+
+        Raises:
+            StorageError: Many wait, and they cannot be stored; this one is not kept.
+        """
+        if not seqs:
+            return
+        if self._n_steps + len(seqs) > self._most_steps:
+            self.settle()
+        with self._mutex:
+            own = PendingBatch(seqs, clock, entry, probabilities, time.monotonic())
+            self._batches.append(own)
+            self._n_steps += len(seqs)
+
+    def settle(self) -> None:
+        """Store the batches, in the order in which they were drawn, all or none.
+
+        Raises:
+            StorageError: They cannot be stored, and wait.
+        """
+        with self._settling:
+            batches = self._batches[:]
+            if not batches:
+                return
+
+            def work(connection: Connection) -> None:
+                now = time.monotonic()
+                for each in batches:
+                    log_batch(
+                        connection, self._uses, each.seqs, each.clock, each.entry,
+                        each.probabilities, max(0.0, now - each.drawn_at),
+                    )  # fmt: skip
+
+            self._uses.write(work)
+            with self._mutex:
+                del self._batches[: len(batches)]
+                self._n_steps -= sum(len(each.seqs) for each in batches)
