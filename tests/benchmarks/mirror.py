@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from tests.benchmarks import following
 from tests.benchmarks.arrays import BATCH, EPISODE, FIELDS, steps
 from tests.benchmarks.bench import Bench, random_numbers
-from tests.benchmarks.measure import Timed, in_turns, ratio_of
+from tests.benchmarks.measure import Timed, Timings, in_turns, ratio_of
 from tests.benchmarks.report import Figure, shown_rate, shown_time
 
 # A million steps in at most 1 s and 3 s.
@@ -63,6 +63,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         timings.ratio("n=5", "arrays"),
     )
     yield from followed
+    yield _by_priority(bench)
 
 
 def _filled(bench: Bench, url: str) -> ReplayBuffer:
@@ -72,6 +73,42 @@ def _filled(bench: Bench, url: str) -> ReplayBuffer:
     for _ in range(max(1, n // EPISODE)):
         buffer.store_episode(steps(rng, EPISODE))
     return buffer
+
+
+def _by_priority(bench: Bench) -> Figure:
+    """Return how a draw by priority and new priorities for it compare to the buffer's own."""
+    n, rng = bench.scale.rows, random_numbers()
+    bench.say(f"filling a database with {n:,} steps with priorities")
+    sampler = PrioritizedSampler()
+
+    def learn(source: Any, errors: Any) -> None:
+        source.update_priorities(source.sample_arrays(BATCH, sampler=sampler).seq, errors)
+
+    def timed(source: Any, repeat: int) -> Timings:
+        call = Timed(learn, lambda: (source, np.abs(rng.standard_normal(BATCH))), repeat)
+        return in_turns({"all": call}, bench.scale.times(30), warmup=bench.scale.times(4))
+
+    with (
+        bench.database() as url,
+        ReplayBuffer(
+            url, create=True, fields=FIELDS, max_capacity=n, priorities=True, alpha=0.6
+        ) as buffer,
+    ):
+        for _ in range(max(1, n // EPISODE)):
+            priority = np.abs(rng.standard_normal(EPISODE))
+            buffer.store_episode(steps(rng, EPISODE), priority=priority)
+        bench.say("drawing by priority from the buffer and from a mirror")
+        theirs = timed(buffer, 2)
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            ours = timed(mirror, 50)
+    rounds = zip(theirs.rounds["all"], ours.rounds["all"], strict=True)
+    return Figure(
+        f"{BATCH} by priority from a mirror, and their new priorities: times faster than in the "
+        f"buffer",
+        bench.label,
+        f"{shown_time(ours.median('all'))}, buffer {shown_time(theirs.median('all'))}",
+        ratio_of([float(np.median(slow) / np.median(quick)) for slow, quick in rounds]),
+    )
 
 
 def _filling(bench: Bench, buffer: ReplayBuffer) -> Figure:

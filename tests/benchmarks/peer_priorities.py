@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
+from sqlbuffer.mirror.buffer_mirror import Mirror
 from tests.benchmarks import machine
 from tests.benchmarks.arrays import FIELDS
 from tests.benchmarks.bench import Bench, Scale, random_numbers
@@ -21,9 +22,18 @@ from tests.benchmarks.peer_buffers import (
     name_of,
     transitions,
 )
-from tests.benchmarks.report import Figure, aligned, shown_ratio, shown_times, table
+from tests.benchmarks.report import (
+    Figure,
+    aligned,
+    shown_ratio,
+    shown_time,
+    shown_times,
+    table,
+)
 
 ALPHA, BETA, EPS = 0.6, 0.4, 1e-6
+# How many times as fast as a buffer in memory a mirror has to be.
+MIRROR_STEPS = {"cpprb, `PrioritizedReplayBuffer`": 1.2}
 HEADER = (
     "Prioritized replay",
     f"{BATCH} by priority, and their new priorities",
@@ -107,6 +117,34 @@ class SQLPriorities:
 
     def close(self) -> None:
         self._buffer.close()
+
+
+class MirrorPriorities(SQLPriorities):
+    """sqlbuffer, drawn from a mirror: new priorities are written to the database later."""
+
+    sample, update = "`mirror.sample_arrays`", "`mirror.update_priorities`"
+
+    def __init__(self, url: str, capacity: int) -> None:
+        super().__init__(url, capacity)
+        # Open once the buffer is full, and left to itself while it is timed.
+        self._mirror: Mirror | None = None
+
+    @property
+    def mirror(self) -> Mirror:
+        if self._mirror is None:
+            self._mirror = self._buffer.mirror(refresh_s=3_600)
+        return self._mirror
+
+    def draw(self) -> Any:
+        return self.mirror.sample_arrays(BATCH, sampler=self._sampler)
+
+    def refresh(self, batch: Any, errors: Any) -> None:
+        self.mirror.update_priorities(batch.seq, errors, EPS)
+
+    def close(self) -> None:
+        if self._mirror is not None:
+            self._mirror.close()
+        super().close()
 
 
 class TorchRLPriorities:
@@ -211,6 +249,9 @@ def measure(
             ours = SQLPriorities(stack.enter_context(bench.database()), scale.rows)
             stack.callback(ours.close)
             buffers[name_of(bench)] = ours
+            mirrored = MirrorPriorities(stack.enter_context(bench.database()), scale.rows)
+            stack.callback(mirrored.close)
+            buffers[_mirror_of(bench)] = mirrored
         for peer in peers:
             try:
                 buffers[peer.name] = peer.open(scale.rows)
@@ -222,14 +263,20 @@ def measure(
         say("drawing by priority")
         timings = timed(buffers, scale)
     found = [peer for peer in peers if peer.name in buffers]
-    names = [*map(name_of, benches), *(peer.name for peer in peers)]
+    names = [*map(name_of, benches), *map(_mirror_of, benches), *(peer.name for peer in peers)]
     parts = [
         machine.facts_beside(benches, [peer.distribution for peer in found]),
         aligned([HEADER, *_lines(names, buffers, timings)]),
     ]
     if found:
-        parts.append(table([_figure(bench, found, timings) for bench in benches], judged=False))
+        figures = [_figure(bench, found, timings) for bench in benches]
+        figures += [line for bench in benches for line in _from_mirror(bench, found, timings)]
+        parts.append(table(figures, judged=scale.full))
     return "\n\n".join(parts)
+
+
+def _mirror_of(bench: Bench) -> str:
+    return f"{name_of(bench)}, from a mirror"
 
 
 def fill(buffer: PrioritizedBuffer, n: int) -> None:
@@ -304,3 +351,19 @@ def _figure(bench: Bench, peers: Sequence[PrioritizedPeer], timings: Timings) ->
         bench.label,
         "; ".join(f"{name}: {shown_ratio(ratio)}" for name, ratio in compared.items()),
     )
+
+
+def _from_mirror(
+    bench: Bench, peers: Sequence[PrioritizedPeer], timings: Timings
+) -> Iterator[Figure]:
+    ours = f"{_mirror_of(bench)} step"
+    for peer in peers:
+        theirs = f"{peer.name} step"
+        yield Figure(
+            f"{BATCH} by priority from a mirror, and their new priorities: times as fast as "
+            f"{peer.name}",
+            bench.label,
+            f"{shown_time(timings.median(ours))}, {shown_time(timings.median(theirs))}",
+            timings.ratio(theirs, ours),
+            MIRROR_STEPS.get(peer.name),
+        )
