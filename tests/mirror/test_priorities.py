@@ -14,6 +14,7 @@ from sqlbuffer.errors import (
     FieldError,
     InsufficientDataError,
     StorageError,
+    StorageReadOnlyError,
     StorageUnreachableError,
 )
 from tests.support.episodes import FIELDS
@@ -454,6 +455,35 @@ def test_a_shared_mirror_refuses_priorities(tmp_path):
             ):
                 with pytest.raises(BufferConfigError, match="without shared=True"):
                     call()
+
+
+def test_who_may_only_read_draws_uniformly(tmp_path):
+    path = tmp_path / "read.db"
+    with opened(path) as buffer:
+        buffer.extend(columns(10))
+        with ReplayBuffer(f"sqlite:///{path}?mode=ro") as reader, reader.mirror() as mirror:
+            assert mirror.sample_arrays(4).n_rows == 4
+            for call in (
+                lambda: mirror.sample_arrays(2, sampler=PrioritizedSampler()),
+                lambda: mirror.update_priorities([1], 2.0),
+            ):
+                with pytest.raises(StorageReadOnlyError, match="the role of a learner"):
+                    call()
+
+
+def test_windows_and_episodes_are_drawn_by_the_priority_of_their_first_step(buffer, mirror):
+    for number in range(3):
+        buffer.store_episode(columns(20), episode_id=f"e{number}")
+    buffer.update_priorities(np.arange(1, 161), 0.0, eps=0.0)
+    buffer.update_priorities([30, 121], 2.0, eps=0.0)
+    for mode, options, expected in (
+        ("window", {"length": 4}, {30, 121}),
+        ("trajectory", {}, {121}),
+    ):
+        sampler = PrioritizedSampler(seed=1)
+        batch = next(iter(mirror.loader(mode, 40, sampler=sampler, **options)))
+        assert set(batch.seq.tolist()) == expected
+        assert batch.weights.tolist() == [1.0] * 40
 
 
 def test_a_closed_mirror_sets_no_priorities(buffer):

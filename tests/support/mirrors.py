@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer import Batch, ReplayBuffer
+from sqlbuffer import Batch, PrioritizedSampler, ReplayBuffer
 from sqlbuffer.mirror.buffer_mirror import Mirror
 
 Row = dict[str, Any]
@@ -59,3 +59,15 @@ def assert_same_batches(expected: Iterable[Batch], found: Iterable[Batch]) -> No
             for name, values in expected_arrays.items():
                 assert (arrays[name].dtype, arrays[name].shape) == (values.dtype, values.shape)
                 np.testing.assert_array_equal(arrays[name], values, err_msg=name)
+
+
+def assert_same_priorities(buffer: ReplayBuffer, mirror: Mirror) -> None:
+    """Assert that all steps that can be drawn have the priorities that the buffer says."""
+    steps = every_row(buffer, "step")
+    sampler = PrioritizedSampler(replace=False)
+    expected, found = (
+        dict(zip(batch.seq.tolist(), batch.priorities.tolist(), strict=True))
+        for batch in (source.sample_arrays(len(steps), sampler=sampler)
+                      for source in (buffer, mirror))
+    )  # fmt: skip
+    assert found == expected

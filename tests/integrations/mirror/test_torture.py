@@ -1,4 +1,5 @@
-"""A mirror next to writers, deletions, labels, quarantine and rollbacks serves no wrong step.
+"""A mirror next to writers, deletions, labels, quarantine, updates of priorities and rollbacks
+serves no wrong step.
 
 Each step says what it is, and has a checksum of that. A learner looks at every step that it draws.
 """
@@ -6,19 +7,22 @@ Each step says what it is, and has a checksum of that. A learner looks at every 
 import os
 import random
 import time
+from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
-from tests.support.mirrors import assert_same_draws
+from tests.support.mirrors import assert_same_draws, assert_same_priorities
 from tests.support.processes import running
 from tests.support.sql import connected, is_sqlite
 
 CAPACITY = 1_000
 SECONDS = float(os.environ.get("SQLBUFFER_TORTURE_SECONDS", "12"))
 FIELDS = {"obs": ("int64", (3,)), "sum": "uint32", "noise": ("float32", (8,))}
+SETTINGS = {"fields": FIELDS, "max_capacity": CAPACITY, "priorities": True}
 LABEL = 1_000_000.0
 
 
@@ -89,6 +93,24 @@ def change(url, until):
     return n
 
 
+def prioritize(url, until, *, with_mirror):
+    """Draw by priority, and set the priorities of what was drawn."""
+    rng, n = np.random.default_rng(int(with_mirror)), 0
+    with ReplayBuffer(url) as buffer, ExitStack() as stack:
+        source = buffer
+        if with_mirror:
+            source = stack.enter_context(buffer.mirror(refresh_s=0.01))
+        while time.time() < until:
+            try:
+                batch = source.sample_arrays(32, sampler=PrioritizedSampler())
+            except InsufficientDataError:
+                continue
+            source.update_priorities(batch.seq, rng.random(32))
+            n += 1
+            time.sleep(0.005)
+    return n
+
+
 def remove(connection, seqs):
     """Delete steps by plain SQL."""
     listed = ",".join(map(str, seqs))
@@ -120,14 +142,17 @@ def learn(url, until):
         while time.time() < until:
             before = mirror.lag().high
             try:
-                steps, transitions = (
+                steps, transitions, prioritized = (
                     mirror.sample_arrays(64),
                     mirror.sample_transitions(64, n_step=3, gamma=0.5),
+                    mirror.sample_arrays(64, sampler=PrioritizedSampler()),
                 )
             except InsufficientDataError:
                 continue
             after = mirror.lag().high
             check_steps(steps, before - CAPACITY, after)
+            check_steps(prioritized, before - CAPACITY, after)
+            assert (prioritized.priorities > 0).all()
             check_transitions(transitions)
             n_draws += 1
             n_seen = max(n_seen, after)
@@ -165,10 +190,14 @@ def check_transitions(batch):
 
 @pytest.mark.timeout(900)
 def test_no_draw_is_wrong_next_to_writers_and_changes(buffer_url):
-    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=CAPACITY) as buffer:
+    with ReplayBuffer(buffer_url, **SETTINGS) as buffer:
         until = time.time() + SECONDS
         calls = [(write, buffer_url, writer, until) for writer in range(3)]
         calls += [(change, buffer_url, until), (learn, buffer_url, until)]
+        calls += [
+            (partial(prioritize, with_mirror=with_mirror), buffer_url, until)
+            for with_mirror in (True, False)
+        ]
         if not is_sqlite(buffer_url):
             calls.append((roll_back, buffer_url, until))
         with running(calls) as workers, buffer.mirror() as mirror:
@@ -182,10 +211,11 @@ def test_no_draw_is_wrong_next_to_writers_and_changes(buffer_url):
             mirror.refresh()
             assert_same_draws(buffer, mirror, "step")
             assert_same_draws(buffer, mirror, "transition", n_step=3)
+            assert_same_priorities(buffer, mirror)
 
 
 def test_a_learner_that_is_killed_starts_again(buffer_url):
-    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=CAPACITY):
+    with ReplayBuffer(buffer_url, **SETTINGS):
         until = time.time() + SECONDS / 2
         with running([(write, buffer_url, writer, until) for writer in range(2)]) as writers:
             while time.time() < until - 1:
