@@ -27,7 +27,8 @@ def measure(bench: Bench) -> Iterator[Figure]:
     yield _trajectories(bench)
 
 
-def _frames(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+def frames(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    """Return the columns of an episode of frames."""
     return {
         "obs": rng.integers(0, 256, (n, 84, 84), np.uint8),
         "action": np.zeros(n, np.int64),
@@ -43,7 +44,7 @@ def _stacks(bench: Bench) -> Figure:
         bench.say(f"filling a database with {n:,} frames")
         buffer = ReplayBuffer(url, create=True, fields=FIELDS)
         for _ in range(n // length):
-            buffer.store_episode(_frames(rng, length))
+            buffer.store_episode(frames(rng, length))
         bench.say("sampling stacks of frames")
         timings = in_turns(
             {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
-from tests.benchmarks import following
+from tests.benchmarks import following, frames
 from tests.benchmarks.arrays import BATCH, EPISODE, FIELDS, steps
 from tests.benchmarks.bench import Bench, random_numbers
 from tests.benchmarks.measure import Timed, Timings, in_turns, ratio_of
@@ -17,6 +17,8 @@ from tests.benchmarks.report import Figure, shown_rate, shown_time
 # A million steps in at most 1 s and 3 s.
 FILLED_PER_S = {"sqlite": 1_000_000, "postgresql": 333_333}
 FILLS = 6
+FRAMES, EPISODE_OF_FRAMES = 20_000, 500
+GB_PER_S = 2
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -64,6 +66,46 @@ def measure(bench: Bench) -> Iterator[Figure]:
     )
     yield from followed
     yield _by_priority(bench)
+    yield _stacks(bench)
+
+
+def _stacks(bench: Bench) -> Figure:
+    n, rng = max(64, bench.scale.times(FRAMES)), random_numbers()
+    length = min(EPISODE_OF_FRAMES, n)
+    with bench.database() as url:
+        bench.say(f"filling a database with {n:,} frames")
+        buffer = ReplayBuffer(url, create=True, fields=frames.FIELDS)
+        for _ in range(max(1, n // length)):
+            buffer.store_episode(frames.frames(rng, length))
+        columns = np.zeros((n, 84, 84), np.uint8)
+        columns[:] = 1  # or all its pages would be the one of zeros
+        before = np.arange(1 - frames.STACK, 1)
+
+        def gather() -> list[Any]:
+            last = rng.integers(frames.STACK, n - 1, frames.BATCH)[:, None] + before
+            return [columns.take(last, axis=0), columns.take(last + 1, axis=0)]
+
+        bench.say("drawing stacks of frames from a mirror and from an array")
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            draw = partial(mirror.sample_transitions, frames.BATCH, stack={"obs": frames.STACK})
+            timings = in_turns(
+                {"mirror": Timed(draw, repeat=20), "array": Timed(gather, repeat=20)},
+                bench.scale.times(30),
+                warmup=bench.scale.times(3),
+            )
+        buffer.close()
+    n_bytes = 2 * frames.BATCH * frames.STACK * 84 * 84
+    spent = {name: timings.median(name) for name in timings.rounds}
+    shown = {name: f"{shown_time(s)}, {n_bytes / s / 1e9:.1f} GB/s" for name, s in spent.items()}
+    ratio = timings.ratio("mirror", "array").value
+    return Figure(
+        f"{frames.BATCH} stacks of {frames.STACK} (84, 84) frames and those after them from a "
+        f"mirror: GB a second over {GB_PER_S}",
+        bench.label,
+        f"{shown['mirror']}; numpy's gather {shown['array']}, {ratio:.1f} times as fast",
+        ratio_of([n_bytes / seconds / 1e9 / GB_PER_S for seconds in timings.all("mirror")]),
+        1,
+    )
 
 
 def _filled(bench: Bench, url: str) -> ReplayBuffer:

@@ -47,6 +47,7 @@ LINES = {
     "`sample_arrays(256)` of small steps, zstd, vs the bare driver's lookup of rows, {}": BOTH,
     "`sample_arrays(256)` of frames of 28 KB vs the bare driver's lookup": BOTH,
     "`sample_arrays(256)` of frames of 28 KB, zstd, vs the bare driver's lookup": BOTH,
+    "32 stacks of 4 (84, 84) frames and those after them from a mirror": BOTH,
     "a mirror next to 5,000 steps a second": BOTH,
     "commit by another process to drawable from a mirror": BOTH,
     "first fill of a mirror: steps a second over": BOTH,

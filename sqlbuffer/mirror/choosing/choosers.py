@@ -20,7 +20,7 @@ from sqlbuffer.samplers import (
 
 
 def _uniform(sampler: RandomSampler) -> Chooser:
-    return UniformChooser(sampler.generator(), sampler.replace)
+    return UniformChooser(sampler.generator(), sampler.replace, by_number=True)
 
 
 # A sampler of a class that is derived from one of these chooses in its own way.

@@ -62,14 +62,11 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
             wanted: Which slots hold a step that may be the first; None: all that may be drawn.
         """
         memory, table = self._memory, self._table
-        n_used = memory.blocks.n_used
         if table is not None and not memory.episodes.n_aborted:
             accepted = table.accepted(n)
             if accepted is not None:
-                if wanted is None:
-                    chosen = chooser.choose(memory, accepted[:n_used], n)
-                else:
-                    chosen = chooser.choose(memory, wanted, n, accepted.__getitem__)
+                # As without the table: a seed draws the same steps either way.
+                chosen = chooser.choose(memory, self.keys(wanted), n, accepted.__getitem__)
                 return self._batch(table.plan(chosen.slots), chosen.columns)
         return super().draw(chooser, n, wanted)
 
@@ -223,7 +220,8 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         """Return the observations after, `{next_<name>: array}`."""
         form, memory = self._form, self._memory
         prefix = NEXT if form.has_next else ""
-        found = self._gather(plan.after, [prefix + name for name in form.following])
+        plain = [name for name in form.following if name not in form.stack]
+        found = self._gather(plan.after, [prefix + name for name in plain])
         at = np.flatnonzero(plan.is_final)
         final: dict[str, NDArray[Any]] = {}
         if len(at):
@@ -231,23 +229,24 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
             final = self._observation.unpack(finals, form.following)
         following = {}
         for name in form.following:
-            array = found[prefix + name]
-            if len(at):
-                array[at] = final[name]
             k = form.stack.get(name)
-            if k is not None:
-                array = self._next_stack(plan, name, k, array)
+            array = found[prefix + name] if k is None else self._next_stack(plan, name, k)
+            if len(at):
+                array[(at,) if k is None else (at, -1)] = final[name]
             following[NEXT + name] = array
         return following
 
-    def _next_stack(
-        self, plan: TransitionPlan, name: str, k: int, newest: NDArray[Any]
-    ) -> NDArray[Any]:
+    def _next_stack(self, plan: TransitionPlan, name: str, k: int) -> NDArray[Any]:
+        """Return the frames up to the observations after; zeros for final observations."""
         slots = plan.next_frames[:, self._form.n_before + 1 - k :]
         # What follows a terminal step without an observation is zeros throughout.
         is_zero = (plan.after == NONE) & ~plan.is_final
-        older = self._gather(np.where(is_zero[:, None], NONE, slots), [name])[name]
-        return np.concatenate([older, newest[:, None]], axis=1)
+        slots = np.where(is_zero[:, None], NONE, slots)
+        if not self._form.has_next:  # all of one field: each frame is copied once
+            slots = np.concatenate([slots, plan.after[:, None]], axis=1)
+            return self._gather(slots, [name])[name]
+        newest = self._gather(plan.after, [NEXT + name])[NEXT + name]
+        return np.concatenate([self._gather(slots, [name])[name], newest[:, None]], axis=1)
 
     def _sequences(self, plan: TransitionPlan) -> dict[str, NDArray[Any]]:
         """Return fields of each step, of shape (b, n, *shape), zeros behind the last."""

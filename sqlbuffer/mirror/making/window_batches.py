@@ -92,7 +92,8 @@ class WindowBatches(PlannedBatches[WindowPlan]):
         index = np.where(is_within, index, NONE)
         frames = np.where(is_within[:, :, None], frames, NONE)
         if memory.has_barred:
-            needed = np.concatenate([index, frames.reshape(len(slots), -1)], axis=1)
+            flat = frames.reshape(len(slots), frames.shape[1] * frames.shape[2])
+            needed = np.concatenate([index, flat], axis=1)
             accepted &= ~StepsAt(memory, needed).is_any_barred()
         return WindowPlan(slots, index, frames, accepted)
 

@@ -33,6 +33,7 @@ class BlockMap:
         self._free: deque[int] = deque()
         # The block of slots of the block of numbers `_base + i`.
         self._base, self._slots = 0, np.full(1024, NONE, np.int64)
+        self._in_order: Integers | None = None
 
     @property
     def n_free(self) -> int:
@@ -50,6 +51,7 @@ class BlockMap:
         if len(wanted):
             self._reach(int(wanted[0]), int(wanted[-1]))
         self._slots[wanted - self._base] = [self._next_free() for _ in wanted]
+        self._in_order = None
         return self.slots_in(wanted).reshape(-1)
 
     def _next_free(self) -> int:
@@ -83,6 +85,13 @@ class BlockMap:
         found: Integers = np.where(is_known, self._slots[np.where(is_known, at, 0)], NONE)
         return found
 
+    @property
+    def in_order(self) -> Integers:
+        """The blocks of slots that are in use, in the order of their numbers."""
+        if self._in_order is None:
+            self._in_order = self._slots[self._slots != NONE]
+        return self._in_order
+
     def numbers(self) -> Integers:
         """Return the blocks of numbers that have slots, in order."""
         found: Integers = np.flatnonzero(self._slots != NONE) + self._base
@@ -98,6 +107,7 @@ class BlockMap:
         at = numbers - self._base
         self._free.extend(self._slots[at].tolist())
         self._slots[at] = NONE
+        self._in_order = None
 
     def restore(self, numbers: Integers) -> None:
         """Take the blocks that another map gave out.
@@ -109,6 +119,7 @@ class BlockMap:
         self.n_used = len(numbers) * BLOCK
         given = np.flatnonzero(numbers != NONE)
         self._free = deque(np.flatnonzero(numbers == NONE).tolist())
+        self._in_order = None
         self._slots = np.full(1024, NONE, np.int64)
         if len(given):
             self._reach(int(numbers[given].min()), int(numbers[given].max()))
