@@ -1,10 +1,13 @@
 """Priorities that were set in a mirror, until the database has them."""
 
+import math
+import time
 from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.encoding.priority_values import last_of_each
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import LIVE, SEQ
@@ -47,25 +50,31 @@ class OwnPriorities:
             own.is_own[slots] = True
         return is_live
 
-    def write(self, memory: StepMemory) -> None:
+    def write(self, memory: StepMemory, for_s: float = math.inf) -> None:
         """Write to the database what it does not have; what fails is written later.
+
+        Args:
+            memory: The steps.
+            for_s: What is left after so many seconds is written later, too.
 
         Raises:
             StorageError: The database cannot be written.
         """
-        self._write(*self._kept)
-        self._kept = self._kept[0][:0], self._kept[1][:0]
-        own = memory.priorities
-        if own is None:
+        own, until = memory.priorities, time.monotonic() + for_s
+        if own is None or for_s <= 0:
             return
+        self._write_kept()
         slots, seqs, values = self._taken(memory)
+        n_written = 0
         try:
-            self._write(seqs, values)
-        except BaseException:
+            while n_written < len(seqs) and time.monotonic() < until:
+                end = n_written + WRITTEN_AT_ONCE
+                self._write(seqs[n_written:end], values[n_written:end])
+                n_written = end
+        finally:
             with self._lock:
-                is_there = memory.records[SEQ][slots] == seqs
-                own.is_own[slots[is_there]] = True
-            raise
+                slots, seqs = slots[n_written:], seqs[n_written:]
+                own.is_own[slots[memory.records[SEQ][slots] == seqs]] = True
 
     def _taken(self, memory: StepMemory) -> tuple[Integers, Integers, Reals]:
         """Return slots, numbers and priorities of what was set, and take them for written."""
@@ -81,24 +90,29 @@ class OwnPriorities:
             order = np.argsort(seqs)
             return slots[order], seqs[order], own.values[slots[order]]
 
-    def _write(self, seqs: Integers, values: Reals) -> None:
+    def _write_kept(self) -> None:
+        seqs, values = self._kept
         for start in range(0, len(seqs), WRITTEN_AT_ONCE):
             end = start + WRITTEN_AT_ONCE
-            self._store.priorities.update_priorities(
-                seqs[start:end].tolist(), values[start:end].tolist(), self._origin
-            )
+            self._write(seqs[start:end], values[start:end])
+        self._kept = seqs[:0], values[:0]
+
+    def _write(self, seqs: Integers, values: Reals) -> None:
+        self._store.priorities.update_priorities(seqs.tolist(), values.tolist(), self._origin)
 
     def keep(self, memory: StepMemory) -> None:
         """Keep what a memory has that the database has not, before the memory is dropped."""
         _, seqs, values = self._taken(memory)
-        if len(seqs):
-            self._kept = seqs, values
+        seqs = np.concatenate([self._kept[0], seqs])
+        distinct, last = last_of_each(seqs)
+        self._kept = distinct, np.concatenate([self._kept[1], values])[last]
 
     def restore(self, memory: StepMemory) -> None:
         """Set again what was kept."""
-        if len(self._kept[0]):
-            self.set(memory, *self._kept)
-            self._kept = self._kept[0][:0], self._kept[1][:0]
+        seqs, values = self._kept
+        if len(seqs):
+            self.set(memory, seqs, values)
+            self._kept = seqs[:0], values[:0]
 
 
 def live_slots(memory: StepMemory, seqs: Integers) -> tuple[Integers, Flags]:

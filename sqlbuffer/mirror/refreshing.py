@@ -1,5 +1,6 @@
 """Follow a buffer into memory, from a thread of its own and from draws."""
 
+import math
 import os
 import threading
 import time
@@ -128,8 +129,11 @@ class Refreshing:
         with self._looking:
             self._publisher.close()
 
-    def refresh(self) -> None:
+    def refresh(self, write_s: float = math.inf) -> None:
         """Write the priorities that were set, and take what is new in the buffer now.
+
+        Args:
+            write_s: For how long to write; what is left is written later.
 
         Raises:
             MirrorFullError: It does not fit.
@@ -137,7 +141,7 @@ class Refreshing:
         """
         try:
             with self._looking:
-                failure = self._write()
+                failure = self._write(write_s)
                 self._look()
                 if failure is not None:
                     raise failure
@@ -153,12 +157,12 @@ class Refreshing:
         if self._publisher is not None:
             self._publisher.looked(self._looked_at)
 
-    def _write(self) -> StorageError | None:
+    def _write(self, write_s: float) -> StorageError | None:
         """Write the priorities that were set; return why it failed, if a look may not."""
         if self._looked_at == float("-inf"):
             return None
         try:
-            self._own.write(self.memory)
+            self._own.write(self.memory, write_s)
         except StorageUnreachableError:
             raise
         except StorageError as error:
@@ -284,7 +288,7 @@ class Refreshing:
 
     def _refresh_if_reachable(self) -> None:
         with suppress(StorageError):  # draws go on; `lag` tells
-            self.refresh()
+            self.refresh(0.0)  # what was set can wait
 
     @property
     def n_live(self) -> int:
@@ -324,5 +328,5 @@ def _follow(
         if own is None or own._pid != os.getpid() or closed.is_set():
             return
         with suppress(Exception):  # kept, for `lag` and for draws
-            own.refresh()
+            own.refresh(refresh_s)
         del own

@@ -205,6 +205,10 @@ def test_the_last_of_two_updates_counts(buffer, mirror, buffer_url):
     with opened(buffer_url) as other:
         mirror.update_priorities([1, 2, 3], 5.0, eps=0.0)
         other.update_priorities([1, 2], 2.0, eps=0.0)
+        other.update_priorities([4], 3.0, eps=0.0)
+        # A draw reads what this process has written, and keeps what is not written yet.
+        assert [priorities_of(mirror, 100)[seq] for seq in (1, 2, 3, 4)] == [5.0, 5.0, 5.0, 3.0]
+        assert [priorities_of(buffer, 100)[seq] for seq in (1, 2, 3, 4)] == [2.0, 2.0, 1.0, 3.0]
         mirror.refresh()  # the mirror's own are written last
         assert priorities_of(mirror, 100)[1] == priorities_of(buffer, 100)[1] == 5.0
         mirror.update_priorities([2], 6.0, eps=0.0)

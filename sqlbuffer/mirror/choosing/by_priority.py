@@ -54,8 +54,9 @@ class PrioritizedChooser:
 
         def takes(slots: Integers) -> Flags:
             taken = is_drawable[slots] & (tree.weights[slots] > 0)
-            if accepts is not None and taken.any():
-                taken[taken] = accepts(slots[taken])
+            if accepts is not None:
+                at = np.flatnonzero(taken)
+                taken[at] = accepts(slots[at])
             return taken
 
         draw = _Draw(is_drawable, tree, takes, self.rng)
