@@ -48,6 +48,7 @@ class DrawAccounts:
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._settled_at = self._published_at = time.monotonic()
+        self._has_drawn = False
         self._error: StorageReadOnlyError | None = None
 
     @property
@@ -87,6 +88,7 @@ class DrawAccounts:
             if is_counted and n_drawn < n:
                 self._credits.put_back(n - n_drawn)
             if n_drawn:
+                self._has_drawn = True
                 self._store.pacer.note(n_drawn, 1)
 
     def log_pass(self, batch: Batch, clock: int | None) -> None:
@@ -135,8 +137,8 @@ class DrawAccounts:
             raise
         self._error = None
         self._credits.settle()
-        if self._settled_at - self._published_at >= PUBLISH_S:
-            self._published_at = self._settled_at
+        if self._has_drawn and self._settled_at - self._published_at >= PUBLISH_S:
+            self._has_drawn, self._published_at = False, self._settled_at
             self._store.pacer.publish_counts()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from sqlbuffer import QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
+from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import (
     BufferConfigError,
     FlowControlError,
@@ -213,6 +213,22 @@ def test_transitions_are_logged_by_their_first_steps(tracked, buffer_url):
     with tracked.mirror() as mirror:
         drawn = mirror.sample_transitions(30, n_step=3).info["seq"].tolist()
     assert logged(buffer_url) == [("RandomSampler", None, None, drawn)]
+
+
+def test_priorities_are_logged_with_their_probabilities(buffer_url):
+    with (
+        ReplayBuffer(
+            buffer_url, fields=FIELDS, priorities=True, alpha=1.0, track_samples=True
+        ) as buffer,
+        buffer.mirror(refresh_s=3_600) as mirror,
+    ):
+        buffer.extend({**columns(4), "priority": [1.0, 2.0, 3.0, 4.0]})
+        drawn = mirror.sample_arrays(8, sampler=PrioritizedSampler(seed=3))
+        mirror.refresh()
+        found = run(buffer_url, "SELECT sampler, seed, seq, probability FROM v_samples")
+    expected = [("PrioritizedSampler", "3", s, s / 10) for s in drawn.info["seq"].tolist()]
+    assert [row[:3] for row in found] == [row[:3] for row in expected]
+    np.testing.assert_allclose([row[3] for row in found], [row[3] for row in expected])
 
 
 def test_the_log_says_when_a_batch_was_drawn(tracked, buffer_url):

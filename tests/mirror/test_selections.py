@@ -1,5 +1,7 @@
 """A mirror that was opened with a condition, or with some of the fields."""
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -146,6 +148,31 @@ def test_draws_are_uniform_over_the_steps_that_match(buffer):
     seqs, counts = np.unique(drawn.info["seq"], return_counts=True)
     assert len(seqs) == len(every_row(buffer, "transition", condition=tagged(0, 3)))
     assert chisquare(counts).pvalue > 1e-4
+
+
+def test_a_file_put_in_the_place_of_the_database_is_noticed_without_a_match(tmp_path):
+    path, backup = tmp_path / "own.db", tmp_path / "backup.db"
+    with ReplayBuffer(path, fields=FIELDS) as buffer:
+        buffer.extend(columns(10), task_id="before")
+        buffer.close()
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        shutil.copy(path, backup)
+    with ReplayBuffer(backup) as buffer:
+        buffer.extend(columns(10), task_id="wanted")
+        buffer.extend(columns(30), task_id="after")
+    wanted = QueryBuilder().eq("task_id", "wanted")
+    with ReplayBuffer(path) as buffer:
+        buffer.extend(columns(10), task_id="after")
+        with buffer.mirror(condition=wanted, refresh_s=3_600) as mirror:
+            assert len(mirror) == 0
+            buffer.close()
+            for own in (path, backup):
+                for suffix in ("-wal", "-shm"):
+                    own.with_name(own.name + suffix).unlink(missing_ok=True)
+            backup.replace(path)
+            mirror.refresh()
+            assert len(mirror) == 10
 
 
 def test_a_malformed_condition_is_refused(buffer):

@@ -72,6 +72,7 @@ class ChunkSpan(NamedTuple):
     first_seq: int
     n_steps: int
     episode_id: int | None
+    id: str
 
 
 class EpisodeState(NamedTuple):

@@ -159,8 +159,11 @@ class News:
         connection, buffer_id, now = self._connection, self._buffer_id, self.state
         if self._selected is not None:
             chosen = self._choose(self._selected, kept)
-            pages = _chunks_at(connection, buffer_id, chosen.firsts, CHUNKS_A_PAGE)
-        elif self._before is None:
+            # Also those that are not kept say whether the state continues this one.
+            self.read = [(s.first_seq, s.n_steps, s.id) for s in chosen.new[-MOST_CHUNKS:]]
+            yield from _chunks_at(connection, buffer_id, chosen.firsts, CHUNKS_A_PAGE)
+            return
+        if self._before is None:
             pages = _all_chunks(connection, buffer_id, now.low, CHUNKS_A_PAGE)
         else:
             pages = _new_chunks(connection, buffer_id, self._before, now, CHUNKS_A_PAGE)

@@ -39,14 +39,14 @@ SELECT {_COLUMNS} FROM (
 ) c JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
 ORDER BY c.first_seq
 """
-_SPAN = "first_seq, n_steps, episode_id"
+_SPAN = "first_seq, n_steps, episode_id, id::text"
 _NEW_SPANS = f"""
 SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
 UNION ALL SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND xid >= %s::text::xid8
 """
 _EPISODE_SPANS = f"""
-SELECT {_SPAN} FROM unnest(%s::bigint[]) AS w(id) CROSS JOIN LATERAL (
-    SELECT * FROM chunks WHERE buffer_id = %s AND episode_id = w.id OFFSET 0
+SELECT {_SPAN} FROM unnest(%s::bigint[]) AS w(episode) CROSS JOIN LATERAL (
+    SELECT * FROM chunks WHERE buffer_id = %s AND episode_id = w.episode OFFSET 0
 ) c
 """
 _STEP_SPANS = f"""

@@ -40,6 +40,7 @@ class Selection:
         firsts: First steps of the chunks to read, in order.
         n_steps: How many steps these have.
         matching: Steps that match.
+        new: The chunks that are new, also those that are not read.
         unmatched: Steps that were changed and do not match.
         older: Those steps of the chunks that are not new: what is known of them is to be read.
     """
@@ -47,6 +48,7 @@ class Selection:
     firsts: Sequence[int]
     n_steps: int
     matching: Sequence[int]
+    new: Sequence[ChunkSpan]
     unmatched: Sequence[int] = ()
     older: Sequence[int] = ()
 
@@ -69,12 +71,12 @@ class SelectedSteps:
         where = statements.in_window(self._buffer_id, now.low, node)
         found = connection.execute(statements.seqs(where)).scalars().all()
         matching = np.sort(np.array(found, np.int64))
-        spans = _left(self._database.all_spans(connection, self._buffer_id, now.low), now)
-        hits = _with_any(spans, matching)
+        new = _left(self._database.all_spans(connection, self._buffer_id, now.low), now)
+        hits = _with_any(new, matching)
         episodes = _episodes(hits)
         kept = {span.first_seq for span in hits}
-        spans = [s for s in spans if s.first_seq in kept or s.episode_id in episodes]
-        return Selection([s.first_seq for s in spans], _n_steps(spans), matching.tolist())
+        spans = [s for s in new if s.first_seq in kept or s.episode_id in episodes]
+        return Selection([s.first_seq for s in spans], _n_steps(spans), matching.tolist(), new)
 
     def at_look(
         self,
@@ -124,6 +126,7 @@ class SelectedSteps:
             [span.first_seq for span in spans],
             _n_steps(spans),
             sorted(matching),
+            new,
             sorted(set(changed).difference(matching)),
             older_seqs,
         )

@@ -35,7 +35,7 @@ _CHUNKS_AT = f"""
 SELECT {_COLUMNS} FROM json_each(?) w CROSS JOIN chunks c ON c.key = w.value
 CROSS JOIN chunk_data d ON d.key = c.key ORDER BY c.key
 """
-_SPANS = "SELECT first_seq, n_steps, episode_id FROM chunks"
+_SPANS = "SELECT first_seq, n_steps, episode_id, id FROM chunks"
 _IN_LIST = "IN (SELECT value FROM json_each(?))"
 
 
