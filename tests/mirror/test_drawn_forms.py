@@ -55,7 +55,7 @@ def test_each_thing_is_drawn_as_often(buffer, mode, options):
     assert chisquare(list(found.values())).pvalue > 1e-4
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EPISODES, st.sampled_from(FORMS))
 def test_draws_without_replacement_are_all_there_is(buffer_url, buffer, episodes, form):
     empty(buffer, buffer_url)

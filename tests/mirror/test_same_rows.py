@@ -24,7 +24,7 @@ def columns(n):
     return {"obs": np.stack([t, t], 1).astype("f4"), "action": t, "reward": t.astype(float)}
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EPISODES, st.integers(1, 3), st.sampled_from(ENDS))
 def test_the_steps_at_one_end_are_those_of_the_buffer(
     buffer_url, buffer, episodes, n_step, sampler
@@ -85,7 +85,7 @@ ORDERS = st.sampled_from(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=24, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EPISODES, MODES, ORDERS, st.sampled_from([2, 64]), st.sets(st.integers(0, 11), max_size=2))
 def test_passes_are_those_of_the_buffer(
     buffer_url, buffer, episodes, mode, order, batch_size, barred
