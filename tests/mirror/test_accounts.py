@@ -10,7 +10,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
+from sqlbuffer import (
+    PrioritizedSampler,
+    QueryBuilder,
+    RandomSampler,
+    RateLimiter,
+    RatioWindow,
+    ReplayBuffer,
+)
 from sqlbuffer.errors import (
     BufferConfigError,
     FlowControlError,
@@ -81,6 +88,21 @@ def test_draws_are_refused_when_those_of_the_buffer_are(limited):
         assert mirror.sample_transitions(0).n_rows == 0
         assert mirror.sample_arrays(8).n_rows == 8
     assert limited.flow().sampled == n_drawn + 8
+
+
+def test_a_ratio_window_is_obeyed(buffer_url):
+    window = RatioWindow(min_ratio=0.5, window_s=600)
+    with ReplayBuffer(buffer_url, fields=FIELDS, rate_limiter=window, wait_s=0) as buffer:
+        buffer.extend(columns(40))
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            n_drawn = draw_until(FlowControlError, mirror, 4)
+            assert 72 <= n_drawn <= 80  # what was pushed decays
+            with pytest.raises(FlowControlError):
+                buffer.sample_arrays(4)
+            buffer.extend(columns(8))
+            n_more = draw_until(FlowControlError, mirror, 4)
+            assert 12 <= n_more <= 24
+        assert buffer.flow().sampled == n_drawn + n_more
 
 
 def test_what_is_reserved_and_not_drawn_is_given_back(limited):

@@ -20,6 +20,8 @@ from sqlbuffer.storage.schema.number_keys import has_number
 
 # Numbers that one statement looks up.
 _AT_ONCE = 10_000
+# Where at most that many times the steps lie in their range, all of it is looked at.
+MOST_BESIDE = 8
 
 
 class KeptSteps(Protocol):
@@ -98,7 +100,9 @@ class SelectedSteps:
         database, buffer_id = self._database, self._buffer_id
         new = _left(database.new_spans(connection, buffer_id, before, now), now)
         firsts = {span.first_seq for span in new}
-        matching = self._matching(connection, now, {*_seqs(new), *changed})
+        # Apart: those that were changed may be far from those that are new.
+        matching = self._matching(connection, now, _seqs(new))
+        matching |= self._matching(connection, now, changed)
         missed = [seq for seq in changed if seq in matching and not held.has_step(seq)]
         other = database.step_spans(connection, buffer_id, missed) if missed else []
         hits = _with_any([*new, *other], np.sort(np.array(list(matching), np.int64)))
@@ -134,13 +138,17 @@ class SelectedSteps:
     def _matching(self, connection: Connection, now: BufferState, seqs: Iterable[int]) -> set[int]:
         """Return which of the steps match and are in the window."""
         node, listed = resolve_labels(self._node, bool(now.has_labels)), sorted(seqs)
-        found: set[int] = set()
+        where, found = statements.matching(self._buffer_id, node), set[int]()
+        if listed and now.high - listed[0] < MOST_BESIDE * len(listed) + 256:
+            # A lookup of each would read the values of its whole chunk again.
+            first = max(listed[0], now.low + 1)
+            query = statements.seqs(where & (experiences.c.seq >= first))
+            found.update(connection.execute(query).scalars())
+            return found.intersection(listed)
         for i in range(0, len(listed), _AT_ONCE):
             wanted = bindparam(None, listed[i : i + _AT_ONCE], SeqList(), unique=True)
-            buffer_id = literal(self._buffer_id, Integer())
-            where = statements.matching(self._buffer_id, node)
-            where = where & has_number(experiences.c.seq, buffer_id, wanted)
-            found.update(connection.execute(statements.seqs(where)).scalars())
+            is_one = has_number(experiences.c.seq, literal(self._buffer_id, Integer()), wanted)
+            found.update(connection.execute(statements.seqs(where & is_one)).scalars())
         return {seq for seq in found if seq > now.low}
 
 
