@@ -1,40 +1,30 @@
-"""A mirror draws by priority as its buffer does, and sets priorities for all who draw from it."""
+"""A mirror draws by priority as its buffer does."""
 
-import time
-from contextlib import closing
 from itertools import islice
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from sqlbuffer import PrioritizedSampler, PriorityUpdate, QueryBuilder, ReplayBuffer
+from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import (
     BufferConfigError,
     FieldError,
     InsufficientDataError,
-    StorageError,
     StorageReadOnlyError,
-    StorageUnreachableError,
 )
 from tests.support.episodes import FIELDS
+from tests.support.mirror_priorities import (
+    ALPHA,
+    STATED,
+    assert_same,
+    columns,
+    opened,
+    priorities_of,
+    weights_of,
+    whole,
+)
 from tests.support.mirrors import every_row, rows_of
-from tests.support.processes import running, wait_until
-from tests.support.proxy import Proxy
-from tests.support.sql import connected, is_sqlite, run
-
-ALPHA = 0.7
-EXACT = {"weights", "probabilities", "priorities"}
-
-
-def columns(n, first=0):
-    t = np.arange(first, first + n)
-    return {"obs": np.stack([t, t], 1).astype("f4"), "action": t, "reward": t.astype(float)}
-
-
-def opened(url, **settings):
-    given = {"fields": FIELDS, "priorities": True, "alpha": ALPHA, "max_capacity": 300, **settings}
-    return ReplayBuffer(url, **given)
 
 
 @pytest.fixture
@@ -49,27 +39,6 @@ def mirror(buffer):
     # Looks only when it is told to.
     with buffer.mirror(refresh_s=3_600) as mirror:
         yield mirror
-
-
-def whole(source, n, **options):
-    """Return all that can be drawn by priority, by seq."""
-    sampler = PrioritizedSampler(replace=False, **options)
-    batch = source.sample_arrays(n, sampler=sampler)
-    return {int(seq): {name: batch[name][i] for name in EXACT} for i, seq in enumerate(batch.seq)}
-
-
-def priorities_of(source, n):
-    return {seq: float(row["priorities"]) for seq, row in whole(source, n).items()}
-
-
-def assert_same(mirror, buffer, n, **options):
-    """Assert that both state the same of all n steps that can be drawn."""
-    found, expected = whole(mirror, n, **options), whole(buffer, n, **options)
-    assert sorted(found) == sorted(expected)
-    for seq, row in expected.items():
-        assert found[seq]["priorities"] == row["priorities"]
-        assert found[seq]["weights"] == pytest.approx(row["weights"], rel=1e-6)
-        assert found[seq]["probabilities"] == pytest.approx(row["probabilities"], rel=1e-9)
 
 
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
@@ -107,12 +76,6 @@ def assert_drawn_by(weights, drawn):
     found = np.zeros(len(own))
     found[np.searchsorted(sorted(weights), seqs)] = counts
     assert chisquare(found, own / own.sum() * len(drawn)).pvalue > 1e-4
-
-
-def weights_of(url):
-    """Return the weights that the database states, by seq; of those that can be drawn."""
-    found = run(url, "SELECT seq, priority FROM v_priorities WHERE priority > 0")
-    return {int(seq): float(priority) ** ALPHA for seq, priority in found}
 
 
 def test_draws_follow_the_priorities_after_wraps_deletions_and_updates(buffer, mirror, buffer_url):
@@ -175,56 +138,6 @@ def test_draws_without_replacement_follow_the_weights_that_are_left(buffer_url):
     assert chisquare([drawn.count(pair) for pair in pairs], expected).pvalue > 1e-4
 
 
-def test_updates_are_used_at_once_and_written_back(buffer, mirror, buffer_url):
-    with opened(buffer_url) as other, other.mirror(refresh_s=3_600) as second:
-        for each in (mirror, second):
-            each.refresh()  # what this process commits is taken by the next draw
-        assert mirror.update_priorities(np.arange(1, 101), 0.0, eps=0.0) == PriorityUpdate(100, 0)
-        assert mirror.update_priorities([7, 8, 7], [1.0, 2.0, 3.0], eps=0.0).updated == 2
-        assert priorities_of(mirror, 2) == {7: 3.0, 8: 2.0}
-        with pytest.raises(InsufficientDataError):
-            priorities_of(mirror, 3)
-        assert set(priorities_of(second, 100).values()) == {1.0}
-        mirror.refresh()
-        assert priorities_of(buffer, 2) == {7: 3.0, 8: 2.0}
-        second.refresh()
-        assert priorities_of(second, 2) == {7: 3.0, 8: 2.0}
-        assert second.update_priorities([9], 5.0, eps=0.0).updated == 1
-    assert priorities_of(buffer, 3) == {7: 3.0, 8: 2.0, 9: 5.0}
-    mirror.refresh()
-    assert_same(mirror, buffer, 3)
-
-
-def test_the_thread_writes_updates_back(buffer):
-    with buffer.mirror(refresh_s=0.02) as mirror:
-        mirror.update_priorities(np.arange(1, 101), 4.0, eps=0.0)
-        wait_until(lambda: set(priorities_of(buffer, 100).values()) == {4.0}, "the update")
-
-
-def test_the_last_of_two_updates_counts(buffer, mirror, buffer_url):
-    with opened(buffer_url) as other:
-        mirror.update_priorities([1, 2, 3], 5.0, eps=0.0)
-        other.update_priorities([1, 2], 2.0, eps=0.0)
-        other.update_priorities([4], 3.0, eps=0.0)
-        # A draw reads what this process has written, and keeps what is not written yet.
-        assert [priorities_of(mirror, 100)[seq] for seq in (1, 2, 3, 4)] == [5.0, 5.0, 5.0, 3.0]
-        assert [priorities_of(buffer, 100)[seq] for seq in (1, 2, 3, 4)] == [2.0, 2.0, 1.0, 3.0]
-        mirror.refresh()  # the mirror's own are written last
-        assert priorities_of(mirror, 100)[1] == priorities_of(buffer, 100)[1] == 5.0
-        mirror.update_priorities([2], 6.0, eps=0.0)
-        mirror.refresh()
-        other.update_priorities([2, 3], 0.5, eps=0.0)
-        mirror.refresh()
-        assert [priorities_of(mirror, 100)[seq] for seq in (1, 2, 3)] == [5.0, 0.5, 0.5]
-        assert_same(mirror, buffer, 100)
-
-
-def test_updates_of_the_buffer_itself_are_used_at_once(buffer, mirror):
-    buffer.update_priorities(np.arange(1, 101), 0.0, eps=0.0)
-    buffer.update_priorities([50], 2.0)
-    assert set(mirror.sample_arrays(8, sampler=PrioritizedSampler()).seq.tolist()) == {50}
-
-
 def test_new_steps_have_the_largest_priority_or_their_own(buffer, mirror):
     mirror.update_priorities([3], 40.0, eps=0.0)
     mirror.refresh()
@@ -232,43 +145,6 @@ def test_new_steps_have_the_largest_priority_or_their_own(buffer, mirror):
     buffer.extend(columns(2), priority=[0.25, 80.0])
     found = priorities_of(mirror, 104)
     assert [found[seq] for seq in (101, 102, 103, 104)] == [40.0, 40.0, 0.25, 80.0]
-
-
-def test_steps_that_are_not_in_the_buffer_are_counted(buffer, mirror, buffer_url):
-    buffer.store_episode(columns(290))
-    buffer.delete(QueryBuilder().eq("exp_meta.step", 288).build())
-    gone = [5, 90, 389, 10_000]
-    for source in (mirror, buffer):
-        assert source.update_priorities([*gone, 200], 3.0) == PriorityUpdate(1, 4)
-    assert mirror.update_priorities([], []) == PriorityUpdate(0, 0)
-    with opened(buffer_url) as other:
-        other.extend(columns(1))
-        assert mirror.update_priorities([391], 3.0) == PriorityUpdate(1, 0)
-
-
-@pytest.mark.parametrize(
-    ("seqs", "priorities", "eps"),
-    [
-        ([1], np.nan, 1e-6),
-        ([1, 2], [1.0, np.inf], 1e-6),
-        ([1], -0.5, 1e-6),
-        ([1], 1.0, np.nan),
-        ([1], 1e100, 1e90),
-        ([1, 2], [1.0, 2.0, 3.0], 1e-6),
-        ([1.5], 1.0, 1e-6),
-        ([[1]], 1.0, 1e-6),
-        ([1], "much", 1e-6),
-        ([1], None, 1e-6),
-        (None, 1.0, 1e-6),
-    ],
-)
-def test_what_the_buffer_refuses_is_refused(buffer, mirror, seqs, priorities, eps):
-    with pytest.raises(FieldError) as theirs:
-        buffer.update_priorities(seqs, priorities, eps)
-    with pytest.raises(FieldError) as ours:
-        mirror.update_priorities(seqs, priorities, eps)
-    assert str(ours.value) == str(theirs.value)
-    assert set(priorities_of(mirror, 100).values()) == {1.0}
 
 
 def test_a_buffer_without_priorities_is_refused(buffer_url):
@@ -281,66 +157,6 @@ def test_a_buffer_without_priorities_is_refused(buffer_url):
                 source.update_priorities([1], 2.0)
 
 
-def test_updates_are_kept_while_the_database_is_away(make_database_url):
-    url = make_database_url("postgresql", schema=True)
-    with closing(Proxy(url)) as proxy, opened(proxy.url, retry_s=0) as buffer:
-        buffer.extend(columns(50))
-        with buffer.mirror(refresh_s=3_600) as mirror:
-            proxy.closed = True
-            proxy.cut_all()
-            mirror.update_priorities(np.arange(1, 51), 0.0, eps=0.0)
-            mirror.update_priorities([4], 3.0, eps=0.0)
-            with pytest.raises(StorageUnreachableError):
-                mirror.refresh()
-            assert priorities_of(mirror, 1) == {4: 3.0}
-            proxy.closed = False
-            mirror.refresh()
-            assert priorities_of(buffer, 1) == {4: 3.0}
-
-
-REFUSE = {
-    "sqlite": (
-        "CREATE TRIGGER refuse BEFORE INSERT ON priorities "
-        "BEGIN SELECT RAISE(ABORT, 'no more of them'); END",
-        "DROP TRIGGER refuse",
-    ),
-    "postgresql": (
-        "ALTER TABLE priorities ADD CONSTRAINT refuse CHECK (priority < 0) NOT VALID",
-        "ALTER TABLE priorities DROP CONSTRAINT refuse",
-    ),
-}
-
-
-def test_updates_that_could_not_be_written_are_not_lost_in_silence(buffer, mirror, buffer_url):
-    refuse, allow = REFUSE["sqlite" if is_sqlite(buffer_url) else "postgresql"]
-    run(buffer_url, refuse)
-    mirror.update_priorities([4], 3.0, eps=0.0)
-    buffer.extend(columns(1))
-    with pytest.raises(StorageError):
-        mirror.refresh()
-    assert mirror.lag().high == 101
-    assert priorities_of(mirror, 101)[4] == 3.0
-    run(buffer_url, allow)
-    mirror.refresh()
-    assert priorities_of(buffer, 101)[4] == 3.0
-    run(buffer_url, refuse)
-    mirror.update_priorities([5], 3.0, eps=0.0)
-    with pytest.raises(StorageError):
-        mirror.close()
-    with pytest.raises(BufferConfigError, match="the mirror is closed"):
-        mirror.sample_arrays(4)
-
-
-def test_a_mirror_that_starts_again_keeps_what_was_set(buffer, mirror, buffer_url):
-    mirror.update_priorities([4], 3.0, eps=0.0)
-    with connected(buffer_url) as connection:
-        connection.exec_driver_sql("DELETE FROM followers")
-    mirror.refresh()
-    with buffer.mirror(refresh_s=3_600) as other:
-        for source in (mirror, other, buffer):
-            assert priorities_of(source, 100)[4] == 3.0
-
-
 @pytest.mark.parametrize("exact", [False, True])
 def test_quarantine_and_conditions_leave_the_other_weights(buffer, mirror, exact):
     buffer.update_priorities(np.arange(1, 101), np.arange(100) / 10)
@@ -348,7 +164,7 @@ def test_quarantine_and_conditions_leave_the_other_weights(buffer, mirror, exact
 
     def compare(n, **options):
         found, expected = (
-            {name: np.asarray(batch[name], float)[np.argsort(batch.seq)] for name in EXACT}
+            {name: np.asarray(batch[name], float)[np.argsort(batch.seq)] for name in STATED}
             for batch in (
                 source.sample_arrays(
                     n, sampler=PrioritizedSampler(replace=False, exact=exact), **options
@@ -356,7 +172,7 @@ def test_quarantine_and_conditions_leave_the_other_weights(buffer, mirror, exact
                 for source in (mirror, buffer)
             )
         )
-        for name in EXACT:
+        for name in STATED:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
 
     if exact:
@@ -490,36 +306,6 @@ def test_windows_and_episodes_are_drawn_by_the_priority_of_their_first_step(buff
         assert batch.weights.tolist() == [1.0] * 40
 
 
-def test_a_closed_mirror_sets_no_priorities(buffer):
-    with buffer.mirror() as mirror:
-        mirror.update_priorities([1], 9.0, eps=0.0)
-    for call in (
-        lambda: mirror.update_priorities([1], 2.0),
-        lambda: mirror.sample_arrays(2, sampler=PrioritizedSampler()),
-    ):
-        with pytest.raises(BufferConfigError, match="the mirror is closed"):
-            call()
-    assert priorities_of(buffer, 100)[1] == 9.0
-
-
-def update(url, worker, until):
-    """Draw by priority, and set what was drawn to numbers of this worker."""
-    rng = np.random.default_rng(worker)
-    with opened(url) as buffer, buffer.mirror(refresh_s=0.01) as mirror:
-        while time.time() < until:
-            batch = mirror.sample_arrays(32, sampler=PrioritizedSampler())
-            mirror.update_priorities(batch.seq, worker + rng.random(32), eps=0.0)
-    return True
-
-
-def test_learners_that_update_the_same_steps_agree_in_the_end(buffer, mirror, buffer_url):
-    with running([(update, buffer_url, worker, time.time() + 1.0) for worker in (1, 2)]) as workers:
-        assert all(workers.results(60))
-    mirror.refresh()
-    assert_same(mirror, buffer, 100)
-    assert set(map(int, priorities_of(buffer, 100).values())) <= {1, 2}
-
-
 def test_a_mirror_of_a_part_draws_that_part_by_priority(buffer, buffer_url):
     buffer.update_priorities(np.arange(1, 101), np.arange(100) / 10)
     part = QueryBuilder().gte("reward", 90.0).build()
@@ -540,3 +326,30 @@ def test_a_mirror_of_a_part_draws_that_part_by_priority(buffer, buffer_url):
         mirror.refresh()
         buffer.annotate([101], reward=95.0)
         assert whole(mirror, 11, exact=True)[101]["priorities"] == 7.0
+
+
+def test_priorities_stay_when_the_memory_grows(buffer_url):
+    rng = np.random.default_rng(0)
+    with opened(buffer_url, max_capacity=None, fields={"x": "float32"}) as buffer:
+        buffer.extend({"x": np.zeros(100)}, priority=rng.random(100))
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            mirror.update_priorities(np.arange(1, 11), 500.0, eps=0.0)
+            own = rng.random(70_000) + 0.5
+            buffer.extend({"x": np.zeros(70_000)}, priority=own)
+            batch = mirror.sample_arrays(30_000, sampler=PrioritizedSampler(seed=1))
+            expected = dict.fromkeys(range(1, 11), 500.0)
+            expected |= dict(zip(range(101, 70_101), own.tolist(), strict=True))
+            found = dict(zip(batch.seq.tolist(), batch.priorities.tolist(), strict=True))
+            assert all(expected.get(seq, p) == p for seq, p in found.items())
+            total = 10 * 500.0**ALPHA + (own**ALPHA).sum()
+            assert abs(batch.probabilities[0] * total / batch.priorities[0] ** ALPHA - 1) < 0.01
+            places = np.searchsorted([10.5, 100.5, 20_000, 40_000, 55_000], batch.seq)
+            weights = np.array([expected.get(seq, 0.0) for seq in range(1, 70_101)]) ** ALPHA
+            weights[10:100] = 0.0
+            groups = np.searchsorted([10.5, 100.5, 20_000, 40_000, 55_000], np.arange(1, 70_101))
+            shares = np.bincount(groups, weights) / weights.sum()
+            counts = np.bincount(places)
+            kept = [0, 2, 3, 4, 5]
+            assert counts[1] < 200
+            share = shares[kept] / shares[kept].sum() * counts[kept].sum()
+            assert chisquare(counts[kept], share).pvalue > 1e-4
