@@ -469,6 +469,34 @@ def test_hot_operations_do_not_scan_the_table(large_url, operation):
     assert watch.steps or watch.rows_fetched or operation in ("capacity", "length by task")
 
 
+LOOKS = {
+    "all": None,
+    "a task": QueryBuilder().eq("task_id", "t4321"),
+    "half of the steps": HALF_OF_STEPS,
+    "labels": QueryBuilder().eq("extra.verdict", "good"),
+}
+
+
+@pytest.mark.parametrize("which", LOOKS)
+def test_looks_of_mirrors_do_not_scan_the_table(large_url, which):
+    with (
+        ReplayBuffer(large_url, name="steps") as buffer,
+        buffer.mirror(condition=LOOKS[which], refresh_s=3_600) as mirror,
+    ):
+        buffer.store_episode({"obs": np.zeros((200, 4)), "reward": np.arange(200)})
+        buffer.annotate(range(60_000, 70_000, 1_000), reward=200, extra={"verdict": "good"})
+        with Watch(buffer._store.engine) as watch:
+            mirror.refresh()
+            assert mirror.lag().steps == 0
+    # From a number on lie the steps that are new, and no others.
+    patterns = [SCAN] if is_sqlite(large_url) else [SCAN, SCAN_OF_CHUNKS]
+    scans = [plan for plan in watch.plans() if any(each.search(plan) for each in patterns)]
+    assert not scans, "\n\n".join(scans)
+    assert watch.rows_scanned == 0
+    assert watch.rows_fetched < MOST_CHUNK_ROWS_READ
+    assert watch.steps < MOST_CHUNK_STEPS
+
+
 def test_the_witnesses_would_see_a_scan(large_url):
     """A condition that no index serves has to read everything."""
     buffer = ReplayBuffer(large_url, name="rows")
