@@ -22,6 +22,7 @@ from sqlbuffer.errors import (
     BufferConfigError,
     FlowControlError,
     InsufficientDataError,
+    StorageReadOnlyError,
     StorageUnreachableError,
 )
 from tests.support.episodes import FIELDS
@@ -218,7 +219,7 @@ def test_the_log_has_exactly_what_was_drawn(tracked, buffer_url):
         assert mirror.sample_arrays(0).n_rows == 0
         with pytest.raises(InsufficientDataError):
             mirror.sample_arrays(60, sampler=sampler)
-        assert logged(buffer_url) == []
+        assert logged(buffer_url) == expected[:1]
         mirror.refresh()
         assert logged(buffer_url) == expected
         tracked.set_clock(4)
@@ -265,9 +266,9 @@ def test_the_log_says_when_a_batch_was_drawn(tracked, buffer_url):
 
 def test_a_thread_settles_the_log(tracked, buffer_url):
     with tracked.mirror(refresh_s=0.05) as mirror:
-        drawn = mirror.sample_arrays(6).info["seq"].tolist()
-        wait_until(lambda: logged(buffer_url) != [], "the batch is logged")
-        assert logged(buffer_url)[0][-1] == drawn
+        drawn = [mirror.sample_arrays(6).info["seq"].tolist() for _ in range(3)]
+        wait_until(lambda: len(logged(buffer_url)) == 3, "the batches are logged")
+        assert [seqs for *_, seqs in logged(buffer_url)] == drawn
 
 
 def test_a_process_that_ends_without_a_close_logs_its_last_batches(tracked, buffer_url):
@@ -290,14 +291,30 @@ def test_a_log_that_cannot_be_written_waits(make_database_url):
     ):
         buffer.extend(columns(10))
         with buffer.mirror(refresh_s=3_600) as mirror:
+            drawn = [mirror.sample_arrays(4).info["seq"].tolist()]
             proxy.closed = True
             proxy.cut_all()
-            drawn = [mirror.sample_arrays(4).info["seq"].tolist() for _ in range(3)]
+            drawn += [mirror.sample_arrays(4).info["seq"].tolist() for _ in range(3)]
             with pytest.raises(StorageUnreachableError):
                 mirror.refresh()
             proxy.closed = False
             mirror.refresh()
             assert [seqs for *_, seqs in logged(url)] == drawn
+
+
+def test_a_role_that_only_reads_cannot_draw_what_is_logged(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    with ReplayBuffer(url, fields=FIELDS, track_samples=True) as buffer:
+        buffer.extend(columns(10))
+    setting = "options=-c%20default_transaction_read_only%3Don"
+    with (
+        ReplayBuffer(f"{url}{'&' if '?' in url else '?'}{setting}", create=False) as reader,
+        reader.mirror(refresh_s=3_600) as mirror,
+    ):
+        for own in (reader, mirror):
+            with pytest.raises(StorageReadOnlyError, match="track_samples"):
+                own.sample_arrays(4)
+    assert logged(url) == []
 
 
 def test_a_closed_mirror_of_a_limited_buffer_says_so_at_once(limited):

@@ -21,7 +21,7 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
 )
 from tests.support.episodes import FIELDS
-from tests.support.mirrors import assert_same_draws
+from tests.support.mirrors import LATE_CHUNK, assert_same_draws
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.sql import connected, delete_steps, is_sqlite, run
@@ -201,20 +201,6 @@ def test_a_file_put_in_the_place_of_the_database_is_read_from_its_start(tmp_path
         assert set(mirror.sample_arrays(64).info["task_id"]) == {"two"}
 
 
-# Copies the first chunk of a buffer, as a writer whose transaction takes long.
-_COPY = """
-WITH own AS (SELECT sqlbuffer_reserve_v1(1, 10) AS first_seq),
-data AS (
-    INSERT INTO chunk_data SELECT d.* FROM own CROSS JOIN LATERAL (
-        SELECT (jsonb_populate_record(c, jsonb_build_object(
-            'first_seq', own.first_seq, 'task_id', 'late', 'agent_id', 'a'))).*
-        FROM chunk_data c WHERE first_seq = 1) d
-)
-INSERT INTO chunks (buffer_id, first_seq, n_steps, id, task_id, agent_id, step)
-SELECT 1, own.first_seq, 10, gen_random_uuid(), 'late', 'a', 0 FROM own
-"""
-
-
 def test_a_transaction_that_commits_late_is_not_missed(make_database_url):
     """Numbers are given before the commit: a chunk appears below those that were read."""
     url = make_database_url("postgresql", schema=True)
@@ -222,7 +208,7 @@ def test_a_transaction_that_commits_late_is_not_missed(make_database_url):
         buffer.extend(columns(10))
         with buffer.mirror(refresh_s=3_600) as mirror:
             with connected(url) as connection:
-                connection.exec_driver_sql(_COPY)
+                connection.exec_driver_sql(LATE_CHUNK)
                 buffer.extend(columns(10), task_id="soon")
                 mirror.refresh()
                 assert (len(mirror), mirror.lag().high) == (20, 30)

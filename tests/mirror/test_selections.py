@@ -16,7 +16,7 @@ from sqlbuffer.errors import (
     MirrorFullError,
 )
 from tests.support.episodes import EPISODES, FIELDS, empty, store
-from tests.support.mirrors import drawn_rows, every_row, rows_of
+from tests.support.mirrors import LATE_CHUNK, drawn_rows, every_row, rows_of
 from tests.support.sql import connected, delete_steps
 
 VARIED = {
@@ -127,6 +127,23 @@ def test_an_open_episode_is_kept_from_its_first_match_on(buffer):
             if t % 4 == 0:
                 buffer.flush()
                 assert_same(buffer, mirror, wanted)
+
+
+def test_a_transaction_that_commits_late_is_not_missed(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    late = QueryBuilder().eq("task_id", "late")
+    with ReplayBuffer(url, fields=FIELDS) as buffer:
+        buffer.extend(columns(10))
+        with buffer.mirror(condition=late, refresh_s=3_600) as mirror:
+            with connected(url) as connection:
+                connection.exec_driver_sql(LATE_CHUNK)
+                buffer.extend(columns(500), task_id="soon")
+                mirror.refresh()
+                assert len(mirror) == 0
+            mirror.refresh()
+            assert len(mirror) == 10
+            expected = every_row(buffer, "step", condition=late, fields=["obs"])
+            assert drawn_rows(mirror, "step", 300, fields=["obs"]) == expected
 
 
 def test_both_conditions_hold(buffer):

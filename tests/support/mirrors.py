@@ -9,6 +9,18 @@ from sqlbuffer import Batch, PrioritizedSampler, ReplayBuffer
 from sqlbuffer.mirror.buffer_mirror import Mirror
 
 Row = dict[str, Any]
+# Copies the first chunk of a buffer, as a writer whose transaction takes long.
+LATE_CHUNK = """
+WITH own AS (SELECT sqlbuffer_reserve_v1(1, 10) AS first_seq),
+data AS (
+    INSERT INTO chunk_data SELECT d.* FROM own CROSS JOIN LATERAL (
+        SELECT (jsonb_populate_record(c, jsonb_build_object(
+            'first_seq', own.first_seq, 'task_id', 'late', 'agent_id', 'a'))).*
+        FROM chunk_data c WHERE first_seq = 1) d
+)
+INSERT INTO chunks (buffer_id, first_seq, n_steps, id, task_id, agent_id, step)
+SELECT 1, own.first_seq, 10, gen_random_uuid(), 'late', 'a', 0 FROM own
+"""
 
 
 def rows_of(batch: Batch) -> dict[int, Row]:

@@ -41,7 +41,7 @@ class PendingLog:
         self._uses, self._most_steps = uses, most_steps
         self._mutex, self._settling = threading.Lock(), threading.Lock()
         self._batches: list[PendingBatch] = []
-        self._n_steps = 0
+        self._n_steps, self._has_stored = 0, False
 
     @property
     def is_on(self) -> bool:
@@ -55,17 +55,22 @@ class PendingLog:
         entry: LogEntry,
         probabilities: Sequence[float] | None,
     ) -> None:
-        """Keep a batch until `settle`.
+        """Keep a batch until `settle`. The first one is stored immediately: it shows that this role
+        may write.
 
         Raises:
-            StorageError: Many wait, and they cannot be stored; this one is not kept.
+            StorageError: It is the first one, or many wait, and they cannot be stored; this one is
+                not kept.
         """
         if not seqs:
             return
         if self._n_steps + len(seqs) > self._most_steps:
             self.settle()
+        own = PendingBatch(seqs, clock, entry, probabilities, time.monotonic())
+        if not self._has_stored:
+            self._store([own])
+            return
         with self._mutex:
-            own = PendingBatch(seqs, clock, entry, probabilities, time.monotonic())
             self._batches.append(own)
             self._n_steps += len(seqs)
 
@@ -80,15 +85,19 @@ class PendingLog:
             if not batches:
                 return
 
-            def work(connection: Connection) -> None:
-                now = time.monotonic()
-                for each in batches:
-                    log_batch(
-                        connection, self._uses, each.seqs, each.clock, each.entry,
-                        each.probabilities, max(0.0, now - each.drawn_at),
-                    )  # fmt: skip
-
-            self._uses.write(work)
+            self._store(batches)
             with self._mutex:
                 del self._batches[: len(batches)]
                 self._n_steps -= sum(len(each.seqs) for each in batches)
+
+    def _store(self, batches: Sequence[PendingBatch]) -> None:
+        def work(connection: Connection) -> None:
+            now = time.monotonic()
+            for each in batches:
+                log_batch(
+                    connection, self._uses, each.seqs, each.clock, each.entry, each.probabilities,
+                    max(0.0, now - each.drawn_at),
+                )  # fmt: skip
+
+        self._uses.write(work)
+        self._has_stored = True
