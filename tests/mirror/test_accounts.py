@@ -257,7 +257,7 @@ def test_priorities_are_logged_with_their_probabilities(buffer_url):
 def test_the_log_says_when_a_batch_was_drawn(tracked, buffer_url):
     with tracked.mirror(refresh_s=3_600) as mirror:
         mirror.sample_arrays(1)
-        time.sleep(0.3)
+        time.sleep(0.05)
         mirror.sample_arrays(2)
         mirror.refresh()
     found = run(buffer_url, "SELECT DISTINCT batch_id, sampled_at FROM v_samples ORDER BY batch_id")
