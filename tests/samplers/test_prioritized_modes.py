@@ -4,6 +4,7 @@ in statements.
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 from torch.utils.data import DataLoader
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer, mix
@@ -235,3 +236,18 @@ def test_a_batch_that_is_drawn_anew_is_one_step_of_annealing(buffer_url, call):
         with pytest.raises(InsufficientDataError):
             buffer.sample_arrays(999, sampler=sampler)
         assert sampler.beta == 0.25
+
+
+def test_strata_of_transitions_are_as_often_of_old_steps_as_of_new_ones(buffer_url):
+    with ReplayBuffer(buffer_url, fields={"obs": "float32"}, priorities=True) as buffer:
+        for number in range(100):
+            # Of the last step of an open episode no transition can be made, so it is drawn again.
+            with buffer.episode(episode_id=f"e{number}") as episode:
+                for t in range(10):
+                    episode.append(obs=t, reward=1.0)
+                buffer.flush()
+        sampler = PrioritizedSampler(stratified=True, seed=0)
+        drawn = [buffer.sample_transitions(64, sampler=sampler).seq for _ in range(150)]
+    quarters, counts = np.unique((np.concatenate(drawn) - 1) // 250, return_counts=True)
+    assert quarters.tolist() == [0, 1, 2, 3]
+    assert chisquare(counts).pvalue > 1e-3

@@ -59,6 +59,8 @@ def draw_plan(
         accepted = [found.rows[i] for i in np.flatnonzero(found.accepted).tolist()]
         if not n_round and len(accepted) >= n:
             return _first(found, n)
+        if n_round:
+            accepted = _some(sampler, accepted, n - len(kept))
         kept = [*kept, *accepted] if adds_up else accepted
         n_asked, n_accepted = n_asked + len(chosen), n_accepted + len(accepted)
         learnt_nothing = not n_accepted and candidates.n_probed == n_probed
@@ -110,6 +112,17 @@ class PlanReader(Generic[P]):
 def _size(missing: int, n_asked: int, n_accepted: int) -> int:
     """Return how many rows to ask for, by the share accepted so far."""
     return math.ceil(1.1 * missing * (n_asked + 1) / (n_accepted + 1)) + 8
+
+
+def _some(sampler: RowStrategy, accepted: list[Row], n: int) -> list[Row]:
+    """Return n or more of the rows that were accepted in a later round, the ones to keep first.
+
+    Strata are in the order of the rows, so the first ones would be the oldest.
+    """
+    generator: Callable[[], np.random.Generator] | None = getattr(sampler, "generator", None)
+    if len(accepted) <= n or generator is None or not getattr(sampler, "stratified", False):
+        return accepted
+    return [accepted[i] for i in generator().permutation(len(accepted)).tolist()]
 
 
 def _first(plan: P, n: int) -> P:
