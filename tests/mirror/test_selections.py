@@ -156,6 +156,31 @@ def test_both_conditions_hold(buffer):
             mirror.sample_arrays(9, condition=late, sampler=RandomSampler(replace=False))
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        QueryBuilder().gte("step", 15),
+        QueryBuilder().eq("episode_id", "e2"),
+        QueryBuilder().gt("reward", 100),
+    ],
+)
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("window", {"length": 4}), ("trajectory", {}), ("transition", {"n_step": 2}), ("step", {})],
+)
+def test_passes_hold_what_matches_in_each_mode(buffer, mode, options, condition):
+    for number in range(4):
+        buffer.store_episode(columns(20, number), episode_id=f"e{number}")
+    buffer.annotate([5, 50], reward=500.0)
+    expected = every_row(buffer, mode, condition=condition, **options)
+    with buffer.mirror() as whole, buffer.mirror(condition=condition) as part:
+        for mirror, given in ((whole, {"condition": condition}), (part, {})):
+            found = {}
+            for batch in mirror.loader(mode, 16, shuffle=False, epochs=1, **options, **given):
+                found |= rows_of(batch)
+            assert found == expected
+
+
 def test_draws_are_uniform_over_the_steps_that_match(buffer):
     for number in range(12):
         buffer.store_episode(columns(40), episode_id=f"e{number}")
