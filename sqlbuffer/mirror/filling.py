@@ -14,6 +14,7 @@ from sqlbuffer.mirror.memory.step_limits import LIMIT_BYTES
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_priorities import PRIORITY_BYTES, StepPriorities
 from sqlbuffer.mirror.memory.step_record import kept_layout, slot_bytes
+from sqlbuffer.mirror.memory.tails import FIRST_BYTES, Tails
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.own_priorities import live_slots
 from sqlbuffer.sizes import shown_size
@@ -65,14 +66,18 @@ class Filling:
         if is_ring and retention.max_capacity is not None:
             full = int(retention.max_capacity * (1 + SLACK)) + FEWEST_SLOTS
             wanted = full if self._allocate is None else min(wanted, full)
-        memory = self.memory_of(min(wanted, self._most_slots), self._allocate or zeroed)
+        memory = self.memory_of(
+            min(wanted, self._most_slots), FIRST_BYTES, self._allocate or zeroed
+        )
         if self._alpha is not None:
             memory.priorities = StepPriorities(memory.n_slots, self._alpha)
         return memory
 
-    def memory_of(self, n_slots: int, allocate: Allocate) -> StepMemory:
-        """Return a memory of so many slots, in arrays that are given."""
-        return StepMemory(self._layout, n_slots, allocate, selects=self._selects)
+    def memory_of(self, n_slots: int, heap_bytes: int, allocate: Allocate) -> StepMemory:
+        """Return a memory of so many slots and bytes of varying length, in given arrays."""
+        return StepMemory(
+            self._layout, n_slots, allocate, heap_bytes=heap_bytes, selects=self._selects
+        )
 
     def _check(self, n_steps: int) -> None:
         if n_steps > self._most_slots:
@@ -82,6 +87,16 @@ class Filling:
                 f"enough for {self._most_slots}; raise max_bytes, keep fewer steps "
                 f"(condition=..., or lower max_capacity with resize())"
                 f"{_fewer_fields(self._layout)}"
+            )
+
+    def _check_tails(self, n_steps: int, tails: Tails) -> None:
+        n_bytes = n_steps * self._slot_bytes + tails.n_live + tails.n_wanted
+        if n_bytes > self._max_bytes:
+            raise MirrorFullError(
+                f"more than {n_steps} steps with values of varying length take "
+                f"{shown_size(n_bytes)} of memory, and max_bytes is {shown_size(self._max_bytes)}; "
+                f"raise max_bytes, or keep fewer steps (condition=..., or lower max_capacity with "
+                f"resize()){_fewer_fields(self._layout)}"
             )
 
     def stage(self, memory: StepMemory, news: News, hold: Callable[[], object]) -> None:
@@ -102,6 +117,10 @@ class Filling:
                 hold()
                 memory.make_room(news.state.low)
                 while not memory.stage(page):
+                    if memory.tails is not None and memory.tails.n_wanted:
+                        self._check_tails(memory.n_live, memory.tails)
+                        memory.grow(memory.n_slots)
+                        continue
                     if memory.n_slots >= self._most_slots - BLOCK:
                         self._check(self._most_slots + 1)
                     memory.grow(min(2 * memory.n_slots, self._most_slots))

@@ -130,6 +130,61 @@ def test_names_and_episodes_outgrow_their_room(buffer_url):
         assert_same_draws(buffer, reader, "step")
 
 
+RAGGED = {"ids": ("int32", (-1,)), "obs": "float32"}
+
+
+def ragged(n, first=0):
+    """Return steps whose number, length and values tell each other."""
+    t = np.arange(first, first + n)
+    return {"ids": [np.full(at % 97, at, np.int32) for at in t], "obs": t.astype("f4")}
+
+
+def check_ragged(batch):
+    at = batch.obs.astype(int)
+    np.testing.assert_array_equal(batch.ids_lens, at % 97)
+    for ids, n, value in zip(batch.ids, batch.ids_lens, at, strict=True):
+        assert (ids[:n] == value).all()
+        assert (ids[n:] == 0).all()
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_values_of_varying_length_outgrow_their_room(buffer_url, compression):
+    settings = {"fields": RAGGED, "compression": compression, "max_capacity": 5_000}
+    with (
+        ReplayBuffer(buffer_url, **settings) as buffer,
+        buffer.mirror(shared=True, refresh_s=3_600) as follower,
+        buffer.mirror(shared=True) as reader,
+        buffer.mirror() as alone,
+    ):
+        # Each round of the ring is as much as the first heap holds.
+        for first in range(0, 20_000, 4_000):
+            buffer.extend(ragged(4_000, first))
+            for mirror in (follower, reader, alone):
+                mirror.refresh()
+                batch = mirror.sample_arrays(300)
+                check_ragged(batch)
+                assert batch.obs.min() >= first - 1_000
+    path = reader.path
+    with (
+        ReplayBuffer(buffer_url) as buffer,
+        buffer.mirror(shared=True) as follower,
+        buffer.mirror(shared=True) as reader,
+    ):
+        assert follower.path == path
+        follower.close()
+        buffer.extend(ragged(100, 20_000))
+        check_ragged(reader.sample_arrays(300))
+
+
+def test_values_of_varying_length_count_as_memory(buffer_url):
+    with ReplayBuffer(buffer_url, fields=RAGGED) as buffer:
+        buffer.extend({"ids": [np.zeros(5_000, np.int32)] * 400, "obs": np.zeros(400)})
+        with pytest.raises(MirrorFullError, match=r"values of varying length take .* raise max_b"):
+            buffer.mirror(max_bytes=4_000_000)
+        with buffer.mirror(max_bytes=40_000_000) as mirror:
+            assert mirror.sample_arrays(3).ids_lens.tolist() == [5_000] * 3
+
+
 def test_of_two_processes_the_one_that_is_left_takes_over(buffer):
     follower = buffer.mirror(shared=True)
     path = follower.path
@@ -323,11 +378,6 @@ def test_what_cannot_be_shared_is_refused(tmp_path):
     ):
         buffer.mirror(shared=True)
     with ReplayBuffer(f"sqlite:///{tmp_path}/a.db", fields=FIELDS) as buffer:
-        with (
-            ReplayBuffer(str(buffer.url), "ragged", fields={"ids": ("int32", (-1,))}) as ragged,
-            pytest.raises(BufferConfigError, match="fields of varying length"),
-        ):
-            ragged.mirror(shared=True)
         with pytest.raises(BufferConfigError, match="shared=True too"):
             buffer.mirror(path=tmp_path / "mirror")
         with pytest.raises(FileNotFoundError):

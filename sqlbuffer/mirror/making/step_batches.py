@@ -87,7 +87,7 @@ def fields_of(
     found: dict[str, NDArray[Any]] = {}
     padded: dict[str, NDArray[Any]] = {}
     if memory.tails is not None:
-        padded = layout.tail_columns(rows, memory.tails[slots].tolist(), names)
+        padded = layout.tail_columns(rows, memory.tails.of(slots), names)
     for name in names:
         if name in padded:
             found |= {name: padded[name], f"{name}_lens": padded[f"{name}_lens"]}

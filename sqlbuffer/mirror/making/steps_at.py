@@ -89,7 +89,7 @@ class StepsAt:
         if memory.tails is None or not any(memory.layout.specs[n].is_variable for n in names):
             return {}
         there = np.flatnonzero(~self._is_missing)
-        tails = memory.tails[self._slots[there]].tolist()
+        tails = memory.tails.of(self._slots[there])
         found = memory.layout.tail_columns(self._rows[there], tails, names)
         if not self._has_missing:
             return found

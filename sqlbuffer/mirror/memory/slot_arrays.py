@@ -8,16 +8,22 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.mirror.memory.step_record import LINK, record_of
+from sqlbuffer.mirror.memory.tails import Shapes, tail_shapes
 
-Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 Allocate = Callable[[Shapes], Mapping[str, NDArray[Any]]]
 
 # Before the names of large fields.
 LARGE = "large."
 
 
-def slot_shapes(layout: Layout, n_slots: int) -> Shapes:
-    """Return shape and dtype of each array, by name; those of large fields begin with `LARGE`."""
+def slot_shapes(layout: Layout, n_slots: int, heap_bytes: int) -> Shapes:
+    """Return shape and dtype of each array, by name; those of large fields begin with `LARGE`.
+
+    Args:
+        layout: How the bytes of chunks are laid out.
+        n_slots: How many steps there is room for.
+        heap_bytes: Room for values of varying length.
+    """
     record = record_of(layout)
     large = {
         LARGE + name: ((n_slots, *spec.shape), np.dtype(spec.dtype))
@@ -34,7 +40,20 @@ def slot_shapes(layout: Layout, n_slots: int) -> Shapes:
         "is_quarantined": ((n_slots,), np.dtype(bool)),
         "is_outside": ((n_slots,), np.dtype(bool)),
         **large,
+        **(tail_shapes(n_slots, heap_bytes) if has_tails(layout) else {}),
     }
+
+
+def large_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of large fields, by the name of the field."""
+    return {
+        name.removeprefix(LARGE): array for name, array in arrays.items() if name.startswith(LARGE)
+    }
+
+
+def has_tails(layout: Layout) -> bool:
+    """Return whether values of varying length are kept; without their fields they are not."""
+    return any(spec.is_variable for spec in layout.specs.values())
 
 
 def zeroed(shapes: Shapes) -> dict[str, NDArray[Any]]:

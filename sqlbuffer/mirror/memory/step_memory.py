@@ -11,7 +11,7 @@ from sqlbuffer.mirror.memory.block_map import BLOCK, NONE, BlockMap
 from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
 from sqlbuffer.mirror.memory.episode_table import EpisodeTable
 from sqlbuffer.mirror.memory.name_table import NameTable
-from sqlbuffer.mirror.memory.slot_arrays import LARGE, Allocate, slot_shapes, zeroed
+from sqlbuffer.mirror.memory.slot_arrays import Allocate, has_tails, large_of, slot_shapes, zeroed
 from sqlbuffer.mirror.memory.step_changes import StepChanges
 from sqlbuffer.mirror.memory.step_limits import StepLimits
 from sqlbuffer.mirror.memory.step_priorities import StepPriorities
@@ -37,6 +37,7 @@ from sqlbuffer.mirror.memory.step_record import (
     record_of,
     step_numbers_of,
 )
+from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
 from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
 
 Integers = NDArray[np.int64]
@@ -49,13 +50,14 @@ class StepMemory:
         layout: How the bytes of chunks are laid out.
         n_slots: How many steps there is room for; rounded up to whole blocks.
         allocate: Makes the arrays that have a place for each step.
+        heap_bytes: Room for values of varying length.
         selects: Only steps that `commit` says match are drawn.
 
     Attributes:
         blocks: Says which slot a number has.
         record: The dtype of what a gather returns of a step.
         large: Large fields by name, of shape (n_slots, *shape).
-        tails: The values of varying length of each step as bytes; None without such fields.
+        tails: The values of varying length of each step; None without such fields.
         is_drawable: Whether a step may be drawn, of shape (n_slots,).
         changed: Which slots have changed.
         limits: What decides which steps may be sampled.
@@ -69,17 +71,21 @@ class StepMemory:
     """
 
     def __init__(
-        self, layout: Layout, n_slots: int, allocate: Allocate = zeroed, *, selects: bool = False
+        self,
+        layout: Layout,
+        n_slots: int,
+        allocate: Allocate = zeroed,
+        *,
+        heap_bytes: int = FIRST_BYTES,
+        selects: bool = False,
     ) -> None:
         self.layout, self.record = layout, record_of(layout)
         self._runs = copied_runs(layout)
-        n_blocks = -(-n_slots // BLOCK)
-        n = n_blocks * BLOCK
-        self.blocks = BlockMap(n_blocks)
+        self.blocks = BlockMap(-(-n_slots // BLOCK))
+        n = self.blocks.n_blocks * BLOCK
         self._allocate, self.limits = allocate, StepLimits(selects)
-        self._use(allocate(slot_shapes(layout, n)))
-        keeps_tails = any(spec.is_variable for spec in layout.specs.values())
-        self.tails = np.zeros(n, object) if keeps_tails else None
+        self._use(allocate(slot_shapes(layout, n, heap_bytes)))
+        self.tails = Tails(self._arrays) if has_tails(layout) else None
         self.episodes, self.tasks, self.agents = EpisodeTable(), NameTable(), NameTable()
         self.clock: int | None = None
         self.low, self.high, self.n_live, self.has_barred = 0, 0, 0, False
@@ -113,14 +119,15 @@ class StepMemory:
         """Make room for more steps; copies everything."""
         self.blocks.n_blocks = -(-n_slots // BLOCK)
         n = self.blocks.n_blocks * BLOCK
-        if self.tails is not None:
-            self.tails = np.concatenate([self.tails, np.zeros(n - self.n_slots, object)])
-        self.move(self._allocate(slot_shapes(self.layout, n)))
+        heap_bytes = 0 if self.tails is None else self.tails.next_bytes
+        self.move(self._allocate(slot_shapes(self.layout, n, heap_bytes)))
 
     def move(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep the steps in other arrays, which are at least as long."""
-        for name, array in self._arrays.items():
-            arrays[name][: len(array)] = array
+        for name in self._arrays.keys() - {AT, SIZE, HEAP}:
+            arrays[name][: self.n_slots] = self._arrays[name]
+        if self.tails is not None:
+            self.tails.move(arrays)
         self._use(arrays)
 
     def _use(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -129,11 +136,7 @@ class StepMemory:
         self._records, self._links = arrays["records"], arrays["links"]
         self.is_drawable = arrays["is_drawable"]
         self.limits.use(arrays)
-        self.large = {
-            name.removeprefix(LARGE): array
-            for name, array in arrays.items()
-            if name.startswith(LARGE)
-        }
+        self.large = large_of(arrays)
 
     @property
     def records(self) -> NDArray[Any]:
@@ -165,6 +168,9 @@ class StepMemory:
         ends = np.cumsum(counts)
         places = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         seqs = np.repeat([chunk.first_seq for chunk in chunks], counts) + places
+        heads, tails = field_bytes(self.layout, chunks)
+        if self.tails is not None and not self.tails.has_room(sum(map(len, tails or ()))):
+            return False
         added = self.blocks.add(seqs)
         if added is None:
             return False
@@ -172,7 +178,9 @@ class StepMemory:
         links[added] = np.array((0, NONE, NONE, NONE, NONE, 0), LINK)
         slots = self.blocks.slots_of(seqs)
         at = as_slice(slots)
-        self._stage_fields(chunks, at, len(seqs))
+        self._stage_fields(heads, at, len(seqs))
+        if self.tails is not None and tails is not None:
+            self.tails.put(at, tails)
         records[SEQ][at] = seqs
         records[STEP][at] = step_numbers_of(chunks, counts, ends, places)
         records[TASK][at] = np.repeat(
@@ -192,8 +200,7 @@ class StepMemory:
         self._staged.append(slots)
         return True
 
-    def _stage_fields(self, chunks: Sequence[ChunkRow], at: Any, n: int) -> None:
-        heads, tails = field_bytes(self.layout, chunks)
+    def _stage_fields(self, heads: bytes, at: Any, n: int) -> None:
         stored = np.frombuffer(heads, np.uint8).reshape(n, self.layout.size_bytes)
         own = self._records.view(np.uint8)
         for first, place, n_bytes in self._runs:
@@ -202,8 +209,6 @@ class StepMemory:
             given = np.frombuffer(heads, self.layout.record, n)
             for name, column in self.large.items():
                 column[at] = given[name]
-        if self.tails is not None:
-            self.tails[at] = tails
 
     def _stage_episodes(
         self,
@@ -231,14 +236,8 @@ class StepMemory:
                 self._stage_neighbours(number, chunk.t or 0, chunk.n_steps, first, last)
 
     def _stage_neighbours(self, number: int, t: int, n: int, first: int, last: int) -> None:
-        """Note which steps lie before and after a chunk.
-
-        Args:
-            number: The episode.
-            t: Place of the first step in it.
-            n: How many steps the chunk has.
-            first: Slot of the first step.
-            last: Slot of the last one.
+        """Note which steps are before and after a chunk: n steps of an episode from its place t on,
+        the first and the last of them in these slots.
         """
         episodes = self.episodes
         episodes.n_steps[number] += n
@@ -395,6 +394,6 @@ class StepMemory:
         self.agents.drop(records[AGENT][written].astype(np.int64))
         records[SEQ][slots] = 0
         if self.tails is not None:
-            self.tails[slots] = 0
+            self.tails.drop(slots)
         links[slots] = np.array((0, NONE, NONE, NONE, NONE, 0), LINK)
         self.blocks.free(numbers)

@@ -95,7 +95,7 @@ def _offset(record: np.dtype[Any], name: str) -> int:
     return int(fields[name][1])
 
 
-def field_bytes(layout: Layout, chunks: Sequence[ChunkRow]) -> tuple[bytes, NDArray[Any] | None]:
+def field_bytes(layout: Layout, chunks: Sequence[ChunkRow]) -> tuple[bytes, list[bytes] | None]:
     """Return the records of the steps of chunks, one after the other, and for each step the bytes
     of its values of varying length; None without such fields.
 
@@ -113,9 +113,8 @@ def field_bytes(layout: Layout, chunks: Sequence[ChunkRow]) -> tuple[bytes, NDAr
     if plain and all(len(chunk.records) == chunk.n_steps * size for chunk in chunks):
         return b"".join([chunk.records for chunk in chunks]), None
     rows = [row for chunk in chunks for row in step_rows(layout, chunk, np.arange(chunk.n_steps))]
-    tails = np.empty(len(rows), object)
-    tails[:] = [row[size:] for row in rows]
-    return b"".join([row[:size] for row in rows]), tails if layout.has_tails else None
+    tails = [row[size:] for row in rows] if layout.has_tails else None
+    return b"".join([row[:size] for row in rows]), tails
 
 
 def slot_bytes(layout: Layout) -> int:
@@ -125,8 +124,8 @@ def slot_bytes(layout: Layout) -> int:
         for name in layout.specs
         if name not in (record_of(layout).names or ())
     )
-    is_drawable, pointer = 1, 8 if any(spec.is_variable for spec in layout.specs.values()) else 0
-    return record_of(layout).itemsize + LINK.itemsize + large + is_drawable + pointer
+    is_drawable, place = 1, 16 if any(spec.is_variable for spec in layout.specs.values()) else 0
+    return record_of(layout).itemsize + LINK.itemsize + large + is_drawable + place
 
 
 def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from sqlbuffer import errors
 from sqlbuffer.mirror.memory.restoring import restore
-from sqlbuffer.mirror.memory.slot_arrays import Shapes
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.tails import HEAP, Shapes
 from sqlbuffer.mirror.sharing.journal import Entry, packed
 from sqlbuffer.mirror.sharing.replica import (
     AGENT_NAME,
@@ -58,25 +58,26 @@ class Publisher:
             self._segment = Segment(self._place.path, shared_shapes(shapes), is_writable=True)
             return {name: self._segment.arrays[name] for name in shapes}
         n_slots = shapes["is_drawable"][0][0]
-        about = {**self._about, "n_slots": n_slots}
+        heap_bytes = shapes[HEAP][0][0] if HEAP in shapes else 0
+        about = {**self._about, "n_slots": n_slots, "heap_bytes": heap_bytes}
         self._next = Segment.create(
             self._place.next_path, shared_shapes(shapes), self._journal_bytes, about
         )
         return {name: self._next.arrays[name] for name in shapes}
 
-    def found(self, make: Callable[[int, Any], StepMemory]) -> tuple[StepMemory, Any] | None:
+    def found(self, make: Callable[[int, int, Any], StepMemory]) -> tuple[StepMemory, Any] | None:
         """Return the memory that an earlier follower left, and its cursor; None: there is none that
         can be used.
 
         Args:
-            make: Makes a memory of so many slots with arrays.
+            make: Makes a memory of so many slots, and bytes of varying length, with arrays.
         """
         try:
             about = Segment(self._place.path, {}, is_writable=False).about
             if any(about.get(name) != value for name, value in self._about.items()):
                 return None
             self._is_finding = True
-            memory = make(about["n_slots"], self.allocate)
+            memory = make(about["n_slots"], about["heap_bytes"], self.allocate)
         except (OSError, ValueError, KeyError):
             return None
         finally:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
 from sqlbuffer.mirror.memory.episode_table import EpisodeEntry
 from sqlbuffer.mirror.memory.restoring import block_numbers
-from sqlbuffer.mirror.memory.slot_arrays import Shapes, slot_shapes
+from sqlbuffer.mirror.memory.slot_arrays import slot_shapes
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.tails import Shapes
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.sharing.journal import unpacked
 from sqlbuffer.mirror.sharing.segment import Counter, Segment, clock_of
@@ -61,8 +62,13 @@ class Replica:
         def arrays(shapes: Shapes) -> Mapping[str, NDArray[Any]]:
             return {name: segment.arrays[name] for name in shapes}
 
+        about = segment.about
         self.memory = StepMemory(
-            settings.layout, segment.about["n_slots"], arrays, selects=settings.selects
+            settings.layout,
+            about["n_slots"],
+            arrays,
+            heap_bytes=about["heap_bytes"],
+            selects=settings.selects,
         )
         # The block of numbers that each block of slots has.
         self._numbers = np.zeros(0, np.int64)
@@ -121,5 +127,5 @@ def open_replica(path: Path, about: Mapping[str, Any], settings: MirrorSettings)
     found = Segment(path, {}, is_writable=False).about
     if any(found.get(name) != value for name, value in about.items()):
         raise ValueError(f"{path} holds the mirror of another buffer")
-    shapes = shared_shapes(slot_shapes(settings.layout, found["n_slots"]))
-    return Replica(Segment(path, shapes, is_writable=False), settings)
+    shapes = slot_shapes(settings.layout, found["n_slots"], found["heap_bytes"])
+    return Replica(Segment(path, shared_shapes(shapes), is_writable=False), settings)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import MirrorFullError
-from sqlbuffer.mirror.memory.slot_arrays import Shapes
+from sqlbuffer.mirror.memory.tails import Shapes
 from sqlbuffer.sizes import shown_size
 
 FORMAT = b"sqlbuf01"

@@ -115,11 +115,6 @@ def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any
         raise BufferConfigError(
             "a buffer in memory has one process; use shared=True with a database in a file"
         )
-    if store.layout.has_tails:
-        raise BufferConfigError(
-            f"buffer {store.info.name!r} has fields of varying length, which a shared mirror does "
-            f"not hold; open a mirror in each process without shared=True"
-        )
     if fcntl is None or platform.machine() not in ORDERED_MACHINES or not _has_fallocate():
         raise BufferConfigError(
             f"shared=True needs Linux on x86-64, and this is {platform.system()} on "
