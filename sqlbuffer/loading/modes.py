@@ -41,7 +41,7 @@ _FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "con
 
 
 class LoaderSettings(TypedDict, total=False):
-    """What `ReplayBuffer.loader` takes by name, but for `to_named_tuple`."""
+    """What `ReplayBuffer.loader` takes by name, but for `to_named_tuple` and `mirror`."""
 
     n_step: int
     gamma: float

@@ -50,7 +50,7 @@ def test_append_takes_each_of_its_fixed_names(sqlite_url: str) -> None:
 
 
 def test_a_loader_takes_the_options_that_its_types_name() -> None:
-    options = {*get_type_hints(LoaderSettings), "to_named_tuple"}
+    options = {*get_type_hints(LoaderSettings), "to_named_tuple", "mirror"}
     assert set(named(ReplayBuffer.loader)) == options
     assert get_args(Mode) == tuple(TAKES)
 

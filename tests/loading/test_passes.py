@@ -85,10 +85,14 @@ def test_rows_that_left_the_window_and_lie_in_the_table_are_left_out(buffer, buf
     assert [item["action"].item() for item in dataset.__getitems__([9, 10])] == [10]
 
 
+# So many that a writer does not evict them all before a slow process has read a batch.
+KEPT = 1_000
+
+
 def write_until(url, path):
     """Store rows until the file is there."""
     with ReplayBuffer(url) as buffer:
-        number = 200
+        number = KEPT
         while not path.exists():
             fill(buffer, 20, first=number)
             number += 20
@@ -97,10 +101,10 @@ def write_until(url, path):
 
 @pytest.mark.slow
 def test_each_pass_is_exact_while_another_process_writes(buffer_url, tmp_path):
-    with ReplayBuffer(buffer_url, max_capacity=200, fields=FIELDS) as buffer:
-        fill(buffer, 200)
+    with ReplayBuffer(buffer_url, max_capacity=KEPT, fields=FIELDS) as buffer:
+        fill(buffer, KEPT)
         with running([(write_until, buffer_url, tmp_path / "done")], FRESH) as writer:
-            newest = 199
+            newest = KEPT - 1
             for seed in range(4):
                 loader = buffer.loader("step", 16, epochs=1, seed=seed)
                 seqs = []
@@ -113,9 +117,9 @@ def test_each_pass_is_exact_while_another_process_writes(buffer_url, tmp_path):
                 wait_until(lambda: newest_of(buffer) > newest, "the writer goes on")  # noqa: B023
                 newest = newest_of(buffer)
             (tmp_path / "done").touch()
-            assert writer.results()[0] > 200
+            assert writer.results()[0] > KEPT
         assert sorted(flat(buffer.loader("step", 64, epochs=1))) == list(
-            range(newest_of(buffer) - 199, newest_of(buffer) + 1)
+            range(newest_of(buffer) - KEPT + 1, newest_of(buffer) + 1)
         )
 
 

