@@ -76,7 +76,7 @@ class DrawAccounts:
         is_counted = n > 0 and self._credits.take(n)
         n_drawn = 0
 
-        def note(batch: Batch, clock: int | None) -> None:
+        def note(batch: Batch, clock: "int | None") -> None:
             nonlocal n_drawn
             if self._log.is_on:
                 self._keep(batch, clock, log_entry_of(sampler or _UNIFORM))

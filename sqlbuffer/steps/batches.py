@@ -52,7 +52,7 @@ class Batch(Mapping[str, Any]):
     @property
     def n_rows(self) -> int:
         """How many rows it holds; `len` is the number of arrays, as of any mapping."""
-        for array in self.values():
+        for array in self._arrays.values():
             if array is not None:
                 return len(array)
         return len(next(iter(self.info.values()), ()))

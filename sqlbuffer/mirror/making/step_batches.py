@@ -123,7 +123,7 @@ def info_of(
     """
     tasks, agents = memory.tasks.names, memory.agents.names
 
-    def made() -> dict[str, NDArray[Any]]:
+    def made() -> "dict[str, NDArray[Any]]":
         return {
             "seq": rows[SEQ].copy(),
             "task_id": tasks.take(rows[TASK]),
