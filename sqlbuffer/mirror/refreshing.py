@@ -12,6 +12,9 @@ from weakref import ref
 from sqlbuffer.errors import (
     BufferConfigError,
     MirrorBehindError,
+    SchemaMissingError,
+    SchemaOutdatedError,
+    SchemaTooNewError,
     StorageError,
     StorageReadOnlyError,
     StorageUnreachableError,
@@ -29,6 +32,8 @@ from sqlbuffer.storage.following.feed import Feed
 from sqlbuffer.storage.store import BufferStore
 
 Made = TypeVar("Made")
+
+OTHER_SCHEMA = (SchemaMissingError, SchemaOutdatedError, SchemaTooNewError)
 
 # A registration is forgotten after a minute.
 RENEWED_S = 20.0
@@ -228,7 +233,7 @@ class Refreshing:
         if self._n_commits != self._commits.n:
             self._refresh_if_reachable()
         error = self._error
-        if error is not None and not isinstance(error, StorageError):
+        if error is not None and not may_pass(error):
             raise error  # it is not over once the database answers again
         if self._max_lag_s is not None and self.lag_s > self._max_lag_s:
             self._refresh_if_reachable()
@@ -303,6 +308,11 @@ class Refreshing:
     def lag(self) -> MirrorLag:
         """Return how far behind the memory is."""
         return lag_of(self._store, self.lag_s, self.state.high, self.state, self._error)
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether draws go on after a look failed: the database may be there again soon."""
+    return isinstance(error, StorageError) and not isinstance(error, OTHER_SCHEMA)
 
 
 def check_open(closed: threading.Event, pid: int) -> None:

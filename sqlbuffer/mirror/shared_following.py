@@ -14,7 +14,7 @@ from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.own_priorities import Integers, Reals
-from sqlbuffer.mirror.refreshing import Refreshing, check_open
+from sqlbuffer.mirror.refreshing import Refreshing, check_open, may_pass
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.mirror.sharing.replica import Replica, open_replica
 from sqlbuffer.mirror.sharing.segment import Counter
@@ -209,7 +209,7 @@ class SharedFollowing:
         if self._n_commits != self._commits.n:
             self._refresh_if_reachable()
         error = _error_of(self._current())
-        if error is not None and not isinstance(error, StorageError):
+        if error is not None and not may_pass(error):
             raise error
         if self._max_lag_s is not None and self._lag_s > self._max_lag_s:
             self._refresh_if_reachable()

@@ -18,6 +18,7 @@ from sqlbuffer.errors import (
     InsufficientDataError,
     MirrorBehindError,
     MirrorFullError,
+    SchemaTooNewError,
     StorageUnreachableError,
 )
 from tests.support.episodes import FIELDS
@@ -199,6 +200,20 @@ def test_a_file_put_in_the_place_of_the_database_is_read_from_its_start(tmp_path
         os.replace(second, first)
         mirror.refresh()
         assert set(mirror.sample_arrays(64).info["task_id"]) == {"two"}
+
+
+def test_a_database_that_was_upgraded_is_read_again_or_refused(buffer, mirror, buffer_url):
+    """By a release that only adds to the schema, and by one that this package cannot read."""
+    run(buffer_url, "UPDATE sqlbuffer_alembic_version SET version_num = '9001'")
+    run(buffer_url, "UPDATE schema_info SET min_client = '0001'")
+    buffer.extend(columns(5, 300))
+    check(buffer, mirror)
+    run(buffer_url, "UPDATE schema_info SET min_client = '9002'")
+    run(buffer_url, "UPDATE sqlbuffer_alembic_version SET version_num = '9002'")
+    with pytest.raises(SchemaTooNewError, match="pip install --upgrade"):
+        mirror.refresh()
+    with pytest.raises(SchemaTooNewError, match="pip install --upgrade"):
+        mirror.sample_arrays(4)
 
 
 def test_a_transaction_that_commits_late_is_not_missed(make_database_url):

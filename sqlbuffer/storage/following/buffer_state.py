@@ -22,6 +22,7 @@ class BufferState(NamedTuple):
         has_deleted: Steps of chunks may have been deleted.
         created_at: When the buffer was made: another buffer of its name has another time.
         position: What of the change log belongs to the state; see `changes.follower`.
+        revision: The revision of the database's schema.
     """
 
     low: int
@@ -33,6 +34,7 @@ class BufferState(NamedTuple):
     has_deleted: bool
     created_at: str
     position: str
+    revision: str
 
 
 class ChunkRow(NamedTuple):

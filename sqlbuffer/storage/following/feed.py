@@ -28,6 +28,7 @@ from sqlbuffer.storage.following.buffer_state import (
 )
 from sqlbuffer.storage.following.file_mark import FileMark, file_mark, is_unchanged
 from sqlbuffer.storage.following.selected_steps import KeptSteps, SelectedSteps, Selection
+from sqlbuffer.storage.migrations.migrate import check
 from sqlbuffer.storage.priorities.priority_statements import UPDATED, arrays
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
 
@@ -292,6 +293,7 @@ class Feed:
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
+            SchemaTooNewError: The database was upgraded for a later release.
         """
         buffer, buffer_id = self._buffer, self._buffer.info.id
         mark = None if self._path is None else file_mark(self._path)
@@ -305,6 +307,9 @@ class Feed:
                 raise buffer.dropped()
             now = BufferState._make(rows[0])
             before = self.state
+            if before is not None and now.revision != before.revision:
+                check(connection, buffer.url, now.revision)
+                before = None
             is_same = now == before and self._anchor.is_certain(connection)
             if is_same and self._database is postgresql:
                 yield None  # no transaction has ended since

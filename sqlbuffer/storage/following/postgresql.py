@@ -21,6 +21,7 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkSpan,
     EpisodeState,
 )
+from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.priorities.priority_statements import unpacked
 
 _COLUMNS = (
@@ -109,7 +110,8 @@ def state_query(buffer_id: int) -> str:
     """Return the query of the state; its columns are those of `BufferState`."""
     return (
         "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
-        "b.has_deleted, b.created_at::text, pg_current_snapshot()::text "
+        "b.has_deleted, b.created_at::text, pg_current_snapshot()::text, "
+        f"(SELECT version_num FROM {VERSION_TABLE}) "
         f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
     )
 

@@ -17,6 +17,7 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkSpan,
     EpisodeState,
 )
+from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _COLUMNS = (
@@ -44,7 +45,8 @@ def state_query(buffer_id: int) -> str:
     return (
         "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
         "b.has_deleted, b.created_at, "
-        "CAST(coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'change_log'), 0) AS text) "
+        "CAST(coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'change_log'), 0) AS text), "
+        f"(SELECT version_num FROM {VERSION_TABLE}) "
         f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
     )
 
