@@ -58,6 +58,8 @@ class SharedFollowing:
         self._commits = commits_of(store.url, store.info.id)
         self._n_commits = 0
         self._lock, self._closed = threading.RLock(), threading.Event()
+        # Held while this process begins to follow, and at its end.
+        self._role = threading.Lock()
         # One of both, from `start` on.
         self._own: Refreshing | None = None
         self._replica: Replica | None = None
@@ -71,12 +73,13 @@ class SharedFollowing:
             self._place.close()
             raise
         if self._own is None:
-            self._refresh_if_reachable()
             thread = threading.Thread(
                 target=_watch, args=(ref(self), self._closed), name="sqlbuffer-mirror-watch",
                 daemon=True,
             )  # fmt: skip
             thread.start()
+            # The process that follows may be about to leave: then the thread goes on.
+            self._refresh_if_reachable()
 
     def _follow(self) -> bool:
         """Become the process that follows the buffer, unless another one does."""
@@ -111,8 +114,8 @@ class SharedFollowing:
 
     def take_over(self) -> bool:
         """Follow the buffer if the process that did has ended; True: this one does now."""
-        with suppress(Exception):  # the next try may have more luck, and draws go on
-            return self._follow()
+        with suppress(Exception), self._role:  # the next try may have more luck, and draws go on
+            return self._closed.is_set() or self._follow()
         return False
 
     def close(self) -> None:
@@ -120,7 +123,7 @@ class SharedFollowing:
         if self._closed.is_set() or self._pid != os.getpid():
             return
         self._closed.set()
-        with self._lock:
+        with self._role, self._lock:
             if self._own is not None:
                 self._own.close()
             self._place.close()

@@ -196,6 +196,7 @@ def test_of_two_processes_the_one_that_is_left_takes_over(buffer):
             check(buffer, third)
         assert path.exists()
     assert not path.exists()
+    assert not list(path.parent.glob(f"{path.name}.*")), "its locks are gone as well"
 
 
 def follow_until_killed(url, said):
@@ -265,6 +266,20 @@ def test_a_file_is_gone_on_with(buffer, buffer_url, tmp_path):
         np.testing.assert_array_equal(drawn.reward, drawn.action)
         episodes = set(mirror.sample_transitions(2_000).info["episode"].tolist())
         assert episodes == {"first", "later"}
+    assert list(tmp_path.glob("mirror*")) == [path]
+
+
+def open_and_close(url, n):
+    with ReplayBuffer(url) as buffer:
+        for _ in range(n):
+            with buffer.mirror(shared=True) as mirror:
+                assert mirror.sample_arrays(8).n_rows == 8
+    return n
+
+
+def test_many_processes_open_and_close_at_once(buffer, buffer_url):
+    with running([(open_and_close, buffer_url, 6)] * 3, "forkserver") as workers:
+        assert workers.results() == [6] * 3
 
 
 def forget_values(url, n):

@@ -41,9 +41,9 @@ class SharedPlace:
     def __init__(self, path: Path, *, is_kept: bool) -> None:
         self.path, self.next_path = path, path.with_name(f"{path.name}.next")
         self.is_kept = is_kept
+        self._users = _used(_beside(path, "users"))
+        # While it is in use nobody removes this one.
         self._lock = _open(_beside(path, "lock"))
-        self._users = _open(_beside(path, "users"))
-        fcntl.flock(self._users, fcntl.LOCK_SH)
         self._pipe: int | None = None
         self._pid, self._is_closed = os.getpid(), False
 
@@ -85,19 +85,16 @@ class SharedPlace:
                 os.close(pipe)
 
     def close(self) -> None:
-        """Leave; the last one removes the segment, unless it is kept."""
+        """Leave; the last one removes the files, but for a segment that is kept."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
-        if not self.is_kept:
-            with suppress(BlockingIOError):
-                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_segment(self.path)
-        with forks_held_off():
-            for descriptor in (self._lock, self._users, self._pipe):
-                if descriptor is not None:
-                    _descriptors.discard(descriptor)
-                    os.close(descriptor)
+        with suppress(BlockingIOError):
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(self.path, is_kept=self.is_kept)
+        for descriptor in (self._lock, self._users, self._pipe):
+            if descriptor is not None:
+                _close(descriptor)
 
 
 def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any) -> SharedPlace:
@@ -136,21 +133,37 @@ def sweep() -> None:
             users = _open(path)
             try:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_segment(path.with_suffix(""))
+                _remove(path.with_suffix(""), is_kept=False)
             finally:
-                with forks_held_off():
-                    _descriptors.discard(users)
-                    os.close(users)
+                _close(users)
 
 
 def _prefix() -> str:
     return f"sqlbuffer-{os.geteuid()}-"
 
 
-def _remove_segment(path: Path) -> None:
-    # The locks stay: another process may be about to take them.
-    for own in (path, path.with_name(f"{path.name}.next")):
-        own.unlink(missing_ok=True)
+def _remove(path: Path, *, is_kept: bool) -> None:
+    """Remove the files of a mirror that nobody uses: the lock of its users is ours alone."""
+    names = [f"{path.name}.{name}" for name in ("next", "lock", "wake", "users")]
+    for name in names if is_kept else [path.name, *names]:
+        path.with_name(name).unlink(missing_ok=True)
+
+
+def _used(path: Path) -> int:
+    """Return the file that users of a mirror lock, locked, once it is not being removed."""
+    while True:
+        descriptor = _open(path)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    with forks_held_off():
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
 
 
 def _beside(path: Path, name: str) -> Path:
