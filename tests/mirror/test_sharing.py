@@ -1,8 +1,10 @@
 """Processes of one machine share a mirror: one follows the buffer, the others read its memory."""
 
 import gc
+import os
 import resource
-from contextlib import closing, contextmanager
+import time
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -304,10 +306,49 @@ def test_a_file_of_another_state_is_not_used(buffer, buffer_url, tmp_path):
 
 def test_a_file_that_is_damaged_is_replaced(buffer, tmp_path):
     path = tmp_path / "mirror"
-    for content in (b"", b"no mirror" * 1_000):
+    with buffer.mirror(shared=True, path=path):
+        pass
+    whole = path.read_bytes()
+    for content in (b"", whole[:5_000], whole[:8] + bytes(len(whole) - 8)):
         path.write_bytes(content)
         with buffer.mirror(shared=True, path=path) as mirror:
             check(buffer, mirror)
+
+
+def test_a_file_that_is_not_a_mirror_is_left_alone(buffer, tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    path = folder / "notes"
+    path.write_text("important")
+    for wrong, message in (
+        (path, "holds something else"),
+        (folder, "holds something else"),
+        (tmp_path / "no" / "mirror", "there is no folder"),
+    ):
+        with pytest.raises(BufferConfigError, match=message):
+            buffer.mirror(shared=True, path=wrong)
+    assert path.read_text() == "important"
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_takeover_that_fails_again_and_again_leaves_nothing_open(buffer):
+    follower = buffer.mirror(shared=True, refresh_s=3_600)
+    with buffer.mirror(shared=True, max_bytes=2_000):
+        buffer.clear()
+        buffer.store_episode(columns(100), episode_id="new")
+        follower.close()
+        # The one that is left has too little memory to follow, and tries four times a second.
+        time.sleep(1.5)
+        assert len(open_pipes()) <= 1, "those of an attempt that is being made"
+
+
+def open_pipes():
+    """Return the pipes of mirrors that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it was that of the list itself
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in found if name.endswith(".wake")]
 
 
 def test_a_file_of_another_buffer_is_refused_while_it_is_open(buffer, buffer_url, tmp_path):
@@ -392,8 +433,8 @@ def test_what_cannot_be_shared_is_refused(tmp_path):
         pytest.raises(BufferConfigError, match="in memory has one process"),
     ):
         buffer.mirror(shared=True)
-    with ReplayBuffer(f"sqlite:///{tmp_path}/a.db", fields=FIELDS) as buffer:
-        with pytest.raises(BufferConfigError, match="shared=True too"):
-            buffer.mirror(path=tmp_path / "mirror")
-        with pytest.raises(FileNotFoundError):
-            buffer.mirror(shared=True, path=tmp_path / "no" / "mirror")
+    with (
+        ReplayBuffer(f"sqlite:///{tmp_path}/a.db", fields=FIELDS) as buffer,
+        pytest.raises(BufferConfigError, match="shared=True too"),
+    ):
+        buffer.mirror(path=tmp_path / "mirror")

@@ -199,6 +199,12 @@ class Segment:
         self._map.flush()
 
 
+def is_segment(path: Path) -> bool:
+    """Return whether a file is a segment, or empty."""
+    with path.open("rb") as file:
+        return file.read(len(FORMAT)) in (b"", FORMAT)
+
+
 def boot_id() -> str:
     """Return what tells this run of the machine from others."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.mirror.sharing.segment import is_segment
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.sqlite_connections import forks_held_off
 from sqlbuffer.storage.store import BufferStore
@@ -66,6 +67,9 @@ class SharedPlace:
     def stop_following(self) -> None:
         """Let another process follow the buffer."""
         self.next_path.unlink(missing_ok=True)
+        if self._pipe is not None:
+            _close(self._pipe)
+            self._pipe = None
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def wait(self, timeout_s: float) -> None:
@@ -118,12 +122,27 @@ def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any
             f"{platform.machine()}; open a mirror in each process without it"
         )
     if path is not None:
-        return SharedPlace(Path(path).absolute(), is_kept=True)
+        own = Path(path).absolute()
+        _check_own(own)
+        return SharedPlace(own, is_kept=True)
     if not SHARED_MEMORY.is_dir():
         raise BufferConfigError(f"this machine has no {SHARED_MEMORY}; give path= for the file")
     sweep()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:20]
     return SharedPlace(SHARED_MEMORY / f"{_prefix()}{key}", is_kept=False)
+
+
+def _check_own(path: Path) -> None:
+    """Raise BufferConfigError unless a mirror can be kept in a file."""
+    if not path.parent.is_dir():
+        raise BufferConfigError(f"path= of the mirror: there is no folder {path.parent}; create it")
+    if path.is_symlink() or not path.exists():
+        return
+    # It would be overwritten.
+    if not path.is_file() or not is_segment(path):
+        raise BufferConfigError(
+            f"path= of the mirror: {path} holds something else; name a new file, or remove it"
+        )
 
 
 def sweep() -> None:
