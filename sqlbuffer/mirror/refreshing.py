@@ -237,12 +237,7 @@ class Refreshing:
             raise error  # it is not over once the database answers again
         if self._max_lag_s is not None and self.lag_s > self._max_lag_s:
             self._refresh_if_reachable()
-            if self.lag_s > self._max_lag_s:
-                why = "" if self._error is None else f": {self._error}"
-                raise MirrorBehindError(
-                    f"the mirror of buffer {self._store.info.name!r} is {self.lag_s:.1f} s behind, "
-                    f"and max_lag_s is {self._max_lag_s}{why}"
-                )
+            check_lag(self._store.info.name, self.lag_s, self._max_lag_s, self._error)
 
     def _check_open(self) -> None:
         """Raise where the mirror cannot be used; read the buffer again after a look that failed."""
@@ -313,6 +308,16 @@ class Refreshing:
 def may_pass(error: Exception) -> bool:
     """Return whether draws go on after a look failed: the database may be there again soon."""
     return isinstance(error, StorageError) and not isinstance(error, OTHER_SCHEMA)
+
+
+def check_lag(name: str, lag_s: float, max_lag_s: float, error: Exception | None) -> None:
+    """Raise MirrorBehindError if the mirror of a buffer is further behind than it may be."""
+    if lag_s > max_lag_s:
+        why = "" if error is None else f": {error}"
+        raise MirrorBehindError(
+            f"the mirror of buffer {name!r} is {lag_s:.1f} s behind, and max_lag_s is "
+            f"{max_lag_s}{why}"
+        )
 
 
 def check_open(closed: threading.Event, pid: int) -> None:

@@ -14,7 +14,7 @@ from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.own_priorities import Integers, Reals
-from sqlbuffer.mirror.refreshing import Refreshing, check_open, may_pass
+from sqlbuffer.mirror.refreshing import Refreshing, check_lag, check_open, may_pass
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.mirror.sharing.replica import Replica, open_replica
 from sqlbuffer.mirror.sharing.segment import Counter
@@ -216,12 +216,8 @@ class SharedFollowing:
             raise error
         if self._max_lag_s is not None and self._lag_s > self._max_lag_s:
             self._refresh_if_reachable()
-            seconds = self._lag_s
-            if seconds > self._max_lag_s:
-                raise MirrorBehindError(
-                    f"the mirror of buffer {self._store.info.name!r} is {seconds:.1f} s "
-                    f"behind, and max_lag_s is {self._max_lag_s}"
-                )
+            error = _error_of(self._current())
+            check_lag(self._store.info.name, self._lag_s, self._max_lag_s, error)
 
     def update_priorities(self, seqs: Integers, values: Reals) -> int:
         """Raise BufferConfigError: processes do not share priorities."""

@@ -20,8 +20,9 @@ from sqlbuffer.mirror.sharing.replica import (
     TASK_NAME,
     replay,
     shared_shapes,
+    take_counters,
 )
-from sqlbuffer.mirror.sharing.segment import NO_CLOCK, Counter, Segment, clock_of
+from sqlbuffer.mirror.sharing.segment import NO_CLOCK, Counter, Segment
 from sqlbuffer.mirror.sharing.shared_place import SharedPlace
 
 FEWEST_JOURNAL_BYTES = 2**20
@@ -92,10 +93,7 @@ class Publisher:
         self._journal_bytes = len(segment.journal)
         replay(memory, segment.journal[: segment.get(Counter.JOURNAL_END)])
         restore(memory, segment.get(Counter.N_USED))
-        memory.n_live = segment.get(Counter.N_LIVE)
-        memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
-        memory.clock = clock_of(segment)
-        memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
+        take_counters(memory, segment)
         self._listen(memory)
         self._told_sessions = set(memory.limits.session_keys)
         return memory, segment.cursor

@@ -44,6 +44,14 @@ def replay(memory: StepMemory, told: memoryview) -> None:
     memory.limits.name_sessions(list(names[SESSION_KEY].items()))
 
 
+def take_counters(memory: StepMemory, segment: Segment) -> None:
+    """Take what a segment says of the steps as a whole."""
+    memory.n_live = segment.get(Counter.N_LIVE)
+    memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
+    memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
+    memory.clock = clock_of(segment)
+
+
 class Replica:
     """The memory of another process's mirror, kept in step with what that process tells.
 
@@ -84,10 +92,7 @@ class Replica:
         if journal_end != self._journal_end:
             replay(memory, segment.journal[self._journal_end : journal_end])
             self._journal_end = journal_end
-        memory.n_live = segment.get(Counter.N_LIVE)
-        memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
-        memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
-        memory.clock = clock_of(segment)
+        take_counters(memory, segment)
         n_before = memory.changed.n
         ring, n_new = segment.arrays[CHANGED], n_changed - self._n_changed
         if n_new > len(ring):

@@ -13,7 +13,8 @@ from typing import Any
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.mirror.sharing.segment import is_segment
 from sqlbuffer.storage.database.engine import is_memory
-from sqlbuffer.storage.database.sqlite_connections import forks_held_off
+from sqlbuffer.storage.database.own_descriptors import close_own, open_own
+from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.store import BufferStore
 
 try:
@@ -24,7 +25,6 @@ except ImportError:  # Windows
 SHARED_MEMORY = Path("/dev/shm")
 # Plain stores of numpy arrive in order at other processors.
 ORDERED_MACHINES = ("x86_64", "AMD64")
-_descriptors: set[int] = set()
 
 
 class SharedPlace:
@@ -57,10 +57,8 @@ class SharedPlace:
         pipe = _beside(self.path, "wake")
         with suppress(FileExistsError):
             os.mkfifo(pipe, 0o600)
-        with forks_held_off():
-            # For both directions: it does not end with the last writer.
-            self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            _descriptors.add(self._pipe)
+        # For both directions: it does not end with the last writer.
+        self._pipe = open_own(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.next_path.unlink(missing_ok=True)
         return True
 
@@ -68,7 +66,7 @@ class SharedPlace:
         """Let another process follow the buffer."""
         self.next_path.unlink(missing_ok=True)
         if self._pipe is not None:
-            _close(self._pipe)
+            close_own(self._pipe)
             self._pipe = None
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
@@ -98,7 +96,7 @@ class SharedPlace:
             _remove(self.path, is_kept=self.is_kept)
         for descriptor in (self._lock, self._users, self._pipe):
             if descriptor is not None:
-                _close(descriptor)
+                close_own(descriptor)
 
 
 def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any) -> SharedPlace:
@@ -154,7 +152,7 @@ def sweep() -> None:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove(path.with_suffix(""), is_kept=False)
             finally:
-                _close(users)
+                close_own(users)
 
 
 def _prefix() -> str:
@@ -176,13 +174,7 @@ def _used(path: Path) -> int:
         with suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
-        _close(descriptor)
-
-
-def _close(descriptor: int) -> None:
-    with forks_held_off():
-        _descriptors.discard(descriptor)
-        os.close(descriptor)
+        close_own(descriptor)
 
 
 def _beside(path: Path, name: str) -> Path:
@@ -190,12 +182,7 @@ def _beside(path: Path, name: str) -> Path:
 
 
 def _open(path: Path) -> int:
-    # A child that is forked between the two lines would keep its copy open, and the lock with it.
-    with forks_held_off():
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
-        _descriptors.add(descriptor)
-    return descriptor
+    return open_own(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _has_fallocate() -> bool:
@@ -204,22 +191,11 @@ def _has_fallocate() -> bool:
 
 def identity_of(store: BufferStore, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return what distinguishes a mirror of a buffer from those of others, as JSON."""
-    url = store.url.set(password=None)
     info = store.info
     return {
-        "url": url.render_as_string(),
+        "url": shown_url(store.url),
         "buffer": info.name,
         "buffer_id": info.id,
         "fields": {name: repr(spec) for name, spec in info.config.fields.specs.items()},
         **more,
     }
-
-
-def _close_inherited() -> None:
-    for descriptor in list(_descriptors):
-        os.close(descriptor)
-    _descriptors.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)

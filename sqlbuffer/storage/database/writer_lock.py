@@ -14,17 +14,13 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
 from sqlbuffer.storage.database.engine import is_memory
-from sqlbuffer.storage.database.sqlite_connections import forks_held_off
+from sqlbuffer.storage.database.own_descriptors import close_own, open_own
 from sqlbuffer.storage.database.urls import sqlite_path
 
 try:
     import fcntl
 except ImportError:  # Windows: SQLite's own busy handler has to do
     fcntl = None  # type: ignore[assignment]
-
-# The descriptors open now: a forked child closes its copies, or it would hold the lock for as long
-# as it lives.
-_descriptors: set[int] = set()
 
 
 def lock_path(url: URL) -> Path | None:
@@ -49,15 +45,12 @@ def writer_lock(path: Path | None, timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        _close(descriptor)
+        close_own(descriptor)
 
 
 def _acquire(path: Path, timeout_s: float) -> int:
     try:
-        # A child that is forked between the two lines would keep its copy open.
-        with forks_held_off():
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            _descriptors.add(descriptor)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise StorageReadOnlyError(
             f"cannot write {path.with_suffix('')}: its lock file {path.name}: {error.strerror}"
@@ -69,12 +62,6 @@ def _acquire(path: Path, timeout_s: float) -> int:
     with suppress(OSError):  # for those that look how long the lock has been held
         os.utime(descriptor)
     return descriptor
-
-
-def _close(descriptor: int) -> None:
-    with forks_held_off():
-        _descriptors.discard(descriptor)
-        os.close(descriptor)
 
 
 class _Waiter:
@@ -106,7 +93,7 @@ class _Waiter:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         with self._mutex:
             if self._abandoned:
-                _close(self._descriptor)
+                close_own(self._descriptor)
             else:
                 self._acquired.set()
 
@@ -114,14 +101,4 @@ class _Waiter:
         with self._mutex:
             self._abandoned = True
             if self._acquired.is_set():
-                _close(self._descriptor)
-
-
-def _close_inherited() -> None:
-    for descriptor in list(_descriptors):
-        os.close(descriptor)
-    _descriptors.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
+                close_own(self._descriptor)
