@@ -163,7 +163,7 @@ def _settle(
     log: PendingLog,
     credits: SampleCredits,
 ) -> None:
-    """Settle again and again, until the mirror is closed or nobody has it any more."""
+    """Settle repeatedly, until the mirror is closed or collected."""
     while not closed.wait(pause_s):
         own = accounts()
         with suppress(SQLBufferError):  # kept for the next time

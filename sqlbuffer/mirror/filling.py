@@ -74,7 +74,7 @@ class Filling:
         return memory
 
     def memory_of(self, n_slots: int, heap_bytes: int, allocate: Allocate) -> StepMemory:
-        """Return a memory of so many slots and bytes of varying length, in given arrays."""
+        """Return a memory of a number of slots and of heap bytes, in given arrays."""
         return StepMemory(
             self._layout, n_slots, allocate, heap_bytes=heap_bytes, selects=self._selects
         )

@@ -37,7 +37,7 @@ def open_mirror_loader(
         store: The buffer.
         settings: What the mirror was opened with.
         draws: Draws from it.
-        options: What the loader is asked for.
+        options: The options of the loader.
         output: How it hands batches out.
         prefetch: How many a thread makes ahead.
     """
@@ -77,7 +77,7 @@ class MirrorDrawsPlan:
     Their progress says which state of the buffer they were drawn from.
 
     Attributes:
-        draws: They.
+        draws: The draws.
         head: Returns the newest step of the buffer when the last batch was drawn.
         name: The buffer's name.
     """

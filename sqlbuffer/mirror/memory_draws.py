@@ -140,7 +140,7 @@ class MemoryDraws:
             self._refreshing.check_prioritized(sampler.normalize)
         self._store.own_writes.store_before_draw(int(n), self.n_steps)
 
-        # In quotes: annotations of functions in functions are made anew in each call.
+        # In quotes: Python evaluates annotations of a nested function in each call.
         def drawn(maker: BatchMaker, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
             memory = maker.memory
             return maker.draw(chooser, int(n), wanted), memory.high, memory.clock

@@ -55,7 +55,7 @@ class OwnPriorities:
 
         Args:
             memory: The steps.
-            for_s: What is left after so many seconds is written later, too.
+            for_s: Seconds to write for; the rest is written later.
 
         Raises:
             StorageError: The database cannot be written.

@@ -217,7 +217,7 @@ class Refreshing:
             self._publisher.hold()
 
     def read(self, made: Callable[[StepMemory], Made]) -> Made:
-        """Return what is made of the steps, which do not change meanwhile."""
+        """Return what a function makes of the steps, which do not change until it returns."""
         with self.lock:
             return made(self.memory)
 

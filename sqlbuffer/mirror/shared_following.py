@@ -156,9 +156,10 @@ class SharedFollowing:
         self._own.refresh()
 
     def read(self, made: Callable[[StepMemory], Made]) -> Made:
-        """Return what is made of the steps in one state of the buffer.
+        """Return what a function makes of the steps in one state of the buffer.
 
-        Where the follower has changed the memory meanwhile, it is made again.
+        If the follower changes the memory before the function returns, the function is called
+        again.
 
         Raises:
             MirrorBehindError: The memory is being changed for a minute.

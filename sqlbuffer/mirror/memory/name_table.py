@@ -79,7 +79,7 @@ class NameTable:
             self.names[number] = name
 
     def restore(self, numbers: Integers) -> None:
-        """Count the steps anew, by the numbers of their names, which `put` was told."""
+        """Count the steps again, by the numbers of their names. `put` has stored the names."""
         self._n_steps = np.bincount(numbers, minlength=len(self.names)).astype(np.int64)
         in_use = np.flatnonzero(self._n_steps)
         self._numbers = {self.names[number]: number for number in in_use.tolist()}

@@ -31,7 +31,7 @@ class Tails:
 
     Attributes:
         n_live: Bytes in use.
-        n_wanted: Bytes for which there was no room when they were asked for last; 0: there was.
+        n_wanted: Bytes that had no room at the last call of `has_room`; 0: they had.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -47,7 +47,7 @@ class Tails:
         self._end = int((self._at + self._size).max(initial=0))
 
     def has_room(self, n_bytes: int) -> bool:
-        """Return whether so many bytes can be put."""
+        """Return whether the heap has room for a number of bytes."""
         is_enough = self._end + n_bytes <= len(self._heap)
         self.n_wanted = 0 if is_enough else n_bytes
         return is_enough
@@ -62,7 +62,7 @@ class Tails:
 
         Args:
             slots: Where the steps are: an index of n slots.
-            values: The bytes of each, n of them; `has_room` was asked for their sum.
+            values: The bytes of each, n of them; `has_room` returned True for their sum.
         """
         sizes = np.fromiter(map(len, values), np.int64, len(values))
         ends = self._end + np.cumsum(sizes)

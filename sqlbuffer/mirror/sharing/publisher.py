@@ -71,7 +71,7 @@ class Publisher:
         can be used.
 
         Args:
-            make: Makes a memory of so many slots, and bytes of varying length, with arrays.
+            make: Makes a memory of a number of slots and of heap bytes, in arrays.
         """
         try:
             about = Segment(self._place.path, {}, is_writable=False).about
@@ -204,7 +204,7 @@ class Publisher:
             self._segment.set(Counter.FAILED_NS, int(began_at * 1e9))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for another process that wants a look now, or for so long."""
+        """Wait until another process wants a look, at most for a time in seconds."""
         self._place.wait(timeout_s)
 
     def wake(self) -> None:

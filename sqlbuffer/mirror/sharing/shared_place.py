@@ -43,7 +43,7 @@ class SharedPlace:
         self.path, self.next_path = path, path.with_name(f"{path.name}.next")
         self.is_kept = is_kept
         self._users = _used(_beside(path, "users"))
-        # While it is in use nobody removes this one.
+        # No process removes the lock while the mirror has a user.
         self._lock = _open(_beside(path, "lock"))
         self._pipe: int | None = None
         self._pid, self._is_closed = os.getpid(), False
@@ -71,7 +71,7 @@ class SharedPlace:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until another process calls `wake`, or for so long."""
+        """Wait until another process calls `wake`, at most for a time in seconds."""
         # The pipe is closed with the mirror.
         with suppress(OSError, ValueError):
             if self._pipe is not None and select.select([self._pipe], [], [], timeout_s)[0]:
@@ -160,7 +160,7 @@ def _prefix() -> str:
 
 
 def _remove(path: Path, *, is_kept: bool) -> None:
-    """Remove the files of a mirror that nobody uses: the lock of its users is ours alone."""
+    """Remove the files of a mirror that has no user: the caller holds the lock of the users."""
     names = [f"{path.name}.{name}" for name in ("next", "lock", "wake", "users")]
     for name in names if is_kept else [path.name, *names]:
         path.with_name(name).unlink(missing_ok=True)

@@ -64,7 +64,7 @@ class News:
         rewards: (seq, reward) of steps that were given a reward late.
         quarantined: Steps that are in quarantine.
         released: Steps that no longer are.
-        selection: Of a follower who wants the steps that meet a condition: which these are.
+        selection: The steps that meet the condition of the follower; None: it has no condition.
         priorities: Steps whose priorities were set, and these; of buffers that keep priorities.
     """
 

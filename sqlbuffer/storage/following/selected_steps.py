@@ -1,4 +1,4 @@
-"""The steps that a follower keeps who wants those that meet a condition.
+"""The steps that a follower with a condition keeps.
 
 Whole episodes are kept: a step that matches is drawn with those around it.
 """
