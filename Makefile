@@ -2,6 +2,8 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
+# Training libraries and data tools that the tests use, each at one version.
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Pinned: the latest wheel pulls gigabytes.
@@ -20,13 +22,14 @@ demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database 
 # Hundreds of processes of the tests import the package: each would compile it again, for 0.4 s.
 test test-fast test-integrations: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
-	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/nightly $(ARGS)
+	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly $(ARGS)
 
 test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a minute: SQLite only, no processes, no slow tests
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations --ignore tests/nightly --fast $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly --fast $(ARGS)
 
-test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch ## run the tests that need foreign programs or much time
+test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch $(PEERS)/.installed ## run the tests that need foreign programs, other libraries or much time
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations $(ARGS)
+	$(PEERS)/bin/python -m pytest -n 2 --dist worksteal tests/peers $(ARGS)
 
 test-nightly: $(VENV)/.installed-test ## run the tests on millions of rows
 	$(BIN)/python -m pytest tests/nightly $(ARGS)
@@ -61,7 +64,7 @@ wheel-test: $(VENV)/.installed-dev ## build the wheel, install it alone and use 
 	script="$(CURDIR)/tests/wheel_smoke.py" && cd "$$dir" && venv/bin/python -I "$$script"
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) dist build docs/_build .hypothesis
+	rm -rf $(VENV) $(PEERS) dist build docs/_build .hypothesis
 	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find alembic sqlbuffer tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -77,4 +80,12 @@ $(VENV)/.installed-torch: | $(VENV)/.created
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
 	@echo "Installing sqlbuffer[$*] into $(VENV)"
 	@$(PIP) install --quiet --editable ".[$*]"
+	@touch $@
+
+# torch first: the other libraries ask for any version of it.
+$(PEERS)/.installed: pyproject.toml tests/peers/requirements.txt
+	@echo "Installing the libraries of tests/peers/requirements.txt into $(PEERS)"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet "$(TORCH)"
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/peers/requirements.txt --editable ".[test]"
 	@touch $@
