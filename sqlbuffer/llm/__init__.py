@@ -1,0 +1,1 @@
+"""Rollouts of language models as conversations."""

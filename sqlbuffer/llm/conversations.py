@@ -1,0 +1,136 @@
+"""Make one conversation of the steps of an episode."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlbuffer.llm.messages import Message, joined_messages
+from sqlbuffer.steps.data_rows import DataRow
+
+# Task, agent and episode of a step; steps without an episode belong to their task and agent.
+EpisodeKey = tuple[str, str, str | None]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """An episode of a language model.
+
+    Attributes:
+        task_id: The task.
+        agent_id: The agent.
+        episode_id: The episode; None: all steps of the task and agent that have none.
+        messages: Its messages; see `sqlbuffer.llm.messages.joined_messages`.
+        reward: The episode's own reward, or else the sum of the rewards of its steps; None: there
+            is neither.
+        stop_reason: `stop_reason` or `finish_reason` of the last step's `extra`, or else
+            `terminated`, `truncated`, or `open` where the last step is neither.
+        n_steps: How many steps it has.
+        model_version: Version of the model that acted in its first step.
+        session_id: Training session of its first step.
+
+    Example:
+        >>> from sqlbuffer import DataRow, Experience, ExpMeta
+        >>> data = Experience(messages=["2 + 2?"], actions=["4"], reward_t=1.0, terminated=True)
+        >>> conversation([DataRow(ExpMeta("sums"), data)]).stop_reason
+        'terminated'
+    """
+
+    task_id: str
+    agent_id: str
+    episode_id: str | None
+    messages: list[Message]
+    reward: float | None
+    stop_reason: str
+    n_steps: int
+    model_version: int | None
+    session_id: str | None
+
+
+def conversation(rows: Sequence[DataRow], episode_reward: float | None = None) -> Conversation:
+    """Return the conversation of an episode.
+
+    Args:
+        rows: Its steps in their order, at least one.
+        episode_reward: The episode's own reward.
+
+    Raises:
+        ValueError: A step holds something that is not a message; the text names the step.
+    """
+    meta, last = rows[0].exp_meta, rows[-1].exp_data
+    rewards = [row.exp_data.reward_t for row in rows if row.exp_data.reward_t is not None]
+    total = float(sum(rewards)) if rewards else None
+    return Conversation(
+        meta.task_id, meta.agent_id, meta.episode_id, _messages(rows),
+        total if episode_reward is None else episode_reward, _stop_reason(last), len(rows),
+        meta.model_version, meta.session_id,
+    )  # fmt: skip
+
+
+@dataclass
+class ConversationAssembler:
+    """Collects steps that come in insert order until their episodes have ended.
+
+    It keeps the steps of episodes that have begun and not ended.
+
+    Attributes:
+        episode_rewards: The own rewards of episodes that have one.
+
+    Example:
+        >>> from sqlbuffer import DataRow, Experience, ExpMeta
+        >>> assembler = ConversationAssembler()
+        >>> data = Experience(messages=["2 + 2?"], actions=["4"], terminated=True)
+        >>> [done.n_steps for done in assembler.add([DataRow(ExpMeta("sums"), data)])]
+        [1]
+    """
+
+    episode_rewards: dict[EpisodeKey, float] = field(default_factory=dict)
+    _open: dict[EpisodeKey, list[DataRow]] = field(default_factory=dict)
+
+    def add(self, rows: Iterable[DataRow]) -> Iterable[Conversation]:
+        """Take steps; yield the conversations that they end."""
+        for row in rows:
+            key = episode_key(row)
+            self._open.setdefault(key, []).append(row)
+            if row.exp_data.terminated or row.exp_data.truncated:
+                yield self._done(key)
+
+    def rest(self) -> Iterable[Conversation]:
+        """Yield the conversations that have not ended."""
+        for key in list(self._open):
+            yield self._done(key)
+
+    def _done(self, key: EpisodeKey) -> Conversation:
+        return conversation(self._open.pop(key), self.episode_rewards.get(key))
+
+
+def episode_key(row: DataRow) -> EpisodeKey:
+    """Return which episode a step belongs to."""
+    return row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.episode_id
+
+
+def _messages(rows: Sequence[DataRow]) -> list[Message]:
+    try:
+        return joined_messages((_said(row), row.exp_data.actions) for row in rows)
+    except ValueError as error:
+        meta = rows[0].exp_meta
+        raise ValueError(
+            f"task {meta.task_id!r}, agent {meta.agent_id!r}, episode {meta.episode_id!r}: {error}"
+        ) from error
+
+
+def _said(row: DataRow) -> Any:
+    """Return the messages of a step; a text as its state is a message of the user."""
+    data = row.exp_data
+    if data.messages is None and isinstance(data.state, str):
+        return data.state
+    return data.messages
+
+
+def _stop_reason(last: Any) -> str:
+    extra = last.extra or {}
+    for key in ("stop_reason", "finish_reason"):
+        if extra.get(key) is not None:
+            return str(extra[key])
+    if last.terminated:
+        return "terminated"
+    return "truncated" if last.truncated else "open"

@@ -1,0 +1,202 @@
+"""Bring messages of any origin into one form, and join those of the steps of an episode."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+# Keys that a message keeps. Every message has the first two.
+MESSAGE_KEYS = ("role", "content", "name", "tool_call_id", "tool_calls")
+
+
+def normal_message(value: Any) -> Message:
+    """Return a message with a text as its content and the keys of `MESSAGE_KEYS` that it has.
+
+    A text is a message of the user. Content that is not a text, such as a list of parts, becomes
+    JSON, but parts that are all texts are joined by line breaks. Tool calls have the form of
+    OpenAI's API, their arguments as JSON text.
+
+    Args:
+        value: A dict with a `role`, or a text.
+
+    Raises:
+        ValueError: It is neither.
+
+    Example:
+        >>> normal_message({"role": "assistant", "content": [{"type": "text", "text": "Hi"}]})
+        {'role': 'assistant', 'content': 'Hi'}
+    """
+    if isinstance(value, str):
+        return {"role": "user", "content": value}
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise ValueError(
+            f"a message is a dict with a 'role', or a text, and not {_short_json(value)}"
+        )
+    message: Message = {"role": value["role"], "content": _text(value.get("content"))}
+    for key in ("name", "tool_call_id"):
+        if value.get(key) is not None:
+            message[key] = str(value[key])
+    if calls := value.get("tool_calls"):
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    return message
+
+
+def answer_messages(actions: Any) -> list[Message]:
+    """Return what an agent said by its actions; actions that are no text say nothing.
+
+    Texts are joined to one message of the assistant. A message stays what it is. AWorld's actions
+    (`policy_info`, `tool_name`, `action_name`, `params`) become one message with tool calls.
+
+    Args:
+        actions: The actions of a step: None, a value, or a list of values.
+
+    Example:
+        >>> answer_messages(["42"])
+        [{'role': 'assistant', 'content': '42'}]
+    """
+    values = actions if isinstance(actions, (list, tuple)) else [actions]
+    texts = [value for value in values if isinstance(value, str)]
+    if texts and len(texts) == len(values):
+        return [{"role": "assistant", "content": "\n".join(texts)}]
+    if values and all(isinstance(value, dict) and "policy_info" in value for value in values):
+        return [_aworld_answer(values)]
+    return [normal_message(value) for value in values if _is_message(value)]
+
+
+def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
+    """Join the messages of the steps of an episode to one conversation.
+
+    A step may hold the whole context up to it, or only the messages since the step before. It holds
+    the whole context if it begins with a system message, or if it begins as the conversation did
+    and is not shorter. Otherwise its messages are added, without those at their beginning that are
+    the last of the conversation already.
+
+    Args:
+        steps: `messages` and `actions` of each step, in the order of the steps.
+
+    Raises:
+        ValueError: A value is not a message.
+
+    Example:
+        >>> joined_messages([(["2 + 2?"], ["4"]), (["2 + 2?", "Sure?"], ["Yes."])])[-1]["content"]
+        'Yes.'
+    """
+    conversation: list[Message] = []
+    for messages, actions in steps:
+        new = [normal_message(message) for message in _listed(messages)]
+        if new and _holds_whole_context(new, conversation):
+            conversation = new
+        else:
+            n_known = _overlap(conversation, new)
+            conversation = conversation[: len(conversation) - n_known] + new
+        answers = answer_messages(actions)
+        n_known = _overlap(conversation, answers)
+        conversation += answers[n_known:]
+    return conversation
+
+
+def prompt_length(messages: Sequence[Message]) -> int | None:
+    """Return how many messages come before the first one of the assistant; None: it says nothing.
+
+    Example:
+        >>> prompt_length([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+        1
+    """
+    roles = [message["role"] for message in messages]
+    return roles.index("assistant") if "assistant" in roles else None
+
+
+def _listed(messages: Any) -> Sequence[Any]:
+    if messages is None:
+        return []
+    return messages if isinstance(messages, (list, tuple)) else [messages]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+def _holds_whole_context(new: list[Message], conversation: list[Message]) -> bool:
+    if new[0]["role"] == "system" or not conversation:
+        return True
+    return len(new) >= len(conversation) and _is_same(new[0], conversation[0])
+
+
+def _overlap(conversation: list[Message], new: list[Message]) -> int:
+    """Return how many messages at the end of a conversation are those that new ones begin with."""
+    for n in range(min(len(conversation), len(new)), 0, -1):
+        if all(map(_is_same, conversation[-n:], new[:n])):
+            return n
+    return 0
+
+
+def _is_same(one: Message, other: Message) -> bool:
+    # What a tool call looks like differs between an agent's answer and its context.
+    return (one["role"], one["content"]) == (other["role"], other["content"])
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(str(text) for text in texts)
+    return _json(content)
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise ValueError(
+            f"a tool call is a dict with a 'function' of a name and arguments, and not "
+            f"{_short_json(call)}"
+        )
+    identity = call.get("id")
+    return {
+        "id": None if identity is None else str(identity),
+        "type": str(call.get("type", "function")),
+        "function": {
+            "name": str(function.get("name", "")),
+            "arguments": _arguments(function.get("arguments")),
+        },
+    }
+
+
+def _arguments(arguments: Any) -> str:
+    return (
+        arguments if isinstance(arguments, str) else _json({} if arguments is None else arguments)
+    )
+
+
+def _aworld_answer(actions: Sequence[dict[str, Any]]) -> Message:
+    said = [str(action["policy_info"]) for action in actions if action["policy_info"]]
+    message: Message = {"role": "assistant", "content": "\n".join(said)}
+    calls = [action for action in actions if action.get("tool_name")]
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": None if call.get("tool_call_id") is None else str(call["tool_call_id"]),
+                "type": "function",
+                "function": {
+                    "name": "__".join(
+                        str(call[key]) for key in ("tool_name", "action_name") if call.get(key)
+                    ),
+                    "arguments": _arguments(call.get("params")),
+                },
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _short_json(value: Any) -> str:
+    text = _json(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

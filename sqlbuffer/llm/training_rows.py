@@ -1,0 +1,134 @@
+"""Conversations in the forms that trainers of language models take, such as TRL's."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlbuffer.llm.conversations import Conversation, EpisodeKey
+from sqlbuffer.llm.messages import prompt_length
+
+
+def messages_row(conversation: Conversation) -> dict[str, Any]:
+    """Return a row of a language modelling data set: `messages`.
+
+    Example:
+        >>> row = Conversation("t", "a", None, [], 1.0, "terminated", 1, None, None)
+        >>> messages_row(row)
+        {'messages': []}
+    """
+    return {"messages": conversation.messages}
+
+
+def prompt_completion_row(conversation: Conversation) -> dict[str, Any] | None:
+    """Return a row of a prompt-completion data set: `prompt` and `completion`, both messages.
+
+    The prompt is what comes before the first message of the assistant.
+
+    Returns:
+        The row; None if the assistant says nothing, or says the first message.
+    """
+    n_prompt = prompt_length(conversation.messages)
+    if not n_prompt:
+        return None
+    messages = conversation.messages
+    return {"prompt": messages[:n_prompt], "completion": messages[n_prompt:]}
+
+
+def preference_row(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None:
+    """Return a row of a preference data set: `prompt`, `chosen`, `rejected`, and both rewards.
+
+    Returns:
+        The row; None if the prompts differ, one has no completion, or the completions are equal.
+    """
+    better, worse = prompt_completion_row(chosen), prompt_completion_row(rejected)
+    if better is None or worse is None or better["prompt"] != worse["prompt"]:
+        return None
+    if better["completion"] == worse["completion"]:
+        return None
+    return {
+        "prompt": better["prompt"],
+        "chosen": better["completion"],
+        "rejected": worse["completion"],
+        "chosen_reward": chosen.reward,
+        "rejected_reward": rejected.reward,
+    }
+
+
+@dataclass
+class PreferencePairs:
+    """Pairs the best with the worst episode of each task.
+
+    Only tasks with two rewards that differ by more than `min_margin` have a pair. Of several best
+    or worst episodes the first counts.
+
+    Attributes:
+        pairs: The best and the worst episode of each task.
+
+    Example:
+        >>> rewards = {("t", "a", "1"): 0.0, ("t", "a", "2"): 1.0, ("t", "b", "3"): 0.5}
+        >>> PreferencePairs.best_and_worst(rewards).pairs
+        [(('t', 'a', '2'), ('t', 'a', '1'))]
+    """
+
+    pairs: list[tuple[EpisodeKey, EpisodeKey]]
+    n_skipped: int = 0
+    _partners: dict[EpisodeKey, EpisodeKey] = field(init=False)
+    _waiting: dict[EpisodeKey, Conversation] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._partners = {one: other for pair in self.pairs for one, other in (pair, pair[::-1])}
+        self._best = {best for best, _ in self.pairs}
+
+    @classmethod
+    def best_and_worst(
+        cls, rewards: Mapping[EpisodeKey, float], min_margin: float = 0.0
+    ) -> "PreferencePairs":
+        """Choose the pairs by the rewards of the episodes.
+
+        Args:
+            rewards: Of each episode, in the order in which the episodes began; NaN counts as none.
+            min_margin: Rewards of a pair differ by more than this.
+        """
+        best: dict[str, EpisodeKey] = {}
+        worst: dict[str, EpisodeKey] = {}
+        for key, reward in rewards.items():
+            task = key[0]
+            if math.isnan(reward):
+                continue
+            if task not in best or reward > rewards[best[task]]:
+                best[task] = key
+            if task not in worst or reward < rewards[worst[task]]:
+                worst[task] = key
+        return cls(
+            [
+                (best[task], worst[task])
+                for task in best
+                if rewards[best[task]] - rewards[worst[task]] > min_margin
+            ]
+        )
+
+    def __contains__(self, key: EpisodeKey) -> bool:
+        return key in self._partners
+
+    def rows(self, conversations: Iterable[Conversation]) -> Iterator[dict[str, Any]]:
+        """Yield a row of each pair, as soon as both conversations are there.
+
+        Pairs that `preference_row` makes no row of are counted in `n_skipped`.
+
+        Args:
+            conversations: Those of all pairs, in any order; others are ignored.
+        """
+        for one in conversations:
+            key = (one.task_id, one.agent_id, one.episode_id)
+            if key not in self._partners:
+                continue
+            other = self._waiting.pop(self._partners[key], None)
+            if other is None:
+                self._waiting[key] = one
+                continue
+            row = preference_row(*((one, other) if key in self._best else (other, one)))
+            if row is None:
+                self.n_skipped += 1
+            else:
+                yield row

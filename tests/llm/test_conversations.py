@@ -1,0 +1,133 @@
+import pytest
+
+from sqlbuffer import DataRow, Experience, ExpMeta
+from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, conversation
+from sqlbuffer.llm.training_rows import (
+    PreferencePairs,
+    messages_row,
+    preference_row,
+    prompt_completion_row,
+)
+
+
+def step(
+    episode: str | None, question: str, answer: str, task: str = "sums", **data: object
+) -> DataRow:
+    return DataRow(
+        ExpMeta(task, agent_id="a", episode_id=episode, model_version=3, session_id="s"),
+        Experience(messages=[question], actions=[answer], **data),
+    )
+
+
+def of(
+    task: str, episode: str, answer: str, reward: float | None, prompt: str = "?"
+) -> Conversation:
+    return conversation([step(episode, prompt, answer, task, reward_t=reward, terminated=True)])
+
+
+def test_sums_the_rewards_and_keeps_the_keys() -> None:
+    rows = [
+        step("e", "one", "1", reward_t=0.25),
+        step("e", "two", "2", reward_t=0.5, terminated=True),
+    ]
+    made = conversation(rows)
+    assert (made.task_id, made.agent_id, made.episode_id) == ("sums", "a", "e")
+    assert (made.reward, made.n_steps, made.model_version, made.session_id) == (0.75, 2, 3, "s")
+    assert [message["content"] for message in made.messages] == ["one", "1", "two", "2"]
+
+
+def test_the_own_reward_of_an_episode_counts_even_if_it_is_zero() -> None:
+    rows = [step("e", "one", "1", reward_t=0.25)]
+    assert conversation(rows, episode_reward=0.0).reward == 0.0
+    assert conversation([step("e", "one", "1")]).reward is None
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"terminated": True}, "terminated"),
+        ({"truncated": True}, "truncated"),
+        ({}, "open"),
+        ({"terminated": True, "extra": {"stop_reason": "length"}}, "length"),
+        ({"terminated": True, "extra": {"finish_reason": "stop"}}, "stop"),
+        ({"truncated": True, "extra": {"finish_reason": None}}, "truncated"),
+    ],
+)
+def test_says_why_it_stopped(data: dict[str, object], reason: str) -> None:
+    assert conversation([step("e", "one", "1", **data)]).stop_reason == reason
+
+
+def test_names_the_episode_whose_messages_are_none() -> None:
+    row = DataRow(ExpMeta("sums", episode_id="e"), Experience(messages=[{"content": "?"}]))
+    with pytest.raises(
+        ValueError, match=r"task 'sums', agent 'default', episode 'e': a message is"
+    ):
+        conversation([row])
+
+
+def test_a_state_that_is_a_text_is_the_question() -> None:
+    row = DataRow(ExpMeta("sums"), Experience(state="2 + 2?", actions=["4"]))
+    assert [message["role"] for message in conversation([row]).messages] == ["user", "assistant"]
+
+
+def test_assembles_episodes_that_are_written_in_turns() -> None:
+    assembler = ConversationAssembler({("sums", "a", "y"): 9.0})
+    first = [step("x", "x1", "1"), step("y", "y1", "1"), step(None, "n1", "1")]
+    second = [step("y", "y2", "2", terminated=True), step("x", "x2", "2", truncated=True)]
+    assert list(assembler.add(first)) == []
+    done = list(assembler.add(second))
+    assert [(one.episode_id, one.n_steps, one.reward) for one in done] == [
+        ("y", 2, 9.0),
+        ("x", 2, None),
+    ]
+    assert [one.stop_reason for one in assembler.rest()] == ["open"]
+    assert list(assembler.rest()) == []
+
+
+def test_the_prompt_is_all_before_the_first_answer() -> None:
+    row = prompt_completion_row(of("sums", "e", "4", 1.0))
+    assert row is not None
+    assert [message["content"] for message in row["prompt"]] == ["?"]
+    assert [message["content"] for message in row["completion"]] == ["4"]
+    assert messages_row(of("sums", "e", "4", 1.0))["messages"] == row["prompt"] + row["completion"]
+
+
+def test_a_conversation_without_prompt_or_answer_is_no_row() -> None:
+    silent = conversation([DataRow(ExpMeta("t"), Experience(messages=["?"]))])
+    alone = conversation([DataRow(ExpMeta("t"), Experience(actions=["!"]))])
+    assert prompt_completion_row(silent) is None
+    assert prompt_completion_row(alone) is None
+
+
+def test_pairs_the_best_with_the_worst_of_a_task() -> None:
+    rollouts = [
+        of("t1", "a", "bad", 0.0), of("t1", "b", "good", 1.0), of("t1", "c", "fair", 0.5),
+        of("t2", "d", "same", 0.5), of("t2", "e", "as good", 0.5),
+        of("t3", "f", "alone", 1.0),
+        of("t4", "g", "nan", float("nan")), of("t4", "h", "low", 0.1), of("t4", "i", "high", 0.2),
+    ]  # fmt: skip
+    rewards = {
+        (one.task_id, one.agent_id, one.episode_id): one.reward
+        for one in rollouts
+        if one.reward is not None
+    }
+    pairs = PreferencePairs.best_and_worst(rewards)
+    rows = list(pairs.rows(rollouts))
+    assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows] == [
+        ("good", "bad"), ("high", "low"),
+    ]  # fmt: skip
+    assert (rows[0]["chosen_reward"], rows[0]["rejected_reward"]) == (1.0, 0.0)
+    wide = PreferencePairs.best_and_worst(rewards, min_margin=0.5)
+    assert len(wide.pairs) == 1
+
+
+def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() -> None:
+    rollouts = [
+        of("t1", "a", "x", 0.0, "one?"), of("t1", "b", "y", 1.0, "two?"),
+        of("t2", "c", "same", 0.0), of("t2", "d", "same", 1.0),
+    ]  # fmt: skip
+    rewards = {(one.task_id, "a", one.episode_id): float(one.reward or 0) for one in rollouts}
+    pairs = PreferencePairs.best_and_worst(rewards)
+    assert list(pairs.rows(rollouts)) == []
+    assert pairs.n_skipped == 2
+    assert preference_row(rollouts[0], rollouts[1]) is None

@@ -1,0 +1,128 @@
+import pytest
+
+from sqlbuffer.llm.messages import (
+    answer_messages,
+    joined_messages,
+    normal_message,
+    prompt_length,
+)
+
+QUESTION = {"role": "user", "content": "2 + 2?"}
+FOUR = {"role": "assistant", "content": "4"}
+SURE = {"role": "user", "content": "Sure?"}
+YES = {"role": "assistant", "content": "Yes."}
+SYSTEM = {"role": "system", "content": "Be short."}
+
+
+def test_joins_steps_that_hold_the_whole_context() -> None:
+    steps = [([SYSTEM, QUESTION], ["4"]), ([SYSTEM, QUESTION, FOUR, SURE], ["Yes."])]
+    assert joined_messages(steps) == [SYSTEM, QUESTION, FOUR, SURE, YES]
+
+
+def test_joins_steps_that_hold_only_what_is_new() -> None:
+    assert joined_messages([([QUESTION], ["4"]), ([SURE], ["Yes."])]) == [QUESTION, FOUR, SURE, YES]
+
+
+def test_an_answer_that_the_next_step_repeats_is_there_once() -> None:
+    steps = [([QUESTION], ["4"]), ([FOUR, SURE], ["Yes."])]
+    assert joined_messages(steps) == [QUESTION, FOUR, SURE, YES]
+
+
+def test_an_answer_that_the_messages_end_with_is_there_once() -> None:
+    assert joined_messages([([QUESTION, FOUR], ["4"])]) == [QUESTION, FOUR]
+
+
+def test_a_context_that_was_rewritten_replaces_the_earlier_one() -> None:
+    summary = {"role": "user", "content": "So far: 4."}
+    steps = [([SYSTEM, QUESTION], ["4"]), ([SYSTEM, summary], ["Yes."])]
+    assert joined_messages(steps) == [SYSTEM, summary, YES]
+
+
+def test_the_same_question_twice_is_asked_twice() -> None:
+    steps = [([QUESTION], ["4"]), ([QUESTION], ["4"])]
+    assert joined_messages(steps) == [QUESTION, FOUR, QUESTION, FOUR]
+
+
+def test_steps_without_messages_make_no_conversation() -> None:
+    assert joined_messages([(None, None), (None, [1, 2]), ([], [{"x": 1}])]) == []
+
+
+def test_texts_are_messages_of_the_user() -> None:
+    assert joined_messages([("Grüße?", ["你好"])]) == [
+        {"role": "user", "content": "Grüße?"},
+        {"role": "assistant", "content": "你好"},
+    ]
+
+
+def test_parts_that_are_texts_are_joined_and_others_become_json() -> None:
+    texts = [{"type": "text", "text": "a"}, "b"]
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    assert normal_message({"role": "user", "content": texts})["content"] == "a\nb"
+    assert normal_message({"role": "user", "content": image})["content"] == (
+        '[{"type": "image_url", "image_url": {"url": "x"}}]'
+    )
+    assert normal_message({"role": "assistant"}) == {"role": "assistant", "content": ""}
+
+
+def test_tool_calls_have_json_texts_as_arguments() -> None:
+    call = {"id": 7, "function": {"name": "add", "arguments": {"a": 1}}}
+    message = normal_message({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert message == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "7", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        ],
+    }
+
+
+def test_keys_that_no_trainer_reads_are_left_out() -> None:
+    message = {"role": "tool", "content": "4", "tool_call_id": 7, "latency": 0.1, "name": "add"}
+    assert normal_message(message) == {
+        "role": "tool", "content": "4", "tool_call_id": "7", "name": "add",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [{"content": "no role"}, {"role": 1}, 3, None, ["x"]])
+def test_refuses_what_is_not_a_message(value: object) -> None:
+    with pytest.raises(ValueError, match="a message is a dict with a 'role'"):
+        normal_message(value)
+
+
+def test_refuses_a_tool_call_without_a_function() -> None:
+    with pytest.raises(ValueError, match="a tool call is a dict with a 'function'"):
+        normal_message({"role": "assistant", "tool_calls": ["add(1)"]})
+
+
+def test_actions_of_aworld_become_one_message_with_tool_calls() -> None:
+    actions = [
+        {"policy_info": "I add.", "tool_name": "math", "action_name": "add", "params": {"a": 1}},
+        {"policy_info": None, "tool_name": None, "params": {}},
+    ]
+    assert answer_messages(actions) == [
+        {
+            "role": "assistant",
+            "content": "I add.",
+            "tool_calls": [
+                {
+                    "id": None,
+                    "type": "function",
+                    "function": {"name": "math__add", "arguments": '{"a": 1}'},
+                }
+            ],
+        }
+    ]
+
+
+@pytest.mark.parametrize("actions", [None, [], [0], 3, [{"x": 1}], [None]])
+def test_actions_that_are_no_text_say_nothing(actions: object) -> None:
+    assert answer_messages(actions) == []
+
+
+def test_several_texts_are_one_message() -> None:
+    assert answer_messages(["a", "b"]) == [{"role": "assistant", "content": "a\nb"}]
+
+
+def test_the_prompt_ends_before_the_first_answer() -> None:
+    assert prompt_length([SYSTEM, QUESTION, FOUR, SURE, YES]) == 2
+    assert prompt_length([QUESTION]) is None
