@@ -104,6 +104,7 @@ def test_a_call_that_a_message_names_is_public(public):
 
 def test_a_class_that_a_message_names_is_public(public, own_classes):
     internal = own_classes - public - {"Field"}  # a word, too
+    internal -= {"SQLReplayBuffer"}  # public, of a module that needs another library
     wrong = [
         (where, name, text)
         for where, text in messages()
@@ -125,6 +126,6 @@ def test_a_message_names_nothing_private():
 def test_a_module_that_a_message_names_can_be_imported():
     modules = {name for _, name, _ in pkgutil.walk_packages(sqlbuffer.__path__, "sqlbuffer.")}
     for where, text in messages():
-        for name in re.findall(r"\bsqlbuffer(?:\.[a-z_]+)+", text):
+        for name in re.findall(r"\bsqlbuffer(?:\.[a-z_0-9]+)+", text):
             assert name in modules or hasattr(errors, name.rpartition(".")[2]), (where, text)
             assert not name.startswith("sqlbuffer.storage"), (where, text)

@@ -1,0 +1,1 @@
+"""Other libraries' own interfaces, on buffers in a database."""

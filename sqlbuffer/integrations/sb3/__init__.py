@@ -1,0 +1,15 @@
+"""A replay buffer for the algorithms of Stable-Baselines3; see `docs/stable-baselines3.md`."""
+
+from sqlbuffer.errors import MissingExtraError
+
+try:
+    from stable_baselines3.common.buffers import NStepReplayBuffer  # noqa: F401
+except ImportError:
+    raise MissingExtraError(
+        "sqlbuffer.integrations.sb3 needs Stable-Baselines3 2.7 or later: "
+        "`pip install sqlbuffer[sb3]`"
+    ) from None
+
+from sqlbuffer.integrations.sb3.sql_replay_buffer import SQLReplayBuffer
+
+__all__ = ["SQLReplayBuffer"]
