@@ -7,12 +7,12 @@ if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
     from sqlbuffer.config.buffer_config import BufferConfig
     from sqlbuffer.config.connection import Connection
+    from sqlbuffer.copying.copy_report import CopyReport
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.fields.env_fields import fields_from_env
     from sqlbuffer.fields.specs import FieldSpec
     from sqlbuffer.front.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.front.leasing import LeasedBatch
-    from sqlbuffer.interchange.copy_report import CopyReport
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
     from sqlbuffer.mirror.mirror_lag import MirrorLag
@@ -41,7 +41,7 @@ _HOME = {
     "BufferConfig": "config.buffer_config",
     "Candidates": "storage.sampling.candidates",
     "Connection": "config.connection",
-    "CopyReport": "interchange.copy_report",
+    "CopyReport": "copying.copy_report",
     "EpisodeWriter": "episode_writer",
     "FieldSpec": "fields.specs",
     "LeasedBatch": "front.leasing",

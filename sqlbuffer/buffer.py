@@ -27,6 +27,8 @@ from sqlbuffer.config.setting_checks import (
     checked_retry,
 )
 from sqlbuffer.config.setting_groups import Compression, EvictUnit
+from sqlbuffer.copying.buffer_copy import OnProgress, copy_buffer
+from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.priority_values import EPS
 from sqlbuffer.episode_writer import EpisodeWriter
@@ -46,8 +48,6 @@ from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
 from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.row_reader import RowReader
 from sqlbuffer.front.step_writer import StepWriter
-from sqlbuffer.interchange.copy_report import CopyReport
-from sqlbuffer.interchange.copying import OnProgress, copy_buffer
 from sqlbuffer.loading.factory import open_loader
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode

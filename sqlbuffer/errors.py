@@ -101,6 +101,10 @@ class CopyError(SQLBufferError):
     """
 
 
+class ExportError(SQLBufferError):
+    """A buffer cannot be exported to a place: the message says why, and what to do."""
+
+
 class InsufficientDataError(SQLBufferError, ValueError):
     """Fewer experiences match than a strict call asked for."""
 

@@ -16,7 +16,7 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings
-from sqlbuffer.interchange.copy_report import CopyReport
+from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.database.urls import Database

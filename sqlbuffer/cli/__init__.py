@@ -12,6 +12,7 @@ from sqlbuffer.cli.commands import (
     run_copy,
     run_demo,
     run_doctor,
+    run_export,
     run_sql,
     sample,
     show,
@@ -42,6 +43,7 @@ app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("create", cls=WordLast, epilog=create.EPILOG)(create.create)
 app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
 app.command("copy", epilog=run_copy.EPILOG)(run_copy.copy)
+app.command("export", epilog=run_export.EPILOG)(run_export.export)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
 app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)
 app.add_typer(db.app, name="db")

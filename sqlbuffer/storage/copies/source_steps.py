@@ -75,6 +75,7 @@ class CopySource:
         self.buffer, self._node = buffer, node
         self.hold: Hold | None = None
         self._id, self._has_chunks = buffer.info.id, buffer.info.has_chunks
+        self._step_bytes = buffer.layout.size_bytes if self._has_chunks else 0  # not compressed
 
     @property
     def dialect(self) -> str:
@@ -142,8 +143,8 @@ class CopySource:
             # Chunks are copied whole: the first may begin below the window. Numbers of one write
             # are looked at in its middle at times.
             low_chunk, high_chunk = (
-                self._chunk_at(connection, low),
-                self._chunk_at(connection, high),
+                self.chunk_at(connection, low),
+                self.chunk_at(connection, high),
             )
             if low_chunk is not None and low_chunk[1] > low:
                 cursor = low_chunk[0] - 1
@@ -192,7 +193,7 @@ class CopySource:
             if n_left is not None and n_held != n_left:
                 raise self.missing(low + 1, copied.high, f"{n_left - (n_held or 0):,} of the ")
 
-        self._read(check)
+        self.read(check)
 
     def newest(self, connection: Connection, up_to: int) -> tuple[int, str] | None:
         """Return the number of the newest chunk or row up to a number, and what tells it from one
@@ -206,7 +207,7 @@ class CopySource:
         Raises:
             CopyError: It has.
         """
-        found = self._read(partial(self.newest, up_to=number))
+        found = self.read(partial(self.newest, up_to=number))
         if found is not None and found[0] == number and found[1] != mark:
             raise CopyError(
                 f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has another step at "
@@ -214,7 +215,7 @@ class CopySource:
                 f"drop the copy, and copy again"
             )
 
-    def _chunk_at(self, connection: Connection, seq: int) -> tuple[int, int] | None:
+    def chunk_at(self, connection: Connection, seq: int) -> tuple[int, int] | None:
         """Return the first and the last number of the last chunk that begins at or below one."""
         own = chunks.c
         found = connection.execute(
@@ -259,7 +260,7 @@ class CopySource:
         """Return the key, the id and the task of each episode, in the order of their keys."""
         after = -1
         while True:
-            page = self._read(
+            page = self.read(
                 partial(
                     read_episodes, table=episode_table(), buffer_id=self._id, after=after,
                     limit=EPISODES_AT_ONCE,
@@ -273,13 +274,13 @@ class CopySource:
 
     def session_keys(self) -> dict[int, str]:
         """Return the sessions by their keys in this database."""
+        return self.read(self.session_keys_in)
 
-        def read(connection: Connection) -> dict[int, str]:
-            own = sessions.c
-            found = connection.execute(select(own.id, own.key).where(own.buffer_id == self._id))
-            return {row.id: row.key for row in found}
-
-        return self._read(read)
+    def session_keys_in(self, connection: Connection) -> dict[int, str]:
+        """Return what `session_keys` does, in a transaction."""
+        own = sessions.c
+        found = connection.execute(select(own.id, own.key).where(own.buffer_id == self._id))
+        return {row.id: row.key for row in found}
 
     def batch(self, copied: CopiedRange) -> StepBatch:
         """Return the next steps behind the cursor.
@@ -287,9 +288,11 @@ class CopySource:
         Raises:
             CopyError: Some of them have left.
         """
-        return self._read(partial(self._batch, copied=copied))
+        return self.read(partial(self.batch_in, copied=copied))
 
-    def _read(self, read: Callable[[Connection], T]) -> T:
+    def read(self, read: Callable[[Connection], T]) -> T:
+        """Return what is read in one snapshot."""
+
         def look() -> T:
             buffer = self.buffer
             with translated(buffer.url), snapshot(buffer.engine, in_order=True) as connection:
@@ -298,12 +301,13 @@ class CopySource:
 
         return self.buffer.with_retries(look)
 
-    def _batch(self, connection: Connection, copied: CopiedRange) -> StepBatch:
+    def batch_in(self, connection: Connection, copied: CopiedRange) -> StepBatch:
+        """Return what `batch` does, in a transaction."""
         begin, low = copied.cursor, max(copied.cursor, copied.low)
         self._check_there(connection, low, copied.high)
         most = MOST_CHUNKS if self._has_chunks else MOST_ROWS
         found = sizes(connection, self._id, begin, copied.high, most, has_chunks=self._has_chunks)
-        n_bytes = np.cumsum([size for _, _, size in found])
+        n_bytes = np.cumsum([max(size, n * self._step_bytes) for _, n, size in found])
         n_taken = min(int(np.searchsorted(n_bytes, BATCH_BYTES)) + 1, len(found))
         is_last = n_taken == len(found) < most
         last = None if is_last else found[n_taken - 1]

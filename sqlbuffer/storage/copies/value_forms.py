@@ -79,3 +79,11 @@ def converted(values: list[Any], form: str, source: str, target: str) -> list[An
     if convert is None:
         return values
     return [None if value is None else convert(value) for value in values]
+
+
+def utc_time(value: Any) -> datetime | None:
+    """Return a time of either database; None for none."""
+    if value is None:
+        return None
+    time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return time.astimezone(UTC)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.errors import CopyError
-from sqlbuffer.interchange.copy_report import CopyReport
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget, TargetKeys

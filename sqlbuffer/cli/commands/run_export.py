@@ -1,0 +1,74 @@
+"""`sqlbuffer export`: write the steps of a buffer to files."""
+
+from typing import Annotated
+
+import typer
+
+from sqlbuffer.cli.options import BufferName, Equal, example
+
+EPILOG = example(
+    "sqlbuffer export replay.db out --buffer cartpole",
+    "sqlbuffer export postgresql://me@db.internal/replay out --columns obs,action,reward",
+    "sqlbuffer export replay.db good --where "
+    '\'{"field": "reward", "op": "gt", "value": 0}\' --overwrite',
+)
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="The database, as a URL or the path of a SQLite file."),
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")],
+    buffer: BufferName = None,
+    format_: Annotated[
+        str, typer.Option("--format", "-f", metavar="NAME", help="parquet: a folder of files.")
+    ] = "parquet",
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            "--condition",
+            metavar="JSON",
+            help="Steps that match, as QueryBuilder().build() says it: "
+            '\'{"field": "step", "op": "gt", "value": 3}\'.',
+            show_default=False,
+        ),
+    ] = None,
+    eq: Equal = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAMES",
+            help="Columns, with commas between them; all by default.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an export that is there.")
+    ] = False,
+) -> None:
+    """Write the steps of a buffer to files, while writers write.
+
+    The output appears when it is complete. A command that was broken off leaves nothing.
+    """
+    from sqlbuffer.cli.buffer_choice import opened
+    from sqlbuffer.cli.condition_options import condition_of
+    from sqlbuffer.cli.copy_progress import CopyProgressBar
+    from sqlbuffer.cli.errors import UsageError
+    from sqlbuffer.cli.terminal import console
+    from sqlbuffer.interchange.export_formats import FORMATS, exporter
+
+    if format_ not in FORMATS:
+        raise UsageError(f"there is no format {format_!r}; choose from {', '.join(FORMATS)}")
+    with opened(source, buffer) as found, CopyProgressBar(console()) as bar:
+        report = exporter(format_)(
+            found,
+            out,
+            condition_of(found, where, eq),
+            columns=None if columns is None else [name.strip() for name in columns.split(",")],
+            overwrite=overwrite,
+            on_progress=bar.of(found.name),
+        )
+        bar.print(str(report))

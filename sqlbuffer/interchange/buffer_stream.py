@@ -1,0 +1,249 @@
+"""A stream of the steps of a buffer, column by column, under a hold."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import CopyError, FieldError
+from sqlbuffer.fields.near_names import near_name
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.copies.column_reader import ColumnReader, episode_pages
+from sqlbuffer.storage.copies.copied_parts import CopiedRange, SourceState
+from sqlbuffer.storage.copies.copied_tables import TableRows
+from sqlbuffer.storage.copies.copy_start import take_hold
+from sqlbuffer.storage.copies.range_pieces import range_pieces
+from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.database.engine import is_memory
+from sqlbuffer.storage.holds.hold import Hold
+from sqlbuffer.storage.holds.hold_keeper import HoldKeeper
+
+if TYPE_CHECKING:
+    from sqlbuffer.buffer import ReplayBuffer
+
+# The built-in columns, in the order in which files have them.
+KEY_COLUMNS = (
+    "seq", "first_seq", "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "t",
+    "step", "execute_time", "inserted_at", "model_version", "session_id",
+)  # fmt: skip
+VALUE_COLUMNS = ("reward", "advantage", "value", "terminated", "truncated")
+OVERLAY_COLUMNS = ("priority", "uses", "quarantined_at", "quarantine_reason")
+PAYLOAD_COLUMNS = ("state", "actions", "messages", "extra", "arrays")
+BUILT_IN_COLUMNS = (*KEY_COLUMNS, *VALUE_COLUMNS, *OVERLAY_COLUMNS, *PAYLOAD_COLUMNS)
+
+
+@dataclass(frozen=True)
+class StreamPiece:
+    """A part of a stream, to be read in another process while the stream is open.
+
+    It pickles: it has the address of the database, not the steps.
+
+    Attributes:
+        buffer: The buffer.
+        node: Which steps.
+        fields: Which typed fields.
+        range: Which numbers.
+        low_seq: What the hold of the stream holds.
+        hold_id: That hold; None: there is none.
+    """
+
+    buffer: OpenBuffer
+    node: Node
+    fields: tuple[str, ...]
+    range: CopiedRange
+    low_seq: int
+    hold_id: str | None
+
+    def __iter__(self) -> Iterator[ColumnBatch]:
+        """Yield the steps, some thousands at a time.
+
+        Raises:
+            CopyError: The stream was closed, and steps have left.
+        """
+        source = CopySource(self.buffer, self.node)
+        if self.hold_id is not None:
+            source.hold = Hold(self.buffer, self.hold_id)
+        reader, left = ColumnReader(source, self.fields), self.range
+        while left.cursor < left.high:
+            batch, end = reader.batch(left)
+            left = replace(left, cursor=end)
+            if len(batch):
+                yield batch
+
+
+class BufferStream:
+    """The steps that a buffer has now, as batches of columns.
+
+    From `with` on, the steps are held: what leaves the window of the buffer in the meantime is not
+    deleted before the block ends. Writers go on; steps that they store later are not part of it.
+
+    Args:
+        buffer: The buffer. Its own steps that wait are stored first.
+        condition: Which steps.
+        fields: Which typed fields; all by default.
+
+    Raises:
+        CopyError: The buffer is one of `sqlbuffer.compat`.
+        FieldError: An unknown field.
+
+    Attributes:
+        low, high: The stream has steps with `low < seq <= high`.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "float32"})
+        >>> buffer.extend({"x": [1.0, 2.0]}, task_id="t").inserted
+        2
+        >>> with BufferStream(buffer) as stream:
+        ...     [batch.fields["x"].tolist() for batch in stream]
+        [[1.0, 2.0]]
+    """
+
+    def __init__(
+        self,
+        buffer: "ReplayBuffer",
+        condition: Any = None,
+        *,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        store, node = buffer._store, buffer._conditions.node(condition)
+        if store.info.layout is not None:
+            raise CopyError(
+                f"buffer {store.info.name!r} in {store.shown_url} has the layout "
+                f"{store.info.layout!r} of sqlbuffer.compat, and is not exported; read it with the "
+                f"class that made it, or copy the whole database"
+            )
+        self._buffer, self.node = buffer, node
+        declared = tuple(store.info.config.fields.specs)
+        self.fields = declared if fields is None else chosen_columns(declared, fields)[1]
+        self._source = CopySource(store, node)
+        self._keeper: HoldKeeper | None = None
+        self._state: SourceState | None = None
+        self._has_pieces = False
+
+    def __enter__(self) -> "BufferStream":
+        """Hold the steps.
+
+        Raises:
+            StorageBusyError: A transaction that writes to the buffer does not end.
+        """
+        self._buffer.flush()
+        source = self._source
+        take_hold(source)
+        try:
+            settled = source.settled()
+            self._state = source.read(lambda connection: source.state(connection, settled))
+        except BaseException:
+            self._release()
+            raise
+        if source.hold is not None and not is_memory(source.buffer.url):
+            self._keeper = HoldKeeper(source.hold, self.low)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._source.hold is not None:
+            self._source.hold.release()
+            self._source.hold = None
+
+    @property
+    def state(self) -> SourceState:
+        """What the buffer as a whole had when the stream was opened."""
+        if self._state is None:
+            raise CopyError("a stream is read inside `with`: with BufferStream(buffer) as stream")
+        return self._state
+
+    @property
+    def low(self) -> int:
+        """Steps above this number are in the stream."""
+        return self.state.range.low
+
+    @property
+    def high(self) -> int:
+        """No step above this number is."""
+        return self.state.range.high
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there is a condition."""
+        return self.node != EVERYTHING
+
+    def __iter__(self) -> Iterator[ColumnBatch]:
+        """Yield the steps in the order of their numbers, some thousands at a time.
+
+        Raises:
+            CopyError: Steps have left, because the stream could not hold them.
+            FieldError: A step is damaged.
+        """
+        for batch, _ in self.batches():
+            if len(batch):
+                yield batch
+
+    def batches(self) -> Iterator[tuple[ColumnBatch, int]]:
+        """Yield batches, each with the number up to which steps were read."""
+        reader, left = ColumnReader(self._source, self.fields), self.state.range
+        while left.cursor < left.high:
+            batch, end = reader.batch(left)
+            left = replace(left, cursor=end)
+            if self._keeper is not None and not self._has_pieces:
+                self._keeper.low_seq = max(end, self.low)
+            yield batch, end
+        n_left = self.state.n_expected
+        if n_left is not None and self._source.hold is None:
+            self._source.check_left(self.state.range, n_left)
+
+    def pieces(self, n: int) -> list[StreamPiece]:
+        """Return parts that other processes may read while the stream is open.
+
+        Args:
+            n: How many there are at most.
+        """
+        self._has_pieces, hold = True, self._source.hold
+        return [
+            StreamPiece(
+                self._source.buffer, self.node, self.fields, each, self.low,
+                None if hold is None else hold.id,
+            )
+            for each in range_pieces(self._source, self.state.range, n)
+        ]  # fmt: skip
+
+    @property
+    def observation_layout(self) -> Layout:
+        """How the final observation of an episode is packed."""
+        return self._source.buffer.observation_layout
+
+    def episodes(self) -> Iterator[TableRows]:
+        """Yield pages of the episodes as they were when the last step of the stream was stored."""
+        return episode_pages(self._source, self.state.range)
+
+
+def chosen_columns(
+    fields: Sequence[str], columns: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the built-in columns and the typed fields that are chosen.
+
+    Args:
+        fields: The typed fields that the buffer has.
+        columns: Names of both kinds; None: all.
+
+    Raises:
+        FieldError: There is none of that name.
+    """
+    if columns is None:
+        return BUILT_IN_COLUMNS, tuple(fields)
+    if isinstance(columns, str):
+        raise FieldError(f"columns are given as a list of names, got {columns!r}")
+    known = (*fields, *BUILT_IN_COLUMNS)
+    for name in columns:
+        if name not in known:
+            nearest = near_name(name, known)
+            hint = f" (did you mean {nearest}?)" if nearest else ""
+            raise FieldError(f"there is no column {name!r}{hint}; choose from {', '.join(known)}")
+    own = tuple(name for name in BUILT_IN_COLUMNS if name in columns and name not in fields)
+    return own, tuple(name for name in fields if name in columns)

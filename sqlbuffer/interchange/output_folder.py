@@ -1,0 +1,79 @@
+"""A folder that appears when it is whole."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from uuid import uuid4
+
+from sqlbuffer.errors import ExportError
+
+_OWN = re.compile(r"(steps-\d+|episodes)\.parquet")
+
+
+class OutputFolder:
+    """Files are written to a folder of another name next to it, which is renamed at the end.
+
+    Args:
+        path: The folder.
+        overwrite: Replace an export that is there.
+
+    Attributes:
+        work: Where to write.
+
+    Raises:
+        ExportError: There is something by that name.
+    """
+
+    def __init__(self, path: "str | os.PathLike[str]", *, overwrite: bool) -> None:
+        self.path = Path(path)
+        if os.path.lexists(self.path):
+            self._check_free(overwrite)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.work = self.path.parent / f".{self.path.name}.partial-{uuid4().hex[:8]}"
+
+    def _check_free(self, overwrite: bool) -> None:
+        if not self.path.is_dir():
+            raise ExportError(
+                f"{self.path} is a file, and an export is a folder; name another path"
+            )
+        others = sorted(e.name for e in self.path.iterdir() if not _OWN.fullmatch(e.name))
+        if others:
+            raise ExportError(
+                f"{self.path} has {others[0]!r}, which is not of an export; name another folder"
+            )
+        if not overwrite and any(self.path.iterdir()):
+            raise ExportError(
+                f"{self.path} has an export already; name another folder, or replace it with "
+                f"overwrite=True (--overwrite)"
+            )
+
+    def __enter__(self) -> "OutputFolder":
+        self.work.mkdir()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    def finish(self) -> None:
+        """Put the folder in its place."""
+        for file in self.work.iterdir():
+            _sync(file)
+        _sync(self.work)
+        old = None
+        if self.path.exists():
+            old = self.path.parent / f".{self.path.name}.old-{uuid4().hex[:8]}"
+            self.path.rename(old)
+        self.work.rename(self.path)
+        _sync(self.path.parent)
+        if old is not None:
+            shutil.rmtree(old)
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

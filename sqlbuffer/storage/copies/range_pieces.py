@@ -1,0 +1,30 @@
+"""Cut a range of steps into pieces that may be read by several processes."""
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.copies.copied_parts import CopiedRange
+from sqlbuffer.storage.copies.source_steps import CopySource
+
+
+def range_pieces(source: CopySource, copied: CopiedRange, n: int) -> list[CopiedRange]:
+    """Return at most n ranges of about the same number of steps, which together are the range.
+
+    No chunk is in two of them.
+    """
+
+    def look(connection: Connection) -> list[CopiedRange]:
+        low, high = copied.low, copied.high
+        ends: list[int] = []
+        for i in range(1, n):
+            end = low + (high - low) * i // n
+            chunk = source.chunk_at(connection, end) if source.buffer.info.has_chunks else None
+            if chunk is not None and chunk[1] > end:
+                end = chunk[1]
+            if low < end < high and end not in ends:
+                ends.append(end)
+        starts = [low, *ends]
+        cursors = [copied.cursor, *ends]
+        stops = [*ends, high]
+        return [CopiedRange(*each) for each in zip(starts, stops, cursors, strict=True)]
+
+    return source.read(look) if copied.low < copied.high else []
