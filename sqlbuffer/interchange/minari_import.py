@@ -1,0 +1,131 @@
+"""Store the episodes of a Minari data set in a buffer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.env_fields import fields_from_env, paths_of
+from sqlbuffer.interchange.minari_package import minari_package
+from sqlbuffer.storage.database.urls import Database
+
+Paths = dict[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class MinariImport:
+    """What an import of a Minari data set has stored.
+
+    Attributes:
+        n_episodes: Episodes of the data set.
+        n_steps: Steps of them.
+        n_stored: Steps that this call stored; the others were there already.
+
+    Example:
+        >>> MinariImport(n_episodes=2, n_steps=10, n_stored=5).n_stored
+        5
+    """
+
+    n_episodes: int
+    n_steps: int
+    n_stored: int
+
+
+def import_minari(
+    dataset: Any,
+    url: Database = None,
+    name: str = "default",
+    *,
+    task_id: str | None = None,
+    agent_id: str = "default",
+    on_progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> MinariImport:
+    """Store the episodes of a Minari data set in a buffer, which is made where there is none.
+
+    The buffer has the fields of `fields_from_env`, and a field for each of the `infos` that are
+    numbers of one shape. The last observation of an episode is its final observation. An import
+    that was broken off goes on when it is called again: no episode is stored twice.
+
+    Args:
+        dataset: A `MinariDataset`, or the name of one in Minari's folder.
+        url: The database; see `ReplayBuffer`.
+        name: The buffer.
+        task_id: The task of all episodes; by default the id of the environment, or the name of the
+            data set.
+        agent_id: Who acted.
+        on_progress: Called after each episode with the steps so far and the steps in all.
+        **settings: Settings of the buffer; see `ReplayBuffer`.
+
+    Raises:
+        FieldError: A space of no fixed size, or the buffer has other fields.
+        FileNotFoundError: There is no such data set.
+        MissingExtraError: Minari is not installed.
+    """
+    minari = minari_package("import_minari()")
+    if isinstance(dataset, str):
+        dataset = minari.load_dataset(dataset)
+    task = task_id or (dataset.env_spec.id if dataset.env_spec else dataset.id)
+    observed = paths_of("obs", dataset.observation_space)
+    acted = paths_of("action", dataset.action_space)
+    infos = _info_specs(dataset)
+    declared = fields_from_env(dataset)
+    if double := set(infos) & set(declared["fields"]):
+        raise FieldError(f"the infos have {min(double)!r}, and so have the spaces of the data set")
+    declared["fields"] = {**declared["fields"], **infos}
+    n_steps = n_stored = n_episodes = 0
+    with ReplayBuffer(url, name, **{**declared, **settings}) as buffer:
+        for episode in dataset.iterate_episodes():
+            n = len(episode.rewards)
+            n_episodes, n_steps = n_episodes + 1, n_steps + n
+            observations = _values(observed, episode.observations)
+            columns = {
+                **{name: values[:n] for name, values in observations.items()},
+                **_values(acted, episode.actions),
+                **{name: _info(dataset, episode, name) for name in infos},
+                "reward": np.asarray(episode.rewards, np.float64),
+                "terminated": np.asarray(episode.terminations, np.bool_),
+                "truncated": np.asarray(episode.truncations, np.bool_),
+            }
+            stored = buffer.store_episode(
+                columns, task_id=task, agent_id=agent_id, episode_id=f"{dataset.id}/{episode.id}",
+                final={name: values[-1] for name, values in observations.items()},
+            )  # fmt: skip
+            n_stored += stored.inserted
+            if on_progress is not None:
+                on_progress(n_steps, dataset.total_steps)
+    return MinariImport(n_episodes, n_steps, n_stored)
+
+
+def _values(paths: Paths, value: Any) -> dict[str, NDArray[Any]]:
+    return {name: np.asarray(reduce(getitem, path, value)) for name, path in paths.items()}
+
+
+def _info(dataset: Any, episode: Any, name: str) -> NDArray[Any]:
+    values = (episode.infos or {}).get(name)
+    if values is None or len(values) != len(episode.rewards) + 1:
+        raise FieldError(
+            f"episode {episode.id} of {dataset.id!r} has {0 if values is None else len(values)} "
+            f"values of the info {name!r} for {len(episode.rewards)} steps; the first episode has "
+            f"one more than steps"
+        )
+    return np.asarray(values)[1:]
+
+
+def _info_specs(dataset: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the infos of the first episode that are numbers of one shape."""
+    if not dataset.total_episodes:
+        return {}
+    found = {}
+    first = next(iter(dataset.iterate_episodes()))
+    for name, values in (first.infos or {}).items():
+        array = np.array(None) if isinstance(values, dict) else np.asarray(values)
+        if array.dtype.kind in "fiub" and array.shape[:1] == (len(first.rewards) + 1,):
+            found[name] = (str(array.dtype), array.shape[1:])
+    return found

@@ -1,0 +1,278 @@
+"""Minari data sets, written and read by Minari itself."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import minari
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sqlbuffer import QueryBuilder, ReplayBuffer, fields_from_env
+from sqlbuffer.errors import FieldError, InsufficientDataError
+from sqlbuffer.interchange.minari_export import export_minari
+from sqlbuffer.interchange.minari_import import import_minari
+
+# Minari warns of each kind of metadata that is not given.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")
+NAMES = ("obs", "action", "reward", "terminated", "truncated")
+
+
+class Camera(gymnasium.Env):  # type: ignore[type-arg]
+    """Episodes of six steps with noise as images, in a space of two parts."""
+
+    observation_space = spaces.Dict(
+        {"image": spaces.Box(0, 255, (8, 9, 3), np.uint8), "place": spaces.Discrete(7)}
+    )
+    action_space = spaces.Tuple((spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(3)))
+    t = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.action_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        self.t += 1
+        return self.observation_space.sample(), float(self.t), self.t == 6, False, {}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+def recorded(url: str, env: Any, name: str = "default", n_episodes: int = 5) -> ReplayBuffer:
+    buffer = ReplayBuffer(url, name, create=True, **fields_from_env(env))
+    with buffer.record(env) as recording:
+        recording.action_space.seed(0)
+        for seed in range(n_episodes):
+            recording.reset(seed=seed)
+            is_over = False
+            while not is_over:
+                *_, terminated, truncated, _ = recording.step(recording.action_space.sample())
+                is_over = terminated or truncated
+    return buffer
+
+
+def episodes(buffer: ReplayBuffer) -> list[dict[str, np.ndarray]]:
+    """Return the arrays of each episode of a buffer, the final observation among them."""
+    found = []
+    for batch in buffer.loader("trajectory", 1, shuffle=False, epochs=1):
+        n = int(batch.lens[0])
+        padded = [name for name in batch if batch[name].shape[:1] == (1,) and name != "lens"]
+        found.append(
+            {
+                name: batch[name][0][:n] if batch[name].shape[1:2] == (n,) else batch[name][0]
+                for name in padded
+            }
+        )
+    return found
+
+
+def assert_same(one: list[dict[str, np.ndarray]], other: list[dict[str, np.ndarray]]) -> None:
+    assert len(one) == len(other) > 0
+    for ours, theirs in zip(one, other, strict=True):
+        assert set(ours) == set(theirs)
+        for name, values in ours.items():
+            assert values.dtype == theirs[name].dtype
+            np.testing.assert_array_equal(values, theirs[name])
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_recorded_environment_survives_the_round_trip(database_url: str, env_id: str) -> None:
+    buffer = recorded(database_url, gymnasium.make(env_id))
+    dataset = export_minari(buffer, "test/recorded-v0", env=env_id, author="us")
+    assert dataset.total_episodes == 5
+    assert dataset.total_steps == len(buffer)
+    loaded = minari.load_dataset("test/recorded-v0")
+    assert loaded.env_spec.id == env_id
+    ours = episodes(buffer)
+    for mine, theirs in zip(ours, loaded.iterate_episodes(), strict=True):
+        assert len(theirs.observations) == len(theirs.rewards) + 1
+        np.testing.assert_array_equal(
+            theirs.observations, np.concatenate([mine["obs"], mine["final_obs"][None]])
+        )
+        for name, values in zip(
+            NAMES[1:],
+            (theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(values, mine[name])
+    report = import_minari("test/recorded-v0", database_url, "again")
+    assert (report.n_episodes, report.n_stored) == (5, len(buffer))
+    with ReplayBuffer(database_url, "again") as again:
+        assert_same(ours, episodes(again))
+        assert {row.exp_meta.task_id for row in again} == {env_id}
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet", "hdf5"])
+def test_images_in_spaces_of_parts_are_kept_without_loss(sqlite_url: str, data_format: str) -> None:
+    env = Camera()
+    buffer = recorded(sqlite_url, env)
+    export_minari(buffer, "camera-v0", env=env, data_format=data_format)
+    dataset = minari.load_dataset("camera-v0")
+    first = next(iter(dataset.iterate_episodes()))
+    assert first.observations["image"].shape == (7, 8, 9, 3)
+    assert first.observations["place"].shape == (7,)
+    assert [part.shape for part in first.actions] == [(6, 2), (6, 3)]
+    import_minari(dataset, sqlite_url, "again", task_id="camera")
+    with ReplayBuffer(sqlite_url, "again") as again:
+        assert_same(episodes(buffer), episodes(again))
+
+
+def test_without_an_environment_the_spaces_are_boxes(sqlite_url: str) -> None:
+    buffer = recorded(sqlite_url, Camera())
+    dataset = export_minari(buffer, "camera-v0")
+    assert dataset.env_spec is None
+    assert dataset.observation_space["image"] == spaces.Box(0, 255, (8, 9, 3), np.uint8)
+    assert set(dataset.action_space.spaces) == {"0", "1"}
+    import_minari(dataset, sqlite_url, "again")
+    with ReplayBuffer(sqlite_url, "again") as again:
+        assert_same(episodes(buffer), episodes(again))
+
+
+def test_fields_that_the_user_named_make_the_observation(sqlite_url: str) -> None:
+    buffer = ReplayBuffer(
+        sqlite_url,
+        fields={"image": ("uint8", (4, 4)), "done": "bool", "action_x": "int64"},
+        observation_fields=["image", "done"],
+    )
+    columns = {
+        "image": np.arange(32, dtype=np.uint8).reshape(2, 4, 4),
+        "done": np.array([False, True]),
+        "action_x": np.array([-(2**62), 3]),
+        "terminated": np.array([False, True]),
+    }
+    buffer.store_episode(columns, final={"image": np.zeros((4, 4), np.uint8), "done": False})
+    first = next(iter(export_minari(buffer, "own-v0").iterate_episodes()))
+    np.testing.assert_array_equal(first.observations["image"][:2], columns["image"])
+    assert first.observations["done"].tolist() == [0, 1, 0]
+    assert first.actions["x"].tolist() == [-(2**62), 3]
+
+
+def test_other_fields_become_infos_and_come_back(sqlite_url: str) -> None:
+    buffer = ReplayBuffer(
+        sqlite_url,
+        fields={
+            "obs": ("float32", (2,)),
+            "action": "int64",
+            "logp": "float32",
+            "gate": ("bool", (2,)),
+        },
+        observation_fields=["obs"],
+    )
+    columns = {
+        "obs": np.ones((3, 2), np.float32), "action": [0, 1, 2], "logp": [0.5, 0.25, np.nan],
+        "gate": [[True, False]] * 3,
+        "truncated": [False, False, True], "reward": [0.0, 1.0, -1.0],
+    }  # fmt: skip
+    buffer.store_episode(columns, final={"obs": np.zeros(2, np.float32)})
+    dataset = export_minari(buffer, "infos-v0")
+    assert next(iter(dataset.iterate_episodes())).infos["logp"][1:3].tolist() == [0.5, 0.25]
+    import_minari(dataset, sqlite_url, "again")
+    with ReplayBuffer(sqlite_url, "again") as again:
+        assert_same(episodes(buffer), episodes(again))
+    plain = export_minari(buffer, "plain-v0", fields=[])
+    assert not next(iter(plain.iterate_episodes())).infos
+
+
+def test_open_episodes_are_left_out(sqlite_url: str) -> None:
+    env = gymnasium.make("CartPole-v1")
+    buffer = recorded(sqlite_url, env, n_episodes=2)
+    with buffer.episode("open") as episode:
+        episode.append(obs=np.zeros(4, np.float32), action=0)
+        buffer.flush()
+        assert export_minari(buffer, "whole-v0", env=env).total_episodes == 2
+
+
+def test_a_condition_chooses_episodes(sqlite_url: str) -> None:
+    buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"), n_episodes=3)
+    chosen = buffer.sample(1)[0].exp_meta.task_id
+    condition = QueryBuilder().eq("exp_meta.task_id", chosen).build()
+    assert export_minari(buffer, "some-v0", condition=condition).total_episodes == 1
+
+
+def test_an_import_that_was_broken_off_goes_on(database_url: str) -> None:
+    buffer = recorded(database_url, gymnasium.make("CartPole-v1"))
+    dataset = export_minari(buffer, "recorded-v0")
+    seen = []
+
+    def stop(n_steps: int, total: int) -> None:
+        seen.append(n_steps)
+        assert total == len(buffer)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_minari(dataset, database_url, "again", on_progress=stop)
+    report = import_minari(dataset, database_url, "again")
+    assert report.n_stored == len(buffer) - seen[-1]
+    assert import_minari(dataset, database_url, "again").n_stored == 0
+    with ReplayBuffer(database_url, "again") as again:
+        assert_same(episodes(buffer), episodes(again))
+
+
+def test_a_data_set_is_not_overwritten_unless_asked(sqlite_url: str) -> None:
+    buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"), n_episodes=2)
+    export_minari(buffer, "recorded-v0")
+    with pytest.raises(FileExistsError, match="2 episodes; choose another name, or overwrite"):
+        export_minari(buffer, "recorded-v0")
+    assert export_minari(buffer, "recorded-v0", overwrite=True).total_episodes == 2
+
+
+def test_an_export_that_was_broken_off_is_replaced(sqlite_url: str, tmp_path: Path) -> None:
+    buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"), n_episodes=2)
+    export_minari(buffer, "recorded-v0")
+    metadata = tmp_path / "minari" / "recorded-v0" / "data" / "metadata.json"
+    metadata.write_text(metadata.read_text().replace('"total_episodes": 2', '"total_episodes": 0'))
+    assert export_minari(buffer, "recorded-v0").total_episodes == 2
+
+
+def test_an_empty_buffer_has_nothing_for_minari(sqlite_url: str) -> None:
+    env = gymnasium.make("CartPole-v1")
+    buffer = ReplayBuffer(sqlite_url, **fields_from_env(env))
+    with pytest.raises(InsufficientDataError, match="no whole episode"):
+        export_minari(buffer, "empty-v0", env=env)
+    assert not minari.list_local_datasets()
+
+
+@pytest.mark.parametrize(
+    ("fields", "env", "message"),
+    [
+        ({"obs": "float32"}, None, "no field is an action"),
+        ({"action": "float32"}, None, "no field is an observation"),
+        ({"obs": "float32", "action": ("float32", (-1,))}, None, "numbers of a fixed shape"),
+        ({"obs": "float32", "act": "int64"}, "CartPole-v1", "the environment has 'action', and"),
+    ],
+)
+def test_fields_that_do_not_fit_are_named(
+    sqlite_url: str, fields: dict[str, Any], env: str | None, message: str
+) -> None:
+    buffer = ReplayBuffer(sqlite_url, fields=fields)
+    with pytest.raises(FieldError, match=message):
+        export_minari(buffer, "bad-v0", env=env)
+
+
+def test_infos_that_minari_cannot_hold_are_named(sqlite_url: str) -> None:
+    fields = {"obs": "float32", "action": "int64", "tokens": ("int64", (-1,))}
+    buffer = ReplayBuffer(sqlite_url, fields=fields, observation_fields=["obs"])
+    with pytest.raises(FieldError, match=r"'tokens' is .* choose the fields of the infos"):
+        export_minari(buffer, "bad-v0")
+    with pytest.raises(FieldError, match="'nothing' is not one of the other fields"):
+        export_minari(buffer, "bad-v0", fields=["nothing"])
+
+
+def test_a_buffer_with_other_fields_is_refused(sqlite_url: str) -> None:
+    dataset = export_minari(recorded(sqlite_url, gymnasium.make("CartPole-v1")), "recorded-v0")
+    ReplayBuffer(sqlite_url, "other", fields={"obs": "float32"}).close()
+    with pytest.raises(FieldError, match="obs"):
+        import_minari(dataset, sqlite_url, "other")
+
+
+def test_an_unknown_data_set_is_named(sqlite_url: str) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing-v0"):
+        import_minari("nothing-v0", sqlite_url)
