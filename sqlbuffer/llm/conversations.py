@@ -7,8 +7,8 @@ from typing import Any
 from sqlbuffer.llm.messages import Message, joined_messages
 from sqlbuffer.steps.data_rows import DataRow
 
-# Task, agent and episode of a step; steps without an episode belong to their task and agent.
-EpisodeKey = tuple[str, str, str | None]
+# Task and episode of a step, or task and agent where there is no episode.
+EpisodeKey = tuple[str, str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Conversation:
 
     Attributes:
         task_id: The task.
-        agent_id: The agent.
+        agent_id: The agent of its first step.
         episode_id: The episode; None: all steps of the task and agent that have none.
         messages: Its messages; see `sqlbuffer.llm.messages.joined_messages`.
         reward: The episode's own reward, or else the sum of the rewards of its steps; None: there
@@ -44,6 +44,11 @@ class Conversation:
     n_steps: int
     model_version: int | None
     session_id: str | None
+
+    @property
+    def key(self) -> EpisodeKey:
+        """Its task and episode, or its task and agent."""
+        return _key(self.task_id, self.agent_id, self.episode_id)
 
 
 def conversation(rows: Sequence[DataRow], episode_reward: float | None = None) -> Conversation:
@@ -105,7 +110,11 @@ class ConversationAssembler:
 
 def episode_key(row: DataRow) -> EpisodeKey:
     """Return which episode a step belongs to."""
-    return row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.episode_id
+    return _key(row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.episode_id)
+
+
+def _key(task_id: str, agent_id: str, episode_id: str | None) -> EpisodeKey:
+    return (task_id, agent_id, None) if episode_id is None else (task_id, None, episode_id)
 
 
 def _messages(rows: Sequence[DataRow]) -> list[Message]:
@@ -113,9 +122,7 @@ def _messages(rows: Sequence[DataRow]) -> list[Message]:
         return joined_messages((_said(row), row.exp_data.actions) for row in rows)
     except ValueError as error:
         meta = rows[0].exp_meta
-        raise ValueError(
-            f"task {meta.task_id!r}, agent {meta.agent_id!r}, episode {meta.episode_id!r}: {error}"
-        ) from error
+        raise ValueError(f"task {meta.task_id!r}, episode {meta.episode_id!r}: {error}") from error
 
 
 def _said(row: DataRow) -> Any:

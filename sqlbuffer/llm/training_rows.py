@@ -66,9 +66,9 @@ class PreferencePairs:
         pairs: The best and the worst episode of each task.
 
     Example:
-        >>> rewards = {("t", "a", "1"): 0.0, ("t", "a", "2"): 1.0, ("t", "b", "3"): 0.5}
+        >>> rewards = {("t", None, "1"): 0.0, ("t", None, "2"): 1.0, ("t", None, "3"): 0.5}
         >>> PreferencePairs.best_and_worst(rewards).pairs
-        [(('t', 'a', '2'), ('t', 'a', '1'))]
+        [(('t', None, '2'), ('t', None, '1'))]
     """
 
     pairs: list[tuple[EpisodeKey, EpisodeKey]]
@@ -120,7 +120,7 @@ class PreferencePairs:
             conversations: Those of all pairs, in any order; others are ignored.
         """
         for one in conversations:
-            key = (one.task_id, one.agent_id, one.episode_id)
+            key = one.key
             if key not in self._partners:
                 continue
             other = self._waiting.pop(self._partners[key], None)

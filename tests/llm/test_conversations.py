@@ -59,9 +59,7 @@ def test_says_why_it_stopped(data: dict[str, object], reason: str) -> None:
 
 def test_names_the_episode_whose_messages_are_none() -> None:
     row = DataRow(ExpMeta("sums", episode_id="e"), Experience(messages=[{"content": "?"}]))
-    with pytest.raises(
-        ValueError, match=r"task 'sums', agent 'default', episode 'e': a message is"
-    ):
+    with pytest.raises(ValueError, match=r"task 'sums', episode 'e': a message is"):
         conversation([row])
 
 
@@ -71,7 +69,7 @@ def test_a_state_that_is_a_text_is_the_question() -> None:
 
 
 def test_assembles_episodes_that_are_written_in_turns() -> None:
-    assembler = ConversationAssembler({("sums", "a", "y"): 9.0})
+    assembler = ConversationAssembler({("sums", None, "y"): 9.0})
     first = [step("x", "x1", "1"), step("y", "y1", "1"), step(None, "n1", "1")]
     second = [step("y", "y2", "2", terminated=True), step("x", "x2", "2", truncated=True)]
     assert list(assembler.add(first)) == []
@@ -106,11 +104,7 @@ def test_pairs_the_best_with_the_worst_of_a_task() -> None:
         of("t3", "f", "alone", 1.0),
         of("t4", "g", "nan", float("nan")), of("t4", "h", "low", 0.1), of("t4", "i", "high", 0.2),
     ]  # fmt: skip
-    rewards = {
-        (one.task_id, one.agent_id, one.episode_id): one.reward
-        for one in rollouts
-        if one.reward is not None
-    }
+    rewards = {one.key: one.reward for one in rollouts if one.reward is not None}
     pairs = PreferencePairs.best_and_worst(rewards)
     rows = list(pairs.rows(rollouts))
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows] == [
@@ -126,8 +120,20 @@ def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() 
         of("t1", "a", "x", 0.0, "one?"), of("t1", "b", "y", 1.0, "two?"),
         of("t2", "c", "same", 0.0), of("t2", "d", "same", 1.0),
     ]  # fmt: skip
-    rewards = {(one.task_id, "a", one.episode_id): float(one.reward or 0) for one in rollouts}
+    rewards = {one.key: float(one.reward or 0) for one in rollouts}
     pairs = PreferencePairs.best_and_worst(rewards)
     assert list(pairs.rows(rollouts)) == []
     assert pairs.n_skipped == 2
     assert preference_row(rollouts[0], rollouts[1]) is None
+
+
+def test_agents_that_speak_in_turns_are_one_episode() -> None:
+    rows = [
+        DataRow(
+            ExpMeta("debate", agent_id=agent, episode_id="e"),
+            Experience(actions=[agent], terminated=agent == "b"),
+        )
+        for agent in ("a", "b")
+    ]
+    (done,) = ConversationAssembler().add(rows)
+    assert (done.agent_id, done.n_steps, len(done.messages)) == ("a", 2, 2)
