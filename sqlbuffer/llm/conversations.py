@@ -48,7 +48,7 @@ class Conversation:
     @property
     def key(self) -> EpisodeKey:
         """Its task and episode, or its task and agent."""
-        return _key(self.task_id, self.agent_id, self.episode_id)
+        return key_of(self.task_id, self.agent_id, self.episode_id)
 
 
 def conversation(rows: Sequence[DataRow], episode_reward: float | None = None) -> Conversation:
@@ -110,10 +110,11 @@ class ConversationAssembler:
 
 def episode_key(row: DataRow) -> EpisodeKey:
     """Return which episode a step belongs to."""
-    return _key(row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.episode_id)
+    return key_of(row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.episode_id)
 
 
-def _key(task_id: str, agent_id: str, episode_id: str | None) -> EpisodeKey:
+def key_of(task_id: str, agent_id: str, episode_id: str | None) -> EpisodeKey:
+    """Return the key of an episode, or of the steps of an agent in a task without episodes."""
     return (task_id, agent_id, None) if episode_id is None else (task_id, None, episode_id)
 
 

@@ -1,0 +1,110 @@
+"""Hugging Face data sets that read a buffer as they are iterated."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from sqlbuffer.arguments import Condition
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.interchange.rollouts import RolloutForm, RolloutRows, optional_values
+from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, BufferStream, chosen_columns
+from sqlbuffer.steps.column_batch import ColumnBatch
+
+# Examples of steps have these of the built-in columns, unless others are chosen.
+DEFAULT_COLUMNS = (
+    "seq", "task_id", "agent_id", "episode_id", "t", "step", "model_version", "reward",
+    "terminated", "truncated", "state", "actions", "messages", "extra",
+)  # fmt: skip
+Shard = tuple[int, int | None]
+
+
+def to_hf(
+    buffer: ReplayBuffer,
+    rows: Literal["steps"] | RolloutForm = "steps",
+    *,
+    condition: Condition = None,
+    columns: Sequence[str] | None = None,
+    n_shards: int = 1,
+    min_margin: float = 0.0,
+) -> Any:
+    """Return a `datasets.IterableDataset` over a buffer, without a copy on disk.
+
+    Each iteration reads what the buffer has then, and holds it until it was read: nothing is
+    evicted before. Workers of a `DataLoader` open the buffer by its URL.
+
+    Args:
+        buffer: The buffer.
+        rows: What an example is: `steps`, or a form of `RolloutRows`.
+        condition: Which steps.
+        columns: Examples of steps: which typed fields and built-in columns. By default all fields,
+            the keys, the reward, the flags and the JSON values.
+        n_shards: Examples of steps: how many ranges of `seq` workers read at the same time. They
+            are ranges of what is stored now; the last one has what is stored later, too.
+        min_margin: See `RolloutRows`.
+
+    Raises:
+        FieldError: An unknown column.
+        MissingExtraError: `datasets` is not installed.
+        ValueError: An unknown kind of rows, or more than one shard of rollouts.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "float32"})
+        >>> buffer.extend({"x": [0.5, 1.5]}, task_id="t").inserted
+        2
+        >>> [float(example["x"]) for example in to_hf(buffer)]  # doctest: +SKIP
+        [0.5, 1.5]
+    """
+    try:
+        from datasets import IterableDataset
+    except ImportError:
+        raise MissingExtraError("to_hf() needs datasets; run `pip install 'sqlbuffer[hf]'`") from None
+    if rows == "steps":
+        names = _step_columns(buffer, columns)
+        kwargs = {"buffer": buffer, "condition": condition, "columns": names}
+        shards = _shards(buffer, n_shards)
+        return IterableDataset.from_generator(_steps, gen_kwargs={**kwargs, "shards": shards})
+    if n_shards != 1 or columns is not None:
+        raise ValueError("n_shards and columns are for rows='steps': an episode is in one shard")
+    RolloutRows(buffer, rows, condition, min_margin)
+    kwargs = {"buffer": buffer, "form": rows, "condition": condition, "min_margin": min_margin}
+    return IterableDataset.from_generator(_rollouts, gen_kwargs=kwargs)
+
+
+def _rollouts(**arguments: Any) -> Iterator[dict[str, Any]]:
+    yield from RolloutRows(**arguments)
+
+
+def _steps(
+    buffer: ReplayBuffer, condition: Condition, columns: tuple[str, ...], shards: list[Shard]
+) -> Iterator[dict[str, Any]]:
+    fields = [name for name in columns if name in buffer.fields]
+    for low, high in shards:
+        with BufferStream(buffer, condition, fields=fields, above=low, up_to=high) as stream:
+            for batch in stream:
+                values = [example_values(batch, name) for name in columns]
+                for each in zip(*values, strict=True):
+                    yield dict(zip(columns, each, strict=True))
+
+
+def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
+    """Return the value of each step of a batch: JSON as the values that were stored."""
+    if name in batch.fields or name not in PAYLOAD_COLUMNS:
+        return optional_values(batch, name)
+    pairs = zip(batch.column(name), batch.column("arrays"), strict=True)
+    return [decode(text, raw) for text, raw in pairs]
+
+
+def _step_columns(buffer: ReplayBuffer, columns: Sequence[str] | None) -> tuple[str, ...]:
+    own, fields = chosen_columns(tuple(buffer.fields), columns)
+    if columns is None:
+        own = tuple(name for name in DEFAULT_COLUMNS if name not in fields)
+    return (*own, *fields)
+
+
+def _shards(buffer: ReplayBuffer, n: int) -> list[Shard]:
+    if n < 1:
+        raise ValueError(f"n_shards is 1 or more, got {n}")
+    with BufferStream(buffer, fields=()) as stream:
+        ends = [piece.range.high for piece in stream.pieces(n)][:-1]
+    return list(zip([0, *ends], [*ends, None], strict=True))

@@ -1,0 +1,171 @@
+"""Rollouts of language models out of a stream of steps: conversations, and rows for trainers."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from sqlbuffer.arguments import Condition
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
+from sqlbuffer.llm.conversations import (
+    Conversation,
+    ConversationAssembler,
+    EpisodeKey,
+    episode_key,
+    key_of,
+)
+from sqlbuffer.llm.training_rows import PreferencePairs, messages_row, prompt_completion_row
+from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+
+RolloutForm = Literal["conversations", "messages", "prompt_completion", "preference"]
+ROLLOUT_FORMS: tuple[RolloutForm, ...] = get_args(RolloutForm)
+_META = ("task_id", "agent_id", "episode_id", "model_version", "session_id")
+_PAYLOADS = ("state", "actions", "messages", "extra")
+
+
+@dataclass
+class RolloutRows:
+    """Rows of rollouts: iterate over it as often as wanted; each time it reads what is there then.
+
+    Args:
+        buffer: The buffer.
+        form: What a row is. `conversations`: an episode, with `messages`, `reward`, `stop_reason`
+            and its ids. `messages`, `prompt_completion` and `preference` are TRL's data sets of the
+            same names; a preference pair is the best and the worst episode of a task.
+        condition: Which steps.
+        min_margin: The rewards of a preference pair differ by more than this.
+
+    Attributes:
+        n_skipped: How many episodes or pairs the last iteration made no row of: those without an
+            answer, and pairs whose prompts differ or whose answers are equal.
+        n_steps: How many steps the last iteration has read.
+
+    Raises:
+        ValueError: An unknown form.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> with buffer.episode("sums") as episode:
+        ...     _ = episode.append(messages=["2 + 2?"], actions=["4"], reward=1.0, terminated=True)
+        >>> [row["completion"] for row in RolloutRows(buffer, "prompt_completion")]
+        [[{'role': 'assistant', 'content': '4'}]]
+    """
+
+    buffer: ReplayBuffer
+    form: RolloutForm = "conversations"
+    condition: Condition = None
+    min_margin: float = 0.0
+    n_skipped: int = field(init=False, default=0)
+    n_steps: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.form not in ROLLOUT_FORMS:
+            raise ValueError(
+                f"a row is one of {', '.join(map(repr, ROLLOUT_FORMS))}, not {self.form!r}"
+            )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows.
+
+        Raises:
+            ValueError: A step holds something that is not a message.
+        """
+        self.n_skipped = self.n_steps = 0
+        with BufferStream(self.buffer, self.condition, fields=()) as stream:
+            if self.form == "preference":
+                yield from self._pairs(stream)
+                return
+            for conversation in self._conversations(stream.pieces(1)):
+                row = _row(self.form, conversation)
+                if row is None:
+                    self.n_skipped += 1
+                else:
+                    yield row
+
+    def _conversations(
+        self,
+        pieces: list[StreamPiece],
+        rewards: dict[EpisodeKey, float],
+        wanted: PreferencePairs | None = None,
+    ) -> Iterator[Conversation]:
+        """Yield the conversations of a stream, each when its last step was read."""
+        assembler = ConversationAssembler(rewards)
+        for piece in pieces:
+            for batch in piece:
+                rows = data_rows(batch)
+                self.n_steps += len(rows)
+                if wanted is not None:
+                    rows = [row for row in rows if episode_key(row) in wanted]
+                yield from assembler.add(rows)
+        yield from assembler.rest()
+
+    def _pairs(self, stream: BufferStream, rewards: dict[EpisodeKey, float]) -> Iterator[Any]:
+        """Yield preference pairs: the first reading sums the rewards, the second makes the rows."""
+        pieces = stream.pieces(1)
+        totals: dict[EpisodeKey, float] = {}
+        for piece in pieces:
+            for batch in piece:
+                _add_rewards(totals, batch)
+        pairs = PreferencePairs.best_and_worst({**totals, **rewards}, self.min_margin)
+        yield from pairs.rows(self._conversations(pieces, rewards, pairs))
+        self.n_skipped = pairs.n_skipped
+
+
+def data_rows(batch: ColumnBatch) -> list[DataRow]:
+    """Return steps with their keys, JSON values, rewards and flags; without typed fields."""
+    n, arrays = len(batch), batch.column("arrays")
+    payloads = {
+        name: [decode(text, raw) for text, raw in zip(batch.column(name), arrays, strict=True)]
+        for name in _PAYLOADS
+    }
+    numbers = {name: optional_values(batch, name) for name in ("reward", "terminated", "truncated")}
+    metas = zip(*(batch.column(name) for name in _META), strict=True)
+    return [
+        DataRow(
+            ExpMeta(
+                task_id, agent_id=agent_id, episode_id=episode_id, model_version=model_version,
+                session_id=session_id,
+            ),
+            Experience(
+                **{name: payloads[name][i] for name in _PAYLOADS},
+                reward_t=numbers["reward"][i],
+                terminated=numbers["terminated"][i],
+                truncated=numbers["truncated"][i],
+            ),
+            id="",
+        )
+        for i, (task_id, agent_id, episode_id, model_version, session_id) in zip(
+            range(n), metas, strict=True
+        )
+    ]  # fmt: skip
+
+
+def optional_values(batch: ColumnBatch, name: str) -> list[Any]:
+    """Return the values of a column, None where there is none."""
+    values = batch.column(name)
+    if isinstance(values, list):
+        return values
+    found: list[Any] = values.tolist()
+    if name in batch.is_null:
+        missing = batch.is_null[name].tolist()
+        return [None if gone else value for value, gone in zip(found, missing, strict=True)]
+    return found
+
+
+def _add_rewards(totals: dict[EpisodeKey, float], batch: ColumnBatch) -> None:
+    """Add the rewards of steps to those of their episodes."""
+    keys = (batch.column(name) for name in ("task_id", "agent_id", "episode_id"))
+    for task, agent, episode, reward in zip(*keys, optional_values(batch, "reward"), strict=True):
+        if reward is not None:
+            key = key_of(task, agent, episode)
+            totals[key] = totals.get(key, 0.0) + reward
+
+
+def _row(form: RolloutForm, conversation: Conversation) -> dict[str, Any] | None:
+    if form == "messages":
+        return messages_row(conversation) if conversation.messages else None
+    if form == "prompt_completion":
+        return prompt_completion_row(conversation)
+    return asdict(conversation)

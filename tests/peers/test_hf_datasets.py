@@ -1,0 +1,166 @@
+"""`to_hf` with the library datasets."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer.errors import FieldError
+from sqlbuffer.interchange.hf_datasets import to_hf
+from tests.peers.rollouts import store_rollouts
+
+
+def typed(url: str, n: int = 1000, **settings: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(
+        url, "typed", create=True,
+        fields={"obs": ("float32", (3,)), "tokens": ("int64", (-1,))}, **settings,
+    )  # fmt: skip
+    columns = {
+        "obs": np.arange(3 * n, dtype=np.float32).reshape(n, 3),
+        "tokens": [np.arange(i % 4) for i in range(n)],
+        "reward": np.arange(n) / 4,
+    }
+    buffer.extend(columns, task_id="t")
+    return buffer
+
+
+def test_steps_have_their_fields_keys_and_rewards(database_url: str) -> None:
+    with typed(database_url, 10) as buffer:
+        examples = list(to_hf(buffer))
+        rows = list(buffer)
+    assert [example["seq"] for example in examples] == [row.seq for row in rows]
+    for example, row in zip(examples, rows, strict=True):
+        np.testing.assert_array_equal(example["obs"], row.fields["obs"])
+        np.testing.assert_array_equal(example["tokens"], row.fields["tokens"])
+        assert example["reward"] == row.exp_data.reward_t
+        assert example["task_id"] == "t"
+        assert example["terminated"] is None
+        assert example["messages"] is None
+
+
+def test_steps_of_json_have_the_values_that_were_stored(database_url: str) -> None:
+    with ReplayBuffer(database_url, create=True) as buffer:
+        state = {"text": "Grüße 你好", "grid": np.eye(2), "none": None}
+        buffer.add(task_id="a", state=state, actions=["left"], reward=0.0, extra={"k": [1]})
+        buffer.add(task_id="b", state=None, reward=float("nan"), terminated=True)
+        first, second = to_hf(buffer)
+    np.testing.assert_array_equal(first["state"].pop("grid"), np.eye(2))
+    assert first["state"] == {"text": "Grüße 你好", "none": None}
+    assert (first["actions"], first["extra"], first["reward"]) == (["left"], {"k": [1]}, 0.0)
+    assert np.isnan(second["reward"])
+    assert (second["state"], second["terminated"], second["truncated"]) == (None, True, None)
+
+
+def test_columns_and_a_condition_choose(database_url: str) -> None:
+    with typed(database_url) as buffer:
+        condition = QueryBuilder().lt("exp_data.reward_t", 1.0).build()
+        examples = list(to_hf(buffer, columns=["obs", "seq"], condition=condition))
+        assert [set(example) for example in examples] == [{"obs", "seq"}] * 4
+        with pytest.raises(FieldError, match="did you mean obs"):
+            to_hf(buffer, columns=["obsx"])
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_workers_read_each_step_once(database_url: str, n_workers: int) -> None:
+    with typed(database_url, 3000) as buffer:
+        dataset = to_hf(buffer, columns=["seq"], n_shards=4)
+        assert dataset.num_shards == 4
+        loader = DataLoader(
+            dataset, batch_size=100, num_workers=n_workers,
+            multiprocessing_context="spawn" if n_workers else None,
+        )  # fmt: skip
+        seen = np.concatenate([batch["seq"].numpy() for batch in loader])
+    assert len(seen) == len(np.unique(seen)) == 3000
+
+
+def test_each_iteration_reads_what_is_there_then(sqlite_url: str) -> None:
+    with typed(sqlite_url, 100) as buffer:
+        dataset = to_hf(buffer, columns=["seq"], n_shards=3)
+        assert len(list(dataset)) == 100
+        buffer.extend({"obs": np.zeros((50, 3), np.float32), "tokens": [[1]] * 50}, task_id="u")
+        assert len(list(dataset)) == 150
+        buffer.clear()
+        assert list(dataset) == []
+
+
+def test_nothing_is_evicted_before_it_was_read(database_url: str) -> None:
+    with typed(database_url, 20_000, max_capacity=20_000) as buffer:
+        examples = iter(to_hf(buffer, columns=["seq"]))
+        seen = [next(examples)["seq"]]
+        writer = threading.Thread(
+            target=lambda: buffer.extend(
+                {"obs": np.zeros((20_000, 3), np.float32), "tokens": [[]] * 20_000}, task_id="u"
+            )
+        )
+        writer.start()
+        writer.join()
+        seen += [example["seq"] for example in examples]
+        assert len(seen) == 20_000
+        assert min(row.seq or 0 for row in buffer.get_paginated(1, 5)) > max(seen)
+
+
+def test_conversations_are_one_row_an_episode(database_url: str) -> None:
+    with store_rollouts(database_url, n_tasks=2) as buffer:
+        rows = list(to_hf(buffer, "conversations"))
+    assert len(rows) == 6
+    first = rows[1]
+    assert (first["task_id"], first["agent_id"], first["episode_id"]) == ("task-0", "solver", "0/1")
+    assert (first["reward"], first["stop_reason"], first["n_steps"]) == (0.5, "terminated", 2)
+    assert first["model_version"] == 7
+    assert [message["role"] for message in first["messages"]] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    assert first["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 0, "b": 2}'
+    assert first["messages"][0]["content"] == "What is 0 + 2? Grüße, 你好"
+
+
+def test_preference_pairs_are_the_best_and_the_worst_of_a_task(database_url: str) -> None:
+    with store_rollouts(database_url) as buffer:
+        rows = list(to_hf(buffer, "preference"))
+        assert [row["chosen"][-1]["content"] for row in rows] == [
+            "It is 2.", "It is 3.", "It is 4.", "It is 5.",
+        ]  # fmt: skip
+        assert [row["rejected"][-1]["content"] for row in rows] == [
+            "It is 0.", "It is 1.", "It is 2.", "It is 3.",
+        ]  # fmt: skip
+        assert {row["prompt"][0]["role"] for row in rows} == {"user"}
+        assert {(row["chosen_reward"], row["rejected_reward"]) for row in rows} == {(1.0, 0.0)}
+        assert list(to_hf(buffer, "preference", min_margin=1.0)) == []
+
+
+def test_rewards_of_judges_count(database_url: str) -> None:
+    with store_rollouts(database_url, n_tasks=1) as buffer:
+        first = QueryBuilder().eq("exp_meta.episode_id", "0/0").build()
+        buffer.annotate(first, reward=9.0)
+        with buffer.episode("task-0", "solver", episode_id="0/own") as episode:
+            question = {"role": "user", "content": "What is 0 + 2? Grüße, 你好"}
+            episode.append(messages=[question], actions=["own"], terminated=True)
+            episode.end(reward=-5.0)
+        (row,) = to_hf(buffer, "preference")
+    assert (row["chosen_reward"], row["rejected_reward"]) == (18.0, -5.0)
+
+
+def test_an_empty_buffer_has_no_rows(database_url: str) -> None:
+    with ReplayBuffer(database_url, create=True) as buffer:
+        for rows in ("steps", "conversations", "messages", "prompt_completion", "preference"):
+            assert list(to_hf(buffer, rows)) == []  # type: ignore[arg-type]
+
+
+def test_wrong_arguments_are_named(sqlite_url: str) -> None:
+    with store_rollouts(sqlite_url, n_tasks=1) as buffer:
+        with pytest.raises(ValueError, match="a row is one of 'conversations', .* not 'dpo'"):
+            to_hf(buffer, "dpo")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="an episode is in one shard"):
+            to_hf(buffer, "messages", n_shards=2)
+        with pytest.raises(ValueError, match="n_shards is 1 or more, got 0"):
+            to_hf(buffer, n_shards=0)
+
+
+def test_values_that_are_not_messages_are_named(sqlite_url: str) -> None:
+    with ReplayBuffer(sqlite_url) as buffer:
+        buffer.add(task_id="odd", messages=[{"content": "?"}], terminated=True)
+        with pytest.raises(ValueError, match="task 'odd', episode None: a message is a dict"):
+            list(to_hf(buffer, "messages"))
