@@ -1,7 +1,8 @@
 """Take the steps of a buffer elsewhere, and bring steps in.
 
-`export_parquet` writes a folder of Parquet files. `BufferStream` reads the steps of a buffer as
-columns, under a hold; the other formats are made of it.
+`export_parquet` writes a folder of Parquet files, `export_rollouts` one of conversations, and
+`export_minari` a Minari data set. `to_hf` returns a data set that reads a buffer. `BufferStream`
+reads the steps of a buffer as columns, under a hold; the other formats are made of it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,16 +10,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
     from sqlbuffer.interchange.export_report import ExportReport
+    from sqlbuffer.interchange.hugging_face.hf_datasets import to_hf
+    from sqlbuffer.interchange.hugging_face.rollout_export import RolloutExport, export_rollouts
+    from sqlbuffer.interchange.hugging_face.rollouts import RolloutRows
+    from sqlbuffer.interchange.minari.minari_export import export_minari
+    from sqlbuffer.interchange.minari.minari_import import MinariImport, import_minari
     from sqlbuffer.interchange.parquet_export import export_parquet
 
 _HOME = {
     "ExportReport": "export_report",
     "BufferStream": "buffer_stream",
     "StreamPiece": "buffer_stream",
+    "MinariImport": "minari.minari_import",
+    "RolloutExport": "hugging_face.rollout_export",
+    "RolloutRows": "hugging_face.rollouts",
+    "export_minari": "minari.minari_export",
     "export_parquet": "parquet_export",
+    "export_rollouts": "hugging_face.rollout_export",
+    "import_minari": "minari.minari_import",
+    "to_hf": "hugging_face.hf_datasets",
 }
 
-__all__ = ["BufferStream", "ExportReport", "StreamPiece", "export_parquet"]
+__all__ = [
+    "BufferStream",
+    "ExportReport",
+    "MinariImport",
+    "RolloutExport",
+    "RolloutRows",
+    "StreamPiece",
+    "export_minari",
+    "export_parquet",
+    "export_rollouts",
+    "import_minari",
+    "to_hf",
+]
 
 if not TYPE_CHECKING:
 

@@ -218,6 +218,22 @@ class BufferStream:
         """How the final observation of an episode is packed."""
         return self._source.buffer.observation_layout
 
+    def between(self, low: int, high: int | None) -> StreamPiece:
+        """Return the part of the stream with `low < seq <= high`.
+
+        Args:
+            low: The end of a piece: no chunk goes on behind it.
+            high: Likewise; None: the end of the stream.
+        """
+        self._has_pieces, own = True, self.state.range
+        end = own.high if high is None else min(high, own.high)
+        begin = own.cursor if low <= own.low else low
+        hold = self._source.hold
+        return StreamPiece(
+            self._source.buffer, self.node, self.fields,
+            CopiedRange(max(low, own.low), end, begin), self.low, None if hold is None else hold.id,
+        )  # fmt: skip
+
     def episodes(self) -> Iterator[TableRows]:
         """Yield pages of the episodes as they were when the last step of the stream was stored."""
         return episode_pages(self._source, self.state.range)

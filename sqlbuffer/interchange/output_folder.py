@@ -1,5 +1,6 @@
 """A folder that appears when it is whole."""
 
+import errno
 import os
 import re
 import shutil
@@ -8,7 +9,8 @@ from uuid import uuid4
 
 from sqlbuffer.errors import ExportError
 
-_OWN = re.compile(r"(steps-\d+|episodes)\.parquet")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OWN = re.compile(r"(steps-\d+|train-\d+|episodes)\.parquet|README\.md")
 
 
 class OutputFolder:
@@ -22,7 +24,7 @@ class OutputFolder:
         work: Where to write.
 
     Raises:
-        ExportError: There is something by that name.
+        ExportError: There is something by that name; at the end, that the disk is full.
     """
 
     def __init__(self, path: "str | os.PathLike[str]", *, overwrite: bool) -> None:
@@ -52,9 +54,14 @@ class OutputFolder:
         self.work.mkdir()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if kind is not None:
             shutil.rmtree(self.work, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise ExportError(
+                f"the disk of {self.path} is full ({error}); free space, or name a folder on "
+                f"another disk, and export again"
+            ) from error
 
     def finish(self) -> None:
         """Put the folder in its place."""

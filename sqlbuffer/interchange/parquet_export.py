@@ -1,18 +1,16 @@
 """Export a buffer to Parquet."""
 
-import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from sqlbuffer.errors import ExportError
 from sqlbuffer.interchange.arrow_schema import FORMAT_VERSION, StepSchema, load_pyarrow
 from sqlbuffer.interchange.arrow_tables import step_table
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
+from sqlbuffer.interchange.dataset_card import CARD, steps_card
 from sqlbuffer.interchange.episode_tables import episode_schema, episode_tables
 from sqlbuffer.interchange.export_report import ExportReport
 from sqlbuffer.interchange.output_folder import OutputFolder
@@ -38,8 +36,9 @@ def export_parquet(
 ) -> ExportReport:
     """Write the steps and episodes of a buffer to a folder of Parquet files.
 
-    The folder has `steps-00000.parquet` and so on, and `episodes.parquet`. The steps are those that
-    the buffer holds now; writers go on in the meantime. The folder appears when it is complete.
+    The folder has `steps-00000.parquet` and so on, `episodes.parquet`, and a README from which
+    `datasets.load_dataset` knows them. The steps are those that the buffer holds now; writers go on
+    in the meantime. The folder appears when it is complete.
 
     Args:
         buffer: The buffer.
@@ -89,9 +88,11 @@ def export_parquet(
             "session": stream.state.session,
             "sessions": stream.state.sessions,
         }
-        with _disk_errors(folder.path), folder:
+        with folder:
             found = _Export(stream, schema, metadata, folder.work, compression, on_progress)
             found.run()
+            card = steps_card(buffer.name, folder.path.name, schema.specs)
+            (folder.work / CARD).write_text(card, "utf-8")
             n_bytes = sum(file.stat().st_size for file in folder.work.iterdir())
             n_files = len(list(folder.work.iterdir()))
             folder.finish()
@@ -99,19 +100,6 @@ def export_parquet(
         f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, found.n_steps,
         found.n_episodes, n_files, n_bytes, time.monotonic() - began_at,
     )  # fmt: skip
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ExportError(
-                f"the disk of {path} is full ({error}); free space, or name a folder on another "
-                f"disk, and export again"
-            ) from error
-        raise
 
 
 class _Export:

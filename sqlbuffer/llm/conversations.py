@@ -1,11 +1,11 @@
 """Make one conversation of the steps of an episode."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlbuffer.llm.messages import Message, joined_messages
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps.data_rows import DataRow, Experience
 
 # Task and episode of a step, or task and agent where there is no episode.
 EpisodeKey = tuple[str, str | None, str | None]
@@ -23,7 +23,8 @@ class Conversation:
         reward: The episode's own reward, or else the sum of the rewards of its steps; None: there
             is neither.
         stop_reason: `stop_reason` or `finish_reason` of the last step's `extra`, or else
-            `terminated`, `truncated`, or `open` where the last step is neither.
+            `terminated` or `truncated`, or else the status of the episode: `complete`, `aborted` or
+            `open`.
         n_steps: How many steps it has.
         model_version: Version of the model that acted in its first step.
         session_id: Training session of its first step.
@@ -51,12 +52,15 @@ class Conversation:
         return key_of(self.task_id, self.agent_id, self.episode_id)
 
 
-def conversation(rows: Sequence[DataRow], episode_reward: float | None = None) -> Conversation:
+def conversation(
+    rows: Sequence[DataRow], episode_reward: float | None = None, status: str = "open"
+) -> Conversation:
     """Return the conversation of an episode.
 
     Args:
         rows: Its steps in their order, at least one.
         episode_reward: The episode's own reward.
+        status: Of the episode.
 
     Raises:
         ValueError: A step holds something that is not a message; the text names the step.
@@ -66,7 +70,7 @@ def conversation(rows: Sequence[DataRow], episode_reward: float | None = None) -
     total = float(sum(rewards)) if rewards else None
     return Conversation(
         meta.task_id, meta.agent_id, meta.episode_id, _messages(rows),
-        total if episode_reward is None else episode_reward, _stop_reason(last), len(rows),
+        total if episode_reward is None else episode_reward, _stop_reason(last, status), len(rows),
         meta.model_version, meta.session_id,
     )  # fmt: skip
 
@@ -91,21 +95,29 @@ class ConversationAssembler:
     episode_rewards: dict[EpisodeKey, float] = field(default_factory=dict)
     _open: dict[EpisodeKey, list[DataRow]] = field(default_factory=dict)
 
-    def add(self, rows: Iterable[DataRow]) -> Iterable[Conversation]:
-        """Take steps; yield the conversations that they end."""
-        for row in rows:
-            key = episode_key(row)
-            self._open.setdefault(key, []).append(row)
-            if row.exp_data.terminated or row.exp_data.truncated:
-                yield self._done(key)
+    def add(
+        self, rows: Iterable[DataRow], ended: Mapping[int, str] | None = None
+    ) -> Iterator[Conversation]:
+        """Take steps; yield the conversations that they end.
 
-    def rest(self) -> Iterable[Conversation]:
+        Args:
+            rows: The steps.
+            ended: The status of episodes that have ended, by the number of their last step.
+        """
+        for row in rows:
+            key, data = episode_key(row), row.exp_data
+            self._open.setdefault(key, []).append(row)
+            status = (ended or {}).get(row.seq or 0)
+            if data.terminated or data.truncated or status is not None:
+                yield self._done(key, status or "complete")
+
+    def rest(self) -> Iterator[Conversation]:
         """Yield the conversations that have not ended."""
         for key in list(self._open):
-            yield self._done(key)
+            yield self._done(key, "open")
 
-    def _done(self, key: EpisodeKey) -> Conversation:
-        return conversation(self._open.pop(key), self.episode_rewards.get(key))
+    def _done(self, key: EpisodeKey, status: str) -> Conversation:
+        return conversation(self._open.pop(key), self.episode_rewards.get(key), status)
 
 
 def episode_key(row: DataRow) -> EpisodeKey:
@@ -134,11 +146,11 @@ def _said(row: DataRow) -> Any:
     return data.messages
 
 
-def _stop_reason(last: Any) -> str:
+def _stop_reason(last: Experience, status: str) -> str:
     extra = last.extra or {}
     for key in ("stop_reason", "finish_reason"):
         if extra.get(key) is not None:
             return str(extra[key])
     if last.terminated:
         return "terminated"
-    return "truncated" if last.truncated else "open"
+    return "truncated" if last.truncated else status

@@ -18,7 +18,9 @@ MODULES = [
     and not module.name.endswith((".replay_buffer_h5py", ".memmap.video", ".memmap.frontend"))
     and not module.name.endswith((".minestudio.actor", ".ding.buffer", ".ding.data"))
     # Those that need another library run in tests/peers.
-    and not module.name.startswith("sqlbuffer.integrations.")
+    and not module.name.startswith(
+        ("sqlbuffer.integrations.", "sqlbuffer.interchange.hugging_face.hf_datasets")
+    )
 ]
 MEMMAP = "sqlbuffer.compat.memmap"
 NEED_TORCH = {"sqlbuffer.torch", f"{MEMMAP}.concat_replay_buffer"} | {

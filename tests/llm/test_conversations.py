@@ -137,3 +137,11 @@ def test_agents_that_speak_in_turns_are_one_episode() -> None:
     ]
     (done,) = ConversationAssembler().add(rows)
     assert (done.agent_id, done.n_steps, len(done.messages)) == ("a", 2, 2)
+
+
+def test_an_episode_ends_with_its_last_step_also_without_a_flag() -> None:
+    first, last = step("e", "one", "1"), step("e", "two", "2")
+    first.seq, last.seq = 7, 9
+    assembler = ConversationAssembler()
+    (done,) = assembler.add([first, last], ended={9: "aborted"})
+    assert (done.n_steps, done.stop_reason) == (2, "aborted")

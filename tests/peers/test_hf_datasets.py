@@ -1,16 +1,26 @@
 """`to_hf` with the library datasets."""
 
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from datasets import load_dataset
 from torch.utils.data import DataLoader
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.errors import FieldError
-from sqlbuffer.interchange.hf_datasets import to_hf
+from sqlbuffer.errors import ExportError, FieldError
+from sqlbuffer.interchange import export_parquet, export_rollouts, to_hf
+from sqlbuffer.interchange.hugging_face.rollouts import ROLLOUT_FORMS, RolloutForm
 from tests.peers.rollouts import store_rollouts
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def typed(url: str, n: int = 1000, **settings: Any) -> ReplayBuffer:
@@ -151,7 +161,7 @@ def test_an_empty_buffer_has_no_rows(database_url: str) -> None:
 
 def test_wrong_arguments_are_named(sqlite_url: str) -> None:
     with store_rollouts(sqlite_url, n_tasks=1) as buffer:
-        with pytest.raises(ValueError, match="a row is one of 'conversations', .* not 'dpo'"):
+        with pytest.raises(ValueError, match=r"a row is one of 'conversations', .* not 'dpo'"):
             to_hf(buffer, "dpo")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="an episode is in one shard"):
             to_hf(buffer, "messages", n_shards=2)
@@ -164,3 +174,68 @@ def test_values_that_are_not_messages_are_named(sqlite_url: str) -> None:
         buffer.add(task_id="odd", messages=[{"content": "?"}], terminated=True)
         with pytest.raises(ValueError, match="task 'odd', episode None: a message is a dict"):
             list(to_hf(buffer, "messages"))
+
+
+def test_a_folder_of_steps_opens(database_url: str, tmp_path: Path) -> None:
+    with typed(database_url, 10) as buffer, buffer.episode("e") as episode:
+        episode.append(obs=np.ones(3, np.float32), tokens=[7], extra={"text": "Grüße"})
+        episode.end()
+        export_parquet(buffer, tmp_path / "out")
+        rows = list(buffer)
+    steps = load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert len(steps) == 11
+    for example, row in zip(steps, rows, strict=True):
+        assert example["seq"] == row.seq
+        assert example["obs"] == row.fields["obs"].tolist()
+        assert example["tokens"] == row.fields["tokens"].tolist()
+    assert json.loads(steps[10]["extra"]) == {"text": "Grüße"}
+    episodes = load_dataset(
+        str(tmp_path / "out"), "episodes", split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert [(one["status"], one["length"]) for one in episodes] == [("complete", 1)]
+
+
+@pytest.mark.parametrize("form", ROLLOUT_FORMS)
+def test_a_folder_of_rollouts_has_the_rows_of_the_buffer(
+    database_url: str, tmp_path: Path, form: RolloutForm
+) -> None:
+    with store_rollouts(database_url) as buffer:
+        expected = list(to_hf(buffer, form))
+        report = export_rollouts(buffer, tmp_path / "out", form)
+    assert (report.n_rows, report.n_skipped, report.n_bytes > 0) == (len(expected), 0, True)
+    stored = load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert [without_none(example) for example in stored] == [without_none(r) for r in expected]
+
+
+def without_none(value: Any) -> Any:
+    """Return a value without the keys of dicts that are null."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_folder_of_rollouts_is_not_overwritten_unless_asked(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    with store_rollouts(sqlite_url, n_tasks=1) as buffer:
+        export_rollouts(buffer, tmp_path / "out")
+        with pytest.raises(ExportError, match="has an export already"):
+            export_rollouts(buffer, tmp_path / "out")
+        assert export_rollouts(buffer, tmp_path / "out", overwrite=True).n_rows == 3
+
+
+def test_rollouts_of_an_empty_buffer_are_a_folder_without_rows(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    with ReplayBuffer(sqlite_url) as buffer:
+        assert export_rollouts(buffer, tmp_path / "out").n_rows == 0
+    stored = pq.read_table(tmp_path / "out" / "train-00000.parquet")
+    assert (len(stored), stored.column_names[:2]) == (0, ["task_id", "agent_id"])
+
+
+def test_an_export_that_fails_leaves_nothing_behind(sqlite_url: str, tmp_path: Path) -> None:
+    with ReplayBuffer(sqlite_url) as buffer:
+        buffer.add(task_id="odd", messages=[{"content": "?"}], terminated=True)
+        with pytest.raises(ValueError, match="task 'odd'"):
+            export_rollouts(buffer, tmp_path / "out" / "deep")
+    assert list((tmp_path / "out").iterdir()) == []

@@ -11,8 +11,7 @@ from gymnasium import spaces
 
 from sqlbuffer import QueryBuilder, ReplayBuffer, fields_from_env
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.interchange.minari_export import export_minari
-from sqlbuffer.interchange.minari_import import import_minari
+from sqlbuffer.interchange import export_minari, import_minari
 
 # Minari warns of each kind of metadata that is not given.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")

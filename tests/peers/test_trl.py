@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import load_dataset
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from sqlbuffer.interchange.hf_datasets import to_hf
+from sqlbuffer.interchange import export_rollouts, to_hf
 from tests.peers.rollouts import store_rollouts
 from tests.peers.tiny_models import model, tokenizer
 
@@ -50,3 +51,13 @@ def test_a_trainer_takes_a_step_from_the_buffer(
 ) -> None:
     with store_rollouts(database_url) as buffer:
         train(form, to_hf(buffer, form), tmp_path)
+
+
+@pytest.mark.parametrize("form", TRAINERS)
+def test_a_trainer_takes_a_step_from_an_exported_folder(
+    sqlite_url: str, tmp_path: Path, form: Any
+) -> None:
+    with store_rollouts(sqlite_url) as buffer:
+        export_rollouts(buffer, tmp_path / "out", form)
+    cache = str(tmp_path / "cache")
+    train(form, load_dataset(str(tmp_path / "out"), split="train", cache_dir=cache), tmp_path)

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.interchange.rollouts import RolloutForm, RolloutRows, optional_values
 from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, BufferStream, chosen_columns
+from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows, optional_values
 from sqlbuffer.steps.column_batch import ColumnBatch
 
 # Examples of steps have these of the built-in columns, unless others are chosen.
@@ -46,22 +48,27 @@ def to_hf(
     Raises:
         FieldError: An unknown column.
         MissingExtraError: `datasets` is not installed.
+        TypeError: The database is in memory, where no other process can open it.
         ValueError: An unknown kind of rows, or more than one shard of rollouts.
 
     Example:
-        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "float32"})
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "replay.db")
+        >>> buffer = ReplayBuffer(path, fields={"x": "float32"})
         >>> buffer.extend({"x": [0.5, 1.5]}, task_id="t").inserted
         2
-        >>> [float(example["x"]) for example in to_hf(buffer)]  # doctest: +SKIP
+        >>> [float(example["x"]) for example in to_hf(buffer)]
         [0.5, 1.5]
     """
     try:
         from datasets import IterableDataset
     except ImportError:
-        raise MissingExtraError("to_hf() needs datasets; run `pip install 'sqlbuffer[hf]'`") from None
+        raise MissingExtraError(
+            "to_hf() needs datasets; run `pip install 'sqlbuffer[hf]'`"
+        ) from None
     if rows == "steps":
         names = _step_columns(buffer, columns)
-        kwargs = {"buffer": buffer, "condition": condition, "columns": names}
+        kwargs: dict[str, Any] = {"buffer": buffer, "condition": condition, "columns": names}
         shards = _shards(buffer, n_shards)
         return IterableDataset.from_generator(_steps, gen_kwargs={**kwargs, "shards": shards})
     if n_shards != 1 or columns is not None:
@@ -80,16 +87,21 @@ def _steps(
 ) -> Iterator[dict[str, Any]]:
     fields = [name for name in columns if name in buffer.fields]
     for low, high in shards:
-        with BufferStream(buffer, condition, fields=fields, above=low, up_to=high) as stream:
-            for batch in stream:
+        with BufferStream(buffer, condition, fields=fields) as stream:
+            for batch in stream.between(low, high):
                 values = [example_values(batch, name) for name in columns]
                 for each in zip(*values, strict=True):
                     yield dict(zip(columns, each, strict=True))
 
 
 def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
-    """Return the value of each step of a batch: JSON as the values that were stored."""
-    if name in batch.fields or name not in PAYLOAD_COLUMNS:
+    """Return the value of each step of a batch: fields as arrays, JSON as what was stored."""
+    if name in batch.fields:
+        arrays = batch.fields[name]
+        missing = batch.is_null.get(name, batch.is_null.get("fields", ()))
+        gone = set(np.flatnonzero(missing).tolist())
+        return [None if i in gone else arrays[i] for i in range(len(batch))]
+    if name not in PAYLOAD_COLUMNS:
         return optional_values(batch, name)
     pairs = zip(batch.column(name), batch.column("arrays"), strict=True)
     return [decode(text, raw) for text, raw in pairs]

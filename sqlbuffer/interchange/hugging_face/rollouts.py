@@ -1,8 +1,11 @@
 """Rollouts of language models out of a stream of steps: conversations, and rows for trainers."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
@@ -67,17 +70,22 @@ class RolloutRows:
             )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows.
+        """Yield the rows; see `each`."""
+        return self.each()
+
+    def each(self) -> Generator[dict[str, Any], None, None]:
+        """Yield the rows; the steps are held until the generator ends or is closed.
 
         Raises:
             ValueError: A step holds something that is not a message.
         """
         self.n_skipped = self.n_steps = 0
         with BufferStream(self.buffer, self.condition, fields=()) as stream:
+            episodes = _Episodes.of(stream)
             if self.form == "preference":
-                yield from self._pairs(stream)
+                yield from self._pairs(stream, episodes)
                 return
-            for conversation in self._conversations(stream.pieces(1)):
+            for conversation in self._conversations(stream.pieces(1), episodes):
                 row = _row(self.form, conversation)
                 if row is None:
                     self.n_skipped += 1
@@ -87,35 +95,77 @@ class RolloutRows:
     def _conversations(
         self,
         pieces: list[StreamPiece],
-        rewards: dict[EpisodeKey, float],
+        episodes: "_Episodes",
         wanted: PreferencePairs | None = None,
     ) -> Iterator[Conversation]:
         """Yield the conversations of a stream, each when its last step was read."""
-        assembler = ConversationAssembler(rewards)
+        assembler = ConversationAssembler(episodes.rewards)
         for piece in pieces:
             for batch in piece:
                 rows = data_rows(batch)
                 self.n_steps += len(rows)
                 if wanted is not None:
                     rows = [row for row in rows if episode_key(row) in wanted]
-                yield from assembler.add(rows)
+                yield from assembler.add(rows, episodes.ended_at(batch.seq))
         yield from assembler.rest()
 
-    def _pairs(self, stream: BufferStream, rewards: dict[EpisodeKey, float]) -> Iterator[Any]:
+    def _pairs(self, stream: BufferStream, episodes: "_Episodes") -> Iterator[dict[str, Any]]:
         """Yield preference pairs: the first reading sums the rewards, the second makes the rows."""
         pieces = stream.pieces(1)
         totals: dict[EpisodeKey, float] = {}
         for piece in pieces:
             for batch in piece:
                 _add_rewards(totals, batch)
-        pairs = PreferencePairs.best_and_worst({**totals, **rewards}, self.min_margin)
-        yield from pairs.rows(self._conversations(pieces, rewards, pairs))
+        pairs = PreferencePairs.best_and_worst({**totals, **episodes.rewards}, self.min_margin)
+        yield from pairs.rows(self._conversations(pieces, episodes, pairs))
         self.n_skipped = pairs.n_skipped
+
+
+@dataclass(frozen=True)
+class _Episodes:
+    """What is known of the episodes of a stream.
+
+    Attributes:
+        rewards: The own rewards of those that have one.
+        ends: The numbers of the last steps of those that have ended, ascending.
+        is_aborted: Whether each of them was aborted.
+    """
+
+    rewards: dict[EpisodeKey, float]
+    ends: NDArray[np.int64]
+    is_aborted: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, stream: BufferStream) -> "_Episodes":
+        rewards: dict[EpisodeKey, float] = {}
+        ends: list[int] = []
+        aborted: list[bool] = []
+        for page in stream.episodes():
+            own = page.values
+            names = ("task_id", "agent_id", "key", "reward", "last_seq", "status")
+            for task, agent, episode, reward, last, status in zip(
+                *(own[name] for name in names), strict=True
+            ):
+                if reward is not None:
+                    rewards[key_of(task, agent, episode)] = reward
+                if last is not None:
+                    ends.append(last)
+                    aborted.append(status == "aborted")
+        order = np.argsort(np.array(ends, np.int64), kind="stable")
+        return cls(rewards, np.array(ends, np.int64)[order], np.array(aborted, bool)[order])
+
+    def ended_at(self, seqs: NDArray[np.int64]) -> dict[int, str]:
+        """Return the status of episodes by their last step, of those that end with some steps."""
+        low, high = np.searchsorted(self.ends, seqs[0]), np.searchsorted(self.ends, seqs[-1] + 1)
+        statuses = (
+            "aborted" if each else "complete" for each in self.is_aborted[low:high].tolist()
+        )
+        return dict(zip(self.ends[low:high].tolist(), statuses, strict=True))
 
 
 def data_rows(batch: ColumnBatch) -> list[DataRow]:
     """Return steps with their keys, JSON values, rewards and flags; without typed fields."""
-    n, arrays = len(batch), batch.column("arrays")
+    arrays = batch.column("arrays")
     payloads = {
         name: [decode(text, raw) for text, raw in zip(batch.column(name), arrays, strict=True)]
         for name in _PAYLOADS
@@ -135,9 +185,10 @@ def data_rows(batch: ColumnBatch) -> list[DataRow]:
                 truncated=numbers["truncated"][i],
             ),
             id="",
+            seq=seq,
         )
-        for i, (task_id, agent_id, episode_id, model_version, session_id) in zip(
-            range(n), metas, strict=True
+        for i, (seq, (task_id, agent_id, episode_id, model_version, session_id)) in enumerate(
+            zip(batch.seq.tolist(), metas, strict=True)
         )
     ]  # fmt: skip
 

@@ -11,8 +11,8 @@ import numpy as np
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.interchange.minari_package import minari_package
-from sqlbuffer.interchange.minari_spaces import DatasetSpaces, dataset_spaces
+from sqlbuffer.interchange.minari.minari_package import minari_package
+from sqlbuffer.interchange.minari.minari_spaces import DatasetSpaces, dataset_spaces
 from sqlbuffer.steps.batches import Batch
 
 EPISODES_AT_ONCE = 16

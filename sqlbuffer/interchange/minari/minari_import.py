@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.env_fields import fields_from_env, paths_of
-from sqlbuffer.interchange.minari_package import minari_package
+from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.storage.database.urls import Database
 
 Paths = dict[str, tuple[Any, ...]]

@@ -1,0 +1,157 @@
+"""Write rollouts of language models to a folder that `datasets.load_dataset` opens."""
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sqlbuffer.arguments import Condition
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.interchange.arrow_schema import load_pyarrow
+from sqlbuffer.interchange.dataset_card import CARD, rollouts_card
+from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
+from sqlbuffer.interchange.output_folder import OutputFolder
+from sqlbuffer.sizes import shown_size
+
+ROWS_AT_ONCE = 500
+FILE_BYTES = 128 * 10**6
+
+
+@dataclass(frozen=True)
+class RolloutExport:
+    """What an export of rollouts has written.
+
+    Attributes:
+        path: The folder.
+        form: What a row is; see `RolloutRows`.
+        n_rows: How many rows.
+        n_skipped: How many episodes or pairs there is no row of; see `RolloutRows`.
+        n_steps: How many steps were read.
+        n_bytes: Size of the files.
+        seconds: How long it took.
+
+    Example:
+        >>> print(RolloutExport("out", "preference", 4, 1, 24, 5_000, 0.1))
+        exported to out: 4 rows of preference and 1 skipped, from 24 steps, 5 kB, in 0.1 s
+    """
+
+    path: str
+    form: str
+    n_rows: int
+    n_skipped: int
+    n_steps: int
+    n_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        skipped = f" and {self.n_skipped:,} skipped" if self.n_skipped else ""
+        return (
+            f"exported to {self.path}: {self.n_rows:,} rows of {self.form}{skipped}, from "
+            f"{self.n_steps:,} steps, {shown_size(self.n_bytes)}, in {self.seconds:.1f} s"
+        )
+
+
+def export_rollouts(
+    buffer: ReplayBuffer,
+    path: str | os.PathLike[str],
+    form: RolloutForm = "conversations",
+    *,
+    condition: Condition = None,
+    min_margin: float = 0.0,
+    overwrite: bool = False,
+    compression: str = "zstd",
+) -> RolloutExport:
+    """Write rollouts to a folder that `datasets.load_dataset` opens.
+
+    The folder has `train-00000.parquet` and so on. A message has `role` and `content`, and `name`,
+    `tool_call_id` and `tool_calls`, which are null where there is none.
+
+    Args:
+        buffer: The buffer.
+        path: The folder to make.
+        form: What a row is; see `RolloutRows`.
+        condition: Which steps.
+        min_margin: See `RolloutRows`.
+        overwrite: Replace an export that is there.
+        compression: Of the files; see `export_parquet`.
+
+    Raises:
+        CopyError: Steps left the buffer before they were read.
+        ExportError: There is something by that name, or the disk is full.
+        MissingExtraError: pyarrow is not installed.
+        ValueError: An unknown form, or a step holds something that is not a message.
+    """
+    began_at = time.monotonic()
+    load_pyarrow()
+    rows = RolloutRows(buffer, form, condition, min_margin)
+    with OutputFolder(path, overwrite=overwrite) as folder:
+        n_rows = _write(rows, folder.work, compression)
+        card = rollouts_card(buffer.name, folder.path.name, form)
+        (folder.work / CARD).write_text(card, "utf-8")
+        n_bytes = sum(file.stat().st_size for file in folder.work.iterdir())
+        folder.finish()
+    return RolloutExport(
+        str(path), form, n_rows, rows.n_skipped, rows.n_steps, n_bytes, time.monotonic() - began_at
+    )
+
+
+def _write(rows: RolloutRows, folder: Path, compression: str) -> int:
+    import pyarrow.parquet as pq
+
+    schema, n_rows, n_files = rollout_schema(rows.form), 0, 0
+    with closing(_pages(rows)) as pages:
+        page = next(pages, [])
+        while page or not n_files:
+            path = folder / f"train-{n_files:05d}.parquet"
+            n_files += 1
+            with (
+                path.open("wb") as file,
+                pq.ParquetWriter(file, schema, compression=compression) as writer,
+            ):
+                while page and file.tell() < FILE_BYTES:
+                    writer.write_table(_table(page, schema))
+                    n_rows += len(page)
+                    page = next(pages, [])
+    return n_rows
+
+
+def _pages(rows: RolloutRows) -> Generator[list[dict[str, Any]], None, None]:
+    with closing(rows.each()) as each:
+        while page := list(islice(each, ROWS_AT_ONCE)):
+            yield page
+
+
+def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
+    return load_pyarrow().Table.from_pylist(rows, schema=schema)
+
+
+def rollout_schema(form: RolloutForm) -> Any:
+    """Return the Arrow schema of the rows of a form."""
+    pa = load_pyarrow()
+    text, function = pa.string(), [("name", pa.string()), ("arguments", pa.string())]
+    call = pa.struct([("id", text), ("type", text), ("function", pa.struct(function))])
+    message = pa.struct(
+        [
+            ("role", text), ("content", text), ("name", text), ("tool_call_id", text),
+            ("tool_calls", pa.list_(call)),
+        ]
+    )  # fmt: skip
+    messages, real, whole = pa.list_(message), pa.float64(), pa.int64()
+    columns = {
+        "messages": {"messages": messages},
+        "prompt_completion": {"prompt": messages, "completion": messages},
+        "preference": {
+            **dict.fromkeys(("prompt", "chosen", "rejected"), messages),
+            **dict.fromkeys(("chosen_reward", "rejected_reward"), real),
+        },
+        "conversations": {
+            **dict.fromkeys(("task_id", "agent_id", "episode_id"), text),
+            "messages": messages, "reward": real, "stop_reason": text, "n_steps": whole,
+            "model_version": whole, "session_id": text,
+        },
+    }  # fmt: skip
+    return pa.schema(columns[form].items())

@@ -1,0 +1,1 @@
+"""Minari data sets of the episodes of a buffer."""
