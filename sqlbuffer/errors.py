@@ -105,6 +105,12 @@ class ExportError(SQLBufferError):
     """A buffer cannot be exported to a place: the message says why, and what to do."""
 
 
+class FileImportError(SQLBufferError, ValueError):
+    """Files cannot be imported: the message names the file, the column or the line, and says what
+    is expected.
+    """
+
+
 class InsufficientDataError(SQLBufferError, ValueError):
     """Fewer experiences match than a strict call asked for."""
 

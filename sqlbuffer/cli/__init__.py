@@ -13,6 +13,7 @@ from sqlbuffer.cli.commands import (
     run_demo,
     run_doctor,
     run_export,
+    run_import,
     run_sql,
     sample,
     show,
@@ -44,6 +45,7 @@ app.command("create", cls=WordLast, epilog=create.EPILOG)(create.create)
 app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
 app.command("copy", epilog=run_copy.EPILOG)(run_copy.copy)
 app.command("export", epilog=run_export.EPILOG)(run_export.export)
+app.command("import", epilog=run_import.EPILOG)(run_import.import_)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
 app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)
 app.add_typer(db.app, name="db")

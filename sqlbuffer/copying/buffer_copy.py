@@ -10,8 +10,9 @@ from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.errors import CopyError
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
-from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget, TargetKeys
+from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.copies.target_keys import TargetKeys
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.store import BufferStore
 
@@ -53,7 +54,7 @@ def copy_buffer(
         resume_copy(reader, writer, progress)
     n_before, was_finished = progress.n_steps, progress.is_finished
     if not was_finished:
-        keys = writer.keys(is_resumed=is_resumed)
+        keys = writer.keys(reader, is_resumed=is_resumed)
         progress = _copy_steps(reader, writer, keys, progress, on_progress)
         target.write(writer.finish)
         if reader.hold is not None:

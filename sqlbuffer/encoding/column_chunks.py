@@ -119,6 +119,23 @@ def pack_given(
     return PackedColumns(chunks, np.arange(given.n_steps) if order is None else order)
 
 
+def pack_ranges(
+    layout: Layout, given: GivenColumns, ranges: Sequence[tuple[int, int]]
+) -> list[PackedChunk]:
+    """Return steps whose chunks are known as these chunks, without another look at the values.
+
+    Args:
+        layout: The typed fields.
+        given: The steps; of each of its `keys`, a list with the value of each chunk.
+        ranges: The first step of each chunk, and the one after its last.
+    """
+    records, tails = layout.records(given.fields, given.n_steps), layout.tails(given.fields)
+    steps = _Slices(layout, given, None, given.encoded, None)
+    blocks = pack_blocks(layout, records.view(np.uint8).data, tails, ranges)
+    keys = list(zip(*given.keys.values(), strict=True))
+    return list(map(steps.chunk, uuid7s(len(ranges)), ranges, keys, blocks))
+
+
 def _payloads(given: GivenColumns) -> list[StepPayload | None]:
     """Return the payload of each step; None where it has none."""
     found = []

@@ -1,8 +1,9 @@
 """Take the steps of a buffer elsewhere, and bring steps in.
 
-`export_parquet` writes a folder of Parquet files, `export_rollouts` one of conversations, and
-`export_minari` a Minari data set. `to_hf` returns a data set that reads a buffer. `BufferStream`
-reads the steps of a buffer as columns, under a hold; the other formats are made of it.
+`export_parquet` writes a folder of Parquet files, and `import_parquet` reads it. `export_rollouts`
+writes a folder of conversations, and `export_minari` a Minari data set. `to_hf` returns a data set
+that reads a buffer. `BufferStream` reads the steps of a buffer as columns, under a hold; the other
+formats are made of it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,27 +14,32 @@ if TYPE_CHECKING:
     from sqlbuffer.interchange.hugging_face.hf_datasets import to_hf
     from sqlbuffer.interchange.hugging_face.rollout_export import RolloutExport, export_rollouts
     from sqlbuffer.interchange.hugging_face.rollouts import RolloutRows
+    from sqlbuffer.interchange.import_report import ImportReport
     from sqlbuffer.interchange.minari.minari_export import export_minari
     from sqlbuffer.interchange.minari.minari_import import MinariImport, import_minari
-    from sqlbuffer.interchange.parquet_export import export_parquet
+    from sqlbuffer.interchange.parquet.parquet_export import export_parquet
+    from sqlbuffer.interchange.parquet.parquet_import import import_parquet
 
 _HOME = {
-    "ExportReport": "export_report",
     "BufferStream": "buffer_stream",
-    "StreamPiece": "buffer_stream",
+    "ExportReport": "export_report",
+    "ImportReport": "import_report",
     "MinariImport": "minari.minari_import",
     "RolloutExport": "hugging_face.rollout_export",
     "RolloutRows": "hugging_face.rollouts",
+    "StreamPiece": "buffer_stream",
     "export_minari": "minari.minari_export",
-    "export_parquet": "parquet_export",
+    "export_parquet": "parquet.parquet_export",
     "export_rollouts": "hugging_face.rollout_export",
     "import_minari": "minari.minari_import",
+    "import_parquet": "parquet.parquet_import",
     "to_hf": "hugging_face.hf_datasets",
 }
 
 __all__ = [
     "BufferStream",
     "ExportReport",
+    "ImportReport",
     "MinariImport",
     "RolloutExport",
     "RolloutRows",
@@ -42,6 +48,7 @@ __all__ = [
     "export_parquet",
     "export_rollouts",
     "import_minari",
+    "import_parquet",
     "to_hf",
 ]
 

@@ -111,8 +111,8 @@ def test_an_export_that_is_broken_off_leaves_nothing(sqlite_url: str, tmp_path: 
 def test_steps_of_an_episode_lie_together_and_row_groups_end_with_episodes(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.row_groups.GROUP_BYTES", 40_000)
-    monkeypatch.setattr("sqlbuffer.interchange.parquet_export.FILE_BYTES", 60_000)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.row_groups.GROUP_BYTES", 40_000)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.FILE_BYTES", 60_000)
     monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_CHUNKS", 3)
     buffer = ReplayBuffer(sqlite_url, create=True, fields={"x": ("float32", (64,))})
     rng = np.random.default_rng(0)

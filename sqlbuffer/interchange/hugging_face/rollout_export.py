@@ -11,10 +11,10 @@ from typing import Any
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.interchange.arrow_schema import load_pyarrow
 from sqlbuffer.interchange.dataset_card import CARD, rollouts_card
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
 from sqlbuffer.interchange.output_folder import OutputFolder
+from sqlbuffer.interchange.parquet.arrow_schema import load_pyarrow
 from sqlbuffer.sizes import shown_size
 
 ROWS_AT_ONCE = 500

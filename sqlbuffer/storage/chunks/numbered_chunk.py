@@ -25,6 +25,8 @@ class NumberedChunk(NamedTuple):
         episode_id: Number of its episode.
         session_id: Number of its session.
         priority: What steps have that were given no priority; None: the buffer has none.
+        inserted_at: When it was written, in the form of the database; None: now. All chunks of one
+            insert have one, or none has.
     """
 
     chunk: PackedChunk
@@ -32,6 +34,7 @@ class NumberedChunk(NamedTuple):
     episode_id: int | None
     session_id: int | None
     priority: float | None
+    inserted_at: Any = None
 
     @property
     def initial_priority(self) -> Values | None:

@@ -34,6 +34,7 @@ from sqlbuffer.storage.dialects.binary_copy import (
     jsonb_field,
     rows_of,
     text_field,
+    time_field,
     uuid_fields,
 )
 
@@ -86,6 +87,8 @@ def insert_chunks(
         "initial_priority": double_array_fields([one.initial_priority for one in numbered]),
         "fields": fields_of([fields_json(chunk.fields) for chunk in own], jsonb_field),
     }
+    if numbered and numbered[0].inserted_at is not None:
+        columns["inserted_at"] = fields_of([one.inserted_at for one in numbered], time_field)
     data = {
         **of_both,
         "rewards": fields_of(reward_column(own), bytes_field),

@@ -94,6 +94,8 @@ def insert_chunks(
         "initial_priority": json_column([one.initial_priority for one in numbered]),
         "fields": [fields_json(chunk.fields) for chunk in own],
     }
+    if numbered and numbered[0].inserted_at is not None:
+        columns["inserted_at"] = [one.inserted_at for one in numbered]
     data: dict[str, Sequence[Any]] = {
         **of_both,
         "rewards": reward_column(own),

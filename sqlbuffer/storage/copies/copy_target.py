@@ -24,6 +24,7 @@ from sqlbuffer.storage.copies.copied_parts import (
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.source_steps import CopySource, newest_mark
 from sqlbuffer.storage.copies.tables import copies
+from sqlbuffer.storage.copies.target_keys import RowSource, TargetKeys
 from sqlbuffer.storage.copies.value_forms import converted
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.by_database import by_database
@@ -43,8 +44,6 @@ wait_for_writers = by_database(
 # Nothing leaves an unfinished copy: what it holds is not what it will hold. The configuration has
 # the limits that hold later.
 _NO_LIMITS = {"max_capacity": None, "max_episodes": None, "keep_episodes": 2**62}
-# A step is free when it is copied: the leases of the source are not.
-_LEASES = ("lease_id", "leased_until")
 _FORGET_TASKS = text("DELETE FROM tasks WHERE buffer_id = :id")
 _COUNT_TASKS = text(
     "INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq) "
@@ -95,47 +94,6 @@ class CopyProgress:
     hold_id: str | None
 
 
-@dataclass(frozen=True)
-class TargetKeys:
-    """Which keys rows of other tables have in the target.
-
-    Attributes:
-        episodes: Those of the source, in ascending order, and those of the target; 0: none.
-        sessions: Those of the target by those of the source.
-        is_complete: All episodes that steps to be copied name are among them.
-    """
-
-    episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
-    sessions: dict[int, int]
-    is_complete: bool
-
-    def renamed(self, rows: TableRows) -> TableRows:
-        """Return rows that name their episodes and sessions as the target does."""
-        values = dict(rows.values)
-        if "episode_id" in values:
-            values["episode_id"] = self._episode_ids(values["episode_id"])
-        if "session_id" in values:
-            values["session_id"] = [self.sessions.get(each) for each in values["session_id"]]
-        for name in _LEASES:
-            if name in values:
-                values[name] = [None] * len(rows)
-        return TableRows(rows.table, values)
-
-    def _episode_ids(self, given: list[int | None]) -> list[int | None]:
-        theirs, ours = self.episodes
-        if not len(theirs) or given.count(None) == len(given):
-            return [None] * len(given)
-        wanted = np.array([-1 if each is None else each for each in given], np.int64)
-        places = np.minimum(np.searchsorted(theirs, wanted), len(theirs) - 1)
-        found = np.where(theirs[places] == wanted, ours[places], 0)
-        if self.is_complete and (found[wanted >= 0] == 0).any():
-            raise CopyError(
-                "an episode of steps that are to be copied was stored again, by the same id, while "
-                "the copy was broken off; drop the unfinished copy, and copy again"
-            )
-        return [number or None for number in found.tolist()]
-
-
 class CopyTarget:
     """Writes to the buffer that a copy goes to.
 
@@ -144,7 +102,7 @@ class CopyTarget:
         source: Where the copy is from.
     """
 
-    def __init__(self, buffer: OpenBuffer, source: CopySource) -> None:
+    def __init__(self, buffer: OpenBuffer, source: RowSource) -> None:
         self.buffer, self._source = buffer, source
         self._id = buffer.info.id
 
@@ -251,21 +209,22 @@ class CopyTarget:
                     f"already; copy into a buffer that is empty, such as one of another name"
                 )
 
-    def keys(self, *, is_resumed: bool) -> TargetKeys:
+    def keys(self, source: CopySource, *, is_resumed: bool) -> TargetKeys:
         """Return the keys of episodes and sessions here by those in the source.
 
         Args:
+            source: The source.
             is_resumed: The copy was broken off. Episodes may have been deleted in the source since.
         """
         theirs: list[NDArray[np.int64]] = []
         ours: list[NDArray[np.int64]] = []
-        for page in self._source.episode_names():
+        for page in source.episode_names():
             found = self._episode_ids([(key, task) for _, key, task in page])
             theirs.append(np.array([number for number, _, _ in page], np.int64))
             ours.append(np.array([number or 0 for number in found], np.int64))
         empty = np.empty(0, np.int64)
         of_episodes = np.concatenate([empty, *theirs]), np.concatenate([empty, *ours])
-        return TargetKeys(of_episodes, self._session_ids(), is_resumed)
+        return TargetKeys(of_episodes, self._session_ids(source), is_resumed)
 
     def _episode_ids(self, names: list[tuple[str, str]]) -> list[int | None]:
         def look() -> list[int | None]:
@@ -275,18 +234,33 @@ class CopyTarget:
 
         return self.buffer.with_retries(look)
 
-    def _session_ids(self) -> dict[int, int]:
+    def _session_ids(self, source: CopySource) -> dict[int, int]:
         def look() -> dict[str, int]:
             own = select(sessions.c.key, sessions.c.id).where(sessions.c.buffer_id == self._id)
             with translated(self.buffer.url), self.buffer.engine.connect() as connection:
                 return {row.key: row.id for row in connection.execute(own)}
 
         by_key = self.buffer.with_retries(look)
-        found = self._source.session_keys()
+        found = source.session_keys()
         return {number: by_key[key] for number, key in found.items() if key in by_key}
 
     def write(self, connection: Connection, batch: StepBatch, keys: TargetKeys) -> None:
         """Write a batch.
+
+        Raises:
+            StorageBusyError: Another process goes on with the same copy.
+        """
+        self.advance(connection, batch)
+        for rows in batch.tables:
+            if rows.table.name == "queue_items":
+                # Triggers have put the steps there, as unused ones.
+                own = {"id": self._id, "low": batch.begin, "high": batch.end}
+                connection.execute(_FORGET_QUEUED, own)
+            self.write_rows(connection, keys.renamed(rows))
+        self.refuse_others(connection)
+
+    def advance(self, connection: Connection, batch: StepBatch) -> None:
+        """Note that a batch is written, and let this transaction write steps.
 
         Raises:
             StorageBusyError: Another process goes on with the same copy.
@@ -305,12 +279,13 @@ class CopyTarget:
         # Others see nothing of what changes only until the end of the transaction.
         self._update(connection, {**_NO_LIMITS, **dict.fromkeys(batch.flags, True)}, False)
         before_batch(connection, self._id)
-        for rows in batch.tables:
-            if rows.table.name == "queue_items":
-                # Triggers have put the steps there, as unused ones.
-                own = {"id": self._id, "low": batch.begin, "high": batch.end}
-                connection.execute(_FORGET_QUEUED, own)
-            write_rows(connection, self._id, self._converted(keys.renamed(rows)))
+
+    def write_rows(self, connection: Connection, rows: TableRows) -> None:
+        """Write rows of a table, in the form of the database that they are from."""
+        write_rows(connection, self._id, self._converted(rows))
+
+    def refuse_others(self, connection: Connection) -> None:
+        """End what `advance` began."""
         after_batch(connection, self._id)
         self._update(connection, {}, True)
 

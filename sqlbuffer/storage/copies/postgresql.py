@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,10 @@ from sqlbuffer.storage.dialects.binary_copy import (
     jsonb_field,
     rows_of,
     text_field,
+    time_field,
     uuid_fields,
 )
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _PAYLOADS = ("state", "actions", "messages", "extra", "fields")
 _N_BYTES = " + ".join(f"coalesce(pg_column_size({name}), 0)" for name in _PAYLOADS)
 _SIZES = {
@@ -135,17 +134,11 @@ def _lists(encode: ArrayFields, dtype: str) -> Callable[[list[Any]], Fields]:
     return encoded
 
 
-def _time_field(time: datetime) -> bytes:
-    since = time - _EPOCH
-    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-    return struct.pack(">iq", 8, microseconds)
-
-
 _ENCODE: dict[str, Callable[[list[Any]], Fields]] = {
     "text": _each(text_field),
     "json": _each(jsonb_field),
     "uuid": uuid_fields,
-    "time": _each(_time_field),
+    "time": _each(time_field),
     "flag": _each(bool_field),
     "bigint": _each(bigint_field),
     "integer": _each(integer_field),

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import accumulate, chain, repeat
 from types import NoneType
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 TRAILER = struct.pack(">h", -1)
 NULL = b"\xff\xff\xff\xff"
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 # The fields of a column: of each row, or the one of all rows.
 Fields = list[bytes] | bytes
 
@@ -51,6 +53,13 @@ def double_field(value: float) -> bytes:
 def bool_field(value: bool) -> bytes:
     """Encode a truth value."""
     return struct.pack(">i?", 1, value)
+
+
+def time_field(time: datetime) -> bytes:
+    """Encode a time."""
+    since = time - _EPOCH
+    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return struct.pack(">iq", 8, microseconds)
 
 
 def fields_of(values: Sequence[Any], encode: Callable[[Any], bytes]) -> Fields:

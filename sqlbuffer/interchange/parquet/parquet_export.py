@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from sqlbuffer.interchange.arrow_schema import FORMAT_VERSION, StepSchema, load_pyarrow
-from sqlbuffer.interchange.arrow_tables import step_table
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.dataset_card import CARD, steps_card
-from sqlbuffer.interchange.episode_tables import episode_schema, episode_tables
 from sqlbuffer.interchange.export_report import ExportReport
 from sqlbuffer.interchange.output_folder import OutputFolder
-from sqlbuffer.interchange.row_groups import RowGroups
+from sqlbuffer.interchange.parquet.arrow_schema import FORMAT_VERSION, StepSchema, load_pyarrow
+from sqlbuffer.interchange.parquet.arrow_tables import step_table
+from sqlbuffer.interchange.parquet.episode_tables import episode_schema, episode_tables
+from sqlbuffer.interchange.parquet.row_groups import RowGroups
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.interchange.arrow_tables import concatenated
+from sqlbuffer.interchange.parquet.arrow_tables import concatenated
 from sqlbuffer.steps.column_batch import ColumnBatch
 
 # Of these many bytes in memory the steps of each episode are put together.

@@ -7,7 +7,7 @@ import numpy as np
 
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.interchange.arrow_schema import (
+from sqlbuffer.interchange.parquet.arrow_schema import (
     StepSchema,
     built_in_types,
     field_type,

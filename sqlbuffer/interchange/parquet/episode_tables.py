@@ -1,7 +1,8 @@
 """Episodes as Arrow tables."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from orjson import loads
 from sqlbuffer.codec.plain_json import dumps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.interchange.arrow_schema import METADATA_KEY, field_type, load_pyarrow
-from sqlbuffer.interchange.arrow_tables import field_array
+from sqlbuffer.interchange.parquet.arrow_schema import METADATA_KEY, field_type, load_pyarrow
+from sqlbuffer.interchange.parquet.arrow_tables import field_array
+from sqlbuffer.interchange.parquet.arrow_values import field_values, nulls
 from sqlbuffer.storage.copies.chunk_columns import typed_columns
 from sqlbuffer.storage.copies.copied_tables import TableRows
-from sqlbuffer.storage.copies.value_forms import utc_time
+from sqlbuffer.storage.copies.value_forms import time_text, utc_time
 
+EPISODES_AT_ONCE = 2_000
 # The columns by their names in the table of episodes.
 _NAMES = {
     "key": "episode_id", "task_id": "task_id", "agent_id": "agent_id", "status": "status",
@@ -90,3 +93,41 @@ def episode_tables(
         found = typed_columns(observations, records, tails, list(observations.specs))
         columns += [field_array(observations.specs[name], found[name], nulls) for name in found]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def stored_episodes(
+    path: Path, observations: Layout, *, has_counts: bool
+) -> Iterator[dict[str, list[Any]]]:
+    """Yield pages of the columns of the table of episodes, in the forms of SQLite.
+
+    Args:
+        path: The file that `episode_tables` filled.
+        observations: How the final observation is packed.
+        has_counts: The buffer counts the steps that are left of each episode.
+    """
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=EPISODES_AT_ONCE):
+            table = load_pyarrow().Table.from_batches([batch])
+            page: dict[str, list[Any]] = {
+                name: table[shown].to_pylist() for name, shown in _NAMES.items()
+            }
+            for name in ("started_at", "ended_at"):
+                page[name] = [None if t is None else time_text(t) for t in page[name]]
+            page["n_rows"] = [0 if has_counts else None] * len(table)
+            page["final_arrays"] = _packed(table, observations)
+            yield page
+
+
+def _packed(table: Any, observations: Layout) -> list[Any]:
+    specs = observations.specs
+    if not specs:
+        return [None] * len(table)
+    values = {name: field_values(spec, table[f"final_{name}"]) for name, spec in specs.items()}
+    missing = nulls(table[f"final_{next(iter(specs))}"]).tolist()
+    rows = observations.compress(observations.pack(values, len(table)))
+    return [
+        None if is_none or row is None else bytes(row)
+        for is_none, row in zip(missing, rows, strict=True)
+    ]

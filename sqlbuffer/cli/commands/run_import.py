@@ -1,0 +1,74 @@
+"""`sqlbuffer import`: store the steps of files in a buffer."""
+
+from typing import Annotated
+
+import typer
+
+from sqlbuffer.cli.options import example
+
+EPILOG = example(
+    "sqlbuffer import out postgresql://me@db.internal/replay",
+    "sqlbuffer import out copy.db --buffer cartpole",
+    "sqlbuffer import steps.parquet replay.db --buffer mine --column observation=obs --column idx=",
+)
+
+
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="OUT", help="A folder of Parquet files, or one of them.")
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DST",
+            help="The database; the schema of a new SQLite file is made, and a missing buffer is.",
+        ),
+    ],
+    buffer: Annotated[
+        str | None,
+        typer.Option(
+            "--buffer",
+            "-b",
+            metavar="NAME",
+            help="The buffer; without it the one that was exported, else `default`.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="NAME=FIELD",
+            help="What a column of files of other programs is; NAME= leaves it out.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Store the steps of files in a buffer.
+
+    An export restores its buffer, which must be missing or empty: numbers, ids, times, episodes and
+    settings. Other files are appended. A command that was broken off goes on when it is typed
+    again.
+    """
+    from sqlbuffer.cli.copy_progress import CopyProgressBar
+    from sqlbuffer.cli.errors import UsageError
+    from sqlbuffer.cli.formats import note
+    from sqlbuffer.cli.terminal import console
+    from sqlbuffer.interchange import import_parquet
+
+    columns: dict[str, str | None] = {}
+    for each in column or ():
+        name, sign, field = each.partition("=")
+        if not sign:
+            raise UsageError(f"--column takes NAME=FIELD, such as observation=obs, got {each!r}")
+        columns[name] = field or None
+    with CopyProgressBar(console()) as bar:
+        show = bar.of(buffer or source)
+        try:
+            report = import_parquet(
+                source, target, buffer, columns=columns or None, on_progress=show
+            )
+        except KeyboardInterrupt:
+            note("the steps are imported in part; the same command goes on")
+            raise
+        bar.print(str(report))

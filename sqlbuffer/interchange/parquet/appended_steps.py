@@ -1,0 +1,363 @@
+"""Append the steps of Parquet files to a buffer as new ones."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from orjson import JSONDecodeError, loads
+
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.errors import FieldError, FileImportError
+from sqlbuffer.fields.declarations import VARIABLE
+from sqlbuffer.fields.near_names import near_name
+from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.interchange.import_report import ImportCounts
+from sqlbuffer.interchange.parquet.arrow_schema import built_in_types, load_pyarrow
+from sqlbuffer.interchange.parquet.arrow_values import nulls, whole
+from sqlbuffer.interchange.parquet.parquet_files import ParquetFiles
+from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.storage.database.urls import Database
+
+OnProgress = Callable[[int, int, range], None]
+_OTHER_NAMES = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value", "action": "actions"}
+_PAYLOADS = ("state", "actions", "messages", "extra")
+_META = (
+    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id", "model_version",
+    "execute_time",
+)  # fmt: skip
+_TEXTS = ("id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id")
+# What belongs to a step in its own buffer, and is not appended.
+_LEFT_OUT = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """What the columns of files are.
+
+    Attributes:
+        built_in: Their names by those of built-in columns.
+        fields: Their names by those of typed fields.
+        specs: The typed fields of the buffer.
+        is_own: Payloads are the JSON that an export has written.
+    """
+
+    built_in: dict[str, str]
+    fields: dict[str, str]
+    specs: Mapping[str, FieldSpec]
+    is_own: bool
+
+
+def _meanings(files: ParquetFiles, columns: Mapping[str, Any], specs: Any) -> dict[str, str]:
+    """Return what each column is; those that are left out are not in it."""
+    noted = {} if files.metadata is None else files.metadata["built_in"]
+    names = files.schema.names
+    for name in columns:
+        if name not in names:
+            raise FileImportError(
+                f"columns names {name!r}, which {files.path} does not have; it has "
+                f"{', '.join(names)}"
+            )
+    found = {}
+    for name in names:
+        meaning = columns.get(name, noted.get(name, name))
+        if meaning not in specs and meaning in _OTHER_NAMES:
+            meaning = _OTHER_NAMES[meaning]
+        if meaning and (meaning not in _LEFT_OUT or meaning in specs):
+            found[name] = meaning
+    if len(set(found.values())) < len(found):
+        twice = sorted(v for v in found.values() if list(found.values()).count(v) > 1)
+        raise FileImportError(f"two columns are {twice[0]!r}; name another in columns={{...}}")
+    return found
+
+
+def _plan(files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]) -> ColumnPlan:
+    specs, types = buffer.fields, built_in_types()
+    built_in, fields = {}, {}
+    for name, meaning in _meanings(files, columns, specs).items():
+        if meaning in specs:
+            fields[meaning] = name
+        elif meaning in types and meaning != "arrays":
+            built_in[meaning] = name
+        elif meaning == "arrays":
+            built_in["arrays"] = name
+        else:
+            known = [*specs, *types]
+            nearest = near_name(meaning, known)
+            hint = f" (did you mean {nearest}?)" if nearest else ""
+            raise FileImportError(
+                f"column {name!r}: buffer {buffer.name!r} has no field {meaning!r}{hint}; it has "
+                f"{', '.join(specs) or 'none'}; say what the column is with "
+                f"columns={{{name!r}: FIELD}}, or leave it out with columns={{{name!r}: None}}"
+            )
+    for name, spec in specs.items():
+        if name not in fields and spec.default is None:
+            raise FileImportError(
+                f"{files.path} has no column {name!r}, a field of buffer {buffer.name!r} "
+                f"({spec}); it has {', '.join(files.schema.names)}; say which one it is with "
+                f"columns={{COLUMN: {name!r}}}"
+            )
+    if not buffer.config.priorities.enabled:
+        built_in.pop("priority", None)
+    return ColumnPlan(built_in, fields, specs, files.metadata is not None)
+
+
+def new_buffer(
+    files: ParquetFiles,
+    url: Database,
+    name: str,
+    columns: Mapping[str, Any],
+    fields: Mapping[str, Any] | None,
+) -> ReplayBuffer:
+    """Return a new buffer for the steps of files; its fields follow from their columns.
+
+    Raises:
+        FileImportError: A column of which no field can be made.
+    """
+    types = built_in_types()
+    if fields is None:
+        first = next((table for _, _, table in files.batches()), files.schema.empty_table())
+        fields = {
+            meaning: _declared(column, first[column])
+            for column, meaning in _meanings(files, columns, ()).items()
+            if meaning not in types
+        }
+    return ReplayBuffer(url, name, fields=fields or None)
+
+
+def _declared(name: str, column: Any) -> Any:
+    """Return the declaration of a field that can hold a column."""
+    pa, kind, shape = load_pyarrow(), column.type, []
+    array = whole(column)
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind, array = kind.value_type, array.flatten()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        import pyarrow.compute as pc
+
+        sizes = set(pc.list_value_length(array).drop_null().to_pylist())
+        shape.append(sizes.pop() if len(sizes) == 1 else VARIABLE)
+        kind = kind.value_type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not is_number:
+        raise FileImportError(
+            f"column {name!r}: no typed field can be made of {column.type}; say what it is with "
+            f"columns={{{name!r}: 'extra'}} or another built-in column, declare the fields with "
+            f"fields={{...}}, or leave it out with columns={{{name!r}: None}}"
+        )
+    return str(np.dtype(kind.to_pandas_dtype())), tuple(shape)
+
+
+def append_files(
+    files: ParquetFiles,
+    buffer: ReplayBuffer,
+    columns: Mapping[str, Any],
+    on_progress: OnProgress | None,
+) -> ImportCounts:
+    """Store the steps of files as new ones.
+
+    Raises:
+        FieldError: A value that a field cannot hold.
+        FileImportError: A column does not fit; names it.
+    """
+    plan, counts = _plan(files, buffer, columns), ImportCounts()
+    n_all, marks = files.n_rows(), {path: files.mark(path) for path in files.paths}
+    for path, first, table in files.batches():
+        ids = [f"{marks[path]}/{first + i}" for i in range(len(table))]
+        try:
+            found = _Part(plan, table, ids, first).store(buffer)
+        except FieldError as error:
+            raise FieldError(
+                f"{path}, rows from {first:,} on: {error}; {counts.n_stored:,} steps of earlier "
+                f"rows are stored"
+            ) from error
+        counts.n_steps += len(table)
+        counts.n_stored += found.inserted
+        counts.n_duplicates += found.duplicates
+        counts.n_conflicts += found.conflicts
+        if on_progress is not None:
+            on_progress(counts.n_stored, counts.n_steps, range(n_all))
+    return counts
+
+
+class _Part:
+    """Some rows of a file."""
+
+    def __init__(self, plan: ColumnPlan, table: Any, ids: list[str], first: int) -> None:
+        self._plan, self._table, self._ids, self._first = plan, table, ids, first
+        self._n = len(table)
+
+    def store(self, buffer: ReplayBuffer) -> Any:
+        """Store them, and return what became of them."""
+        is_rich = any(self._has(n) for n in (*_RICH, *_PAYLOADS)) or not self._plan.specs
+        if not is_rich and not self._has_nulls(("reward", "terminated", "truncated")):
+            return buffer.extend(self._columns(), id=self._own_ids(), **self._keys())
+        priority = self._column("priority") if self._has("priority") else None
+        return buffer.store_batch(self._rows(), priority=priority)
+
+    def _has(self, name: str) -> bool:
+        own = self._plan.built_in.get(name)
+        return own is not None and self._table[own].null_count < self._n
+
+    def _has_nulls(self, names: tuple[str, ...]) -> bool:
+        return any(self._has(n) and self._table[self._plan.built_in[n]].null_count for n in names)
+
+    def _column(self, name: str) -> list[Any]:
+        """Return a built-in column as a list; None where there is no value."""
+        pa = load_pyarrow()
+        if not self._has(name):
+            return [None] * self._n
+        column = self._table[self._plan.built_in[name]]
+        try:
+            if name in _TEXTS:
+                column = column.cast(pa.string())
+            elif name == "execute_time" and pa.types.is_timestamp(column.type):
+                column = column.cast(pa.timestamp("us", tz="UTC"))
+                return [None if t is None else t.timestamp() for t in column.to_pylist()]
+            elif name not in _PAYLOADS and name != "arrays":
+                column = column.cast(built_in_types()[name])
+        except pa.ArrowInvalid as error:
+            raise FileImportError(
+                f"column {self._plan.built_in[name]!r}: expected {name} as "
+                f"{built_in_types()[name]}, got {column.type} ({error})"
+            ) from None
+        except pa.ArrowNotImplementedError as error:
+            raise FileImportError(
+                f"column {self._plan.built_in[name]!r}: expected {name} as "
+                f"{built_in_types()[name]}, got {column.type} ({error})"
+            ) from None
+        found: list[Any] = column.to_pylist()
+        return found
+
+    def _own_ids(self) -> list[str]:
+        given = self._column("id")
+        return [made if own is None else own for own, made in zip(given, self._ids, strict=True)]
+
+    def _steps(self) -> list[int]:
+        given = self._column("step")
+        return [self._first + i if own is None else own for i, own in enumerate(given)]
+
+    def _fields(self) -> dict[str, Any]:
+        """Return the values of typed fields, as `extend` takes them."""
+        found = {}
+        for name, column in self._plan.fields.items():
+            found[name] = _given_values(self._plan.specs[name], column, self._table[column])
+        return found
+
+    def _columns(self) -> dict[str, Any]:
+        own = {n: np.array(self._column(n)) for n in ("reward", "terminated", "truncated")
+               if self._has(n)}  # fmt: skip
+        return {**self._fields(), **own}
+
+    def _keys(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"step": self._steps()}
+        for name in ("task_id", "agent_id", "episode_id", "session_id", "model_version"):
+            values = self._column(name)
+            if any(value is not None for value in values):
+                found[name] = [_default(name) if v is None else v for v in values]
+        if self._has("priority"):
+            found["priority"] = self._column("priority")
+        return found
+
+    def _payload(self, name: str, arrays: list[Any]) -> list[Any]:
+        values = self._column(name)
+        column = self._plan.built_in.get(name)
+        found = []
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                found.append(value)
+                continue
+            try:
+                found.append(decode(value, arrays[i]) if self._plan.is_own else loads(value))
+            except JSONDecodeError as error:
+                raise FileImportError(
+                    f"column {column!r}, row {self._first + i:,}: {value[:40]!r} is no JSON "
+                    f"({error})"
+                ) from None
+        return found
+
+    def _rows(self) -> list[DataRow]:
+        meta = {name: self._column(name) for name in _META}
+        arrays = self._column("arrays")
+        data = {name: self._payload(name, arrays) for name in _PAYLOADS}
+        for name in ("reward", "advantage", "value", "terminated", "truncated"):
+            data[name] = self._column(name)
+        fields, ids, steps = self._fields(), self._own_ids(), self._steps()
+        return [
+            DataRow(
+                ExpMeta(
+                    task_id=meta["task_id"][i] or "default",
+                    task_name=meta["task_name"][i],
+                    agent_id=meta["agent_id"][i] or "default",
+                    step=steps[i],
+                    execute_time=meta["execute_time"][i],
+                    pre_agent=meta["pre_agent"][i],
+                    episode_id=meta["episode_id"][i],
+                    model_version=meta["model_version"][i],
+                    session_id=meta["session_id"][i],
+                ),
+                Experience(
+                    state=data["state"][i],
+                    actions=data["actions"][i],
+                    reward_t=data["reward"][i],
+                    adv_t=data["advantage"][i],
+                    v_t=data["value"][i],
+                    messages=data["messages"][i],
+                    terminated=data["terminated"][i],
+                    truncated=data["truncated"][i],
+                    extra=data["extra"][i],
+                ),
+                ids[i],
+                fields={name: values[i] for name, values in fields.items()},
+            )
+            for i in range(self._n)
+        ]
+
+
+_RICH = ("task_name", "pre_agent", "execute_time", "advantage", "value")
+
+
+def _default(name: str) -> str | None:
+    return "default" if name in ("task_id", "agent_id") else None
+
+
+def _given_values(spec: FieldSpec, column: str, values: Any) -> Any:
+    """Return the values of a column, of any type that has the items of a field."""
+    pa = load_pyarrow()
+    if nulls(values).any():
+        raise FileImportError(
+            f"column {column!r}: {values.null_count:,} rows have no value, and field "
+            f"{spec.name!r} ({spec}) needs one in each step; fill them, or leave these rows out"
+        )
+    array, shape = whole(values), []
+    sizes: Any = None
+    import pyarrow.compute as pc
+
+    while pa.types.is_nested(array.type) and not pa.types.is_struct(array.type):
+        lengths = pc.list_value_length(array)
+        distinct = pc.unique(lengths).to_pylist()
+        if len(distinct) > 1 and (sizes is not None or not spec.is_variable):
+            raise FileImportError(
+                f"column {column!r}: its values have {min(distinct)} to {max(distinct)} items, and "
+                f"field {spec.name!r} is {spec}; declare it with fields={{{spec.name!r}: (DTYPE, "
+                f"(-1,))}} in a new buffer"
+            )
+        if len(distinct) > 1:
+            sizes = np.array(lengths.to_numpy(), np.int64)
+        shape.append(distinct[0] if len(distinct) == 1 else VARIABLE)
+        array = array.flatten()
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        flat: Any = np.array(array.to_pylist() or [""])[: len(array)]
+    elif pa.types.is_binary(array.type):
+        flat = np.array(array.to_pylist() or [b""])[: len(array)]
+    else:
+        flat = array.to_numpy(zero_copy_only=False)
+    n = len(values)
+    if sizes is not None:
+        return np.split(flat, np.cumsum(sizes)[:-1]) if n else []
+    if spec.is_variable:
+        return list(flat.reshape(n, *shape))
+    if n and flat.size == n * int(np.prod(spec.shape, dtype=np.int64)):
+        return flat.reshape(n, *spec.shape)  # a list of all items has the shape of the field
+    return flat.reshape(n, *shape)

@@ -1,0 +1,176 @@
+"""What an import writes to a buffer that is restored: steps with their numbers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, text
+
+from sqlbuffer.encoding.packed_chunk import PackedChunk
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
+from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.copies.copied_parts import SourceIdentity, SourceState, StepBatch
+from sqlbuffer.storage.copies.copied_tables import (
+    TableRows,
+    episode_table,
+    overlay_tables,
+    step_tables,
+)
+from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
+from sqlbuffer.storage.copies.value_forms import time_text
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.episodes import keys
+from sqlbuffer.storage.holds.hold import Hold
+
+_insert_chunks = by_database(
+    sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
+)
+_SET_USES = text(
+    "UPDATE queue_items SET n_uses = :n_uses, used_up = :used_up "
+    "WHERE buffer_id = :id AND seq = :seq"
+)
+
+
+@dataclass
+class RestoredSteps:
+    """Steps as they are restored, of one range of numbers.
+
+    Attributes:
+        begin: They are above this number,
+        end: and up to this one.
+        n_steps: How many there are.
+        chunks: Each with the number of its first step and the time at which it was written.
+        rows: Columns of `experiences` instead, with `episode_key` and `session_key`.
+        overlays: Columns of other tables by name; their values have the forms of SQLite.
+    """
+
+    begin: int
+    end: int
+    n_steps: int
+    chunks: Sequence[tuple[int, datetime | None, PackedChunk]] = ()
+    rows: dict[str, list[Any]] | None = None
+    overlays: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+
+
+class _Keyed(NamedTuple):
+    """The keys of a row, by which its episode and session are found."""
+
+    agent_id: str
+    episode_key: str | None
+    model_version: int | None
+    session_key: str | None
+    task_id: str
+
+
+class ImportTarget:
+    """Writes to a buffer that is restored from files.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self.buffer, self._id = buffer, buffer.info.id
+        self._target = CopyTarget(buffer, self)
+        self._is_sqlite = buffer.engine.dialect.name == "sqlite"
+
+    @property
+    def dialect(self) -> str:
+        """The database whose forms the values have."""
+        return "sqlite"
+
+    @property
+    def hold(self) -> Hold | None:
+        """Files need none."""
+        return None
+
+    def progress(self, identity: SourceIdentity) -> CopyProgress | None:
+        """Return how far an import is; None: it has not begun."""
+        return self._target.progress(identity)
+
+    def begin(
+        self,
+        identity: SourceIdentity,
+        state: SourceState,
+        pages: Iterable[dict[str, list[Any]]],
+    ) -> None:
+        """Write what belongs to the buffer as a whole, and its episodes.
+
+        Args:
+            identity: Of the files.
+            state: What the buffer had.
+            pages: Columns of the table of episodes; read once.
+
+        Raises:
+            CopyError: The buffer is not empty.
+        """
+        # Read before: a transaction that is done again needs them again.
+        rows = [TableRows(episode_table(), page) for page in pages]
+        self.buffer.write(partial(self._target.begin, identity=identity, state=state, pages=rows))
+
+    def finish(self) -> None:
+        """Count what is counted, and let writers in."""
+        self.buffer.write(self._target.finish)
+
+    def write(self, steps: RestoredSteps) -> None:
+        """Write steps, in one transaction with how far the import is."""
+        self.buffer.write(partial(self._write, steps=steps))
+
+    def _write(self, connection: Connection, steps: RestoredSteps) -> None:
+        tables = {table.name: table for table in (*step_tables(True), *overlay_tables())}
+        uses = steps.overlays.get("queue_items")
+        batch = StepBatch(steps.begin, steps.end, steps.n_steps, steps.n_steps)
+        batch.tables = [
+            TableRows(tables[name], values)
+            for name, values in steps.overlays.items()
+            if name != "queue_items"
+        ]
+        self._target.advance(connection, batch)
+        if steps.chunks:
+            self._write_chunks(connection, steps.chunks)
+        if steps.rows is not None:
+            self._target.write_rows(connection, self._rows(connection, steps.rows))
+        for rows in batch.tables:
+            self._target.write_rows(connection, rows)
+        if uses is not None:
+            given = zip(uses["seq"], uses["n_uses"], uses["used_up"], strict=True)
+            connection.execute(
+                _SET_USES,
+                [{"id": self._id, "seq": s, "n_uses": n, "used_up": u} for s, n, u in given],
+            )
+        self._target.refuse_others(connection)
+
+    def _write_chunks(
+        self, connection: Connection, chunks: Sequence[tuple[int, datetime | None, PackedChunk]]
+    ) -> None:
+        own = [chunk for _, _, chunk in chunks]
+        episodes = keys.episode_ids(connection, self._id, own, {})
+        sessions = keys.session_ids(connection, self._id, own)
+        numbered = [
+            NumberedChunk(chunk, first_seq, episode, session, None, self._time(time))
+            for (first_seq, time, chunk), episode, session in zip(
+                chunks, episodes, sessions, strict=True
+            )
+        ]
+        _insert_chunks(connection, self._id, numbered)
+
+    def _time(self, time: datetime | None) -> Any:
+        return time_text(time) if self._is_sqlite and time is not None else time
+
+    def _rows(self, connection: Connection, values: dict[str, list[Any]]) -> TableRows:
+        own = dict(values)
+        named = [
+            own["task_id"], own.pop("episode_key"), own.pop("session_key"), own["agent_id"],
+            own["model_version"],
+        ]  # fmt: skip
+        found = [
+            _Keyed(agent, episode, version, session, task)
+            for task, episode, session, agent, version in zip(*named, strict=True)
+        ]
+        own["episode_id"] = keys.episode_ids(connection, self._id, found, {})
+        own["session_id"] = keys.session_ids(connection, self._id, found)
+        return TableRows(step_tables(False)[0], own)

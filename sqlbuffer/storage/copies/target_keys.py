@@ -1,0 +1,67 @@
+"""Which keys rows of other tables have in the target of a copy."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.errors import CopyError
+from sqlbuffer.storage.copies.copied_tables import TableRows
+from sqlbuffer.storage.holds.hold import Hold
+
+# A step is free when it is copied: the leases of the source are not.
+_LEASES = ("lease_id", "leased_until")
+
+
+class RowSource(Protocol):
+    """Where the rows are from that a target writes."""
+
+    @property
+    def dialect(self) -> str:
+        """The kind of the database whose form they have."""
+
+    @property
+    def hold(self) -> Hold | None:
+        """What holds them there."""
+
+
+@dataclass(frozen=True)
+class TargetKeys:
+    """Which keys rows of other tables have in the target.
+
+    Attributes:
+        episodes: Those of the source, in ascending order, and those of the target; 0: none.
+        sessions: Those of the target by those of the source.
+        is_complete: All episodes that steps to be copied name are among them.
+    """
+
+    episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
+    sessions: dict[int, int]
+    is_complete: bool
+
+    def renamed(self, rows: TableRows) -> TableRows:
+        """Return rows that name their episodes and sessions as the target does."""
+        values = dict(rows.values)
+        if "episode_id" in values:
+            values["episode_id"] = self._episode_ids(values["episode_id"])
+        if "session_id" in values:
+            values["session_id"] = [self.sessions.get(each) for each in values["session_id"]]
+        for name in _LEASES:
+            if name in values:
+                values[name] = [None] * len(rows)
+        return TableRows(rows.table, values)
+
+    def _episode_ids(self, given: list[int | None]) -> list[int | None]:
+        theirs, ours = self.episodes
+        if not len(theirs) or given.count(None) == len(given):
+            return [None] * len(given)
+        wanted = np.array([-1 if each is None else each for each in given], np.int64)
+        places = np.minimum(np.searchsorted(theirs, wanted), len(theirs) - 1)
+        found = np.where(theirs[places] == wanted, ours[places], 0)
+        if self.is_complete and (found[wanted >= 0] == 0).any():
+            raise CopyError(
+                "an episode of steps that are to be copied was stored again, by the same id, while "
+                "the copy was broken off; drop the unfinished copy, and copy again"
+            )
+        return [number or None for number in found.tolist()]

@@ -1,0 +1,272 @@
+"""`import_parquet` restores what was exported, and appends the rest."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import FieldError, FileImportError, StorageReadOnlyError
+from sqlbuffer.interchange import export_parquet, import_parquet
+from tests.conftest import KINDS, MakeDatabaseUrl
+from tests.interchange.test_parquet_export import steps_of
+from tests.support.copied_buffers import (
+    FIELDS,
+    columns,
+    comparable,
+    json_rows,
+    odd_steps,
+    typed_steps,
+)
+from tests.support.sql import run
+from tests.support.views import shown
+
+WAYS = [(here, there) for here in KINDS for there in KINDS]
+# What of a label or a use is folded into the step is not in these.
+VIEWS = ("v_experiences", "v_tasks", "v_agents", "v_groups", "v_fields", "v_sessions")
+Make = Callable[..., ReplayBuffer]
+
+
+@pytest.fixture(params=WAYS, ids=["-".join(way) for way in WAYS])
+def urls(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUrl) -> tuple[str, str]:
+    here, there = request.param
+    return make_database_url(here, schema=True), make_database_url(there, schema=True)
+
+
+def contents(folder: Path) -> tuple[Any, Any]:
+    """Return the rows of the files in a form in which NaN equals NaN."""
+    steps, episodes = steps_of(folder), pq.read_table(folder / "episodes.parquet")
+    return repr(steps.to_pylist()), repr(episodes.to_pylist())
+
+
+@pytest.mark.parametrize("evict_by", ["row", "task", "episode"])
+@pytest.mark.parametrize("make", [json_rows, typed_steps])
+def test_an_export_restores_what_the_views_show(
+    urls: tuple[str, str], make: Make, evict_by: str, tmp_path: Path
+) -> None:
+    limits = {"max_episodes": 3} if evict_by == "episode" else {}
+    source = make(urls[0], "source", evict_by=evict_by, **limits)
+    ReplayBuffer(urls[1], "other", fields={"x": "int8"}).store_episode({"x": [1]})
+    export_parquet(source, tmp_path / "out")
+
+    report = import_parquet(tmp_path / "out", urls[1], "copy")
+
+    copy = ReplayBuffer(urls[1], "copy", create=False)
+    assert report.is_restored
+    assert report.n_stored == report.n_steps == len(copy) == len(source) > 20
+    assert comparable(list(copy)) == comparable(list(source))
+    here, there = shown(urls[0], "source", VIEWS), shown(urls[1], "copy", VIEWS)
+    assert there == here
+    quarantined = "SELECT seq, reason FROM v_quarantine WHERE buffer = :name ORDER BY seq"
+    assert run(urls[1], quarantined, name="copy") == run(urls[0], quarantined, name="source") != []
+    priorities = "SELECT seq, priority FROM v_priorities WHERE buffer = :name ORDER BY seq"
+    assert run(urls[1], priorities, name="copy") == run(urls[0], priorities, name="source")
+    assert (copy.clock, copy.session_id, copy.config) == (
+        source.clock, source.session_id, source.config,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps, odd_steps])
+def test_an_export_of_what_was_restored_is_the_same(
+    urls: tuple[str, str], make: Make, tmp_path: Path
+) -> None:
+    source = make(urls[0], "source")
+    export_parquet(source, tmp_path / "one")
+    import_parquet(tmp_path / "one", urls[1])
+    again = ReplayBuffer(urls[1], "source", create=False)
+    export_parquet(again, tmp_path / "two")
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+    before = max(row.seq for row in again)
+    if again.fields:
+        own = {name: np.zeros(1, spec.dtype) for name, spec in again.fields.items()}
+        if make is typed_steps:
+            own = {name: values[:1] for name, values in columns(4, 1).items()}
+        else:
+            own["x"] = np.zeros((1, 2), np.float32)
+        again.extend(own, task_id="after")
+    else:
+        again.add(task_id="after", state=1)
+    assert [row.seq for row in again.get_by_task_id("after")] > [before]
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps])
+def test_an_import_that_is_broken_off_goes_on_and_stores_nothing_twice(
+    buffer_url: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.row_groups.GROUP_BYTES", 1)
+    for most in ("MOST_ROWS", "MOST_CHUNKS"):
+        monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 1)
+    source, reached = make(buffer_url, "source"), []
+    out = tmp_path / "out"
+    export_parquet(source, out)
+
+    def interrupt(n_done: int, *_: object) -> None:
+        reached.append(n_done)
+        raise KeyboardInterrupt
+
+    for n in range(1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            import_parquet(out, buffer_url, "copy", on_progress=interrupt)
+        copy = ReplayBuffer(buffer_url, "copy", create=False)
+        assert len(reached) == n
+        assert len(copy) == reached[-1] < len(source)
+        with pytest.raises(StorageReadOnlyError, match="unfinished copy"):
+            store_one(copy)
+    report = import_parquet(out, buffer_url, "copy")
+    assert (report.n_stored, report.n_duplicates) == (len(source) - reached[-1], reached[-1])
+    again = import_parquet(out, buffer_url, "copy")
+    assert (again.n_stored, again.n_duplicates) == (0, len(source))
+    assert comparable(list(copy)) == comparable(list(source))
+
+
+def store_one(buffer: ReplayBuffer) -> None:
+    if buffer.fields:
+        buffer.extend(columns(4, 1), task_id="more")
+    else:
+        buffer.add(task_id="more", state=1)
+
+
+def test_uses_of_leased_rows_are_restored(urls: tuple[str, str], tmp_path: Path) -> None:
+    source = json_rows(urls[0], "source", leases=True, max_use=3)
+    with source.lease(8):
+        pass
+    export_parquet(source, tmp_path / "out")
+    import_parquet(tmp_path / "out", urls[1], "copy")
+    counts = "SELECT task_id, rows, uses FROM v_queue WHERE buffer = :name ORDER BY task_id"
+    assert run(urls[1], counts, name="copy") == run(urls[0], counts, name="source") != []
+
+
+@pytest.mark.parametrize("fields", [None, FIELDS])
+def test_an_empty_buffer_is_restored_with_its_settings(
+    urls: tuple[str, str], fields: Any, tmp_path: Path
+) -> None:
+    source = ReplayBuffer(urls[0], "source", fields=fields, max_capacity=7)
+    export_parquet(source, tmp_path / "out")
+    report = import_parquet(tmp_path / "out", urls[1], "copy")
+    copy = ReplayBuffer(urls[1], "copy", create=False)
+    assert (report.n_steps, len(copy), copy.config) == (0, 0, source.config)
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps])
+def test_an_export_is_appended_to_a_buffer_with_steps_once(
+    buffer_url: str, make: Make, tmp_path: Path
+) -> None:
+    source = make(buffer_url, "source", max_capacity=1_000)
+    export_parquet(source, tmp_path / "out")
+    target = ReplayBuffer(buffer_url, "target", config=source.config)
+    if target.fields:
+        target.extend(columns(5, 2), task_id="earlier")
+    else:
+        target.add(task_id="earlier", state=1)
+    n_before = len(target)
+    report = import_parquet(tmp_path / "out", buffer_url, "target")
+    assert not report.is_restored
+    assert (report.n_stored, len(target)) == (len(source), n_before + len(source))
+    appended = list(target)[n_before:]
+    for own, other in zip(appended, source, strict=True):
+        assert comparable((own.id, own.exp_data, own.fields)) == comparable(
+            (other.id, other.exp_data, other.fields)
+        )
+        assert own.exp_meta == other.exp_meta
+    again = import_parquet(tmp_path / "out", buffer_url, "target")
+    assert (again.n_stored, again.n_duplicates, again.n_conflicts) == (0, len(source), 0)
+
+
+def foreign(path: Path, **more: Any) -> Path:
+    n = 6
+    table = {
+        "observation": pa.array(np.arange(n * 3, dtype=np.float32).reshape(n, 3).tolist()),
+        "action": pa.array(list(range(n)), pa.int32()),
+        "reward": pa.array(np.arange(n) / 2),
+        "terminated": pa.array([i == n - 1 for i in range(n)]),
+        "task_id": pa.array([1, 1, 1, 2, 2, 2]),
+        **more,
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def test_files_of_others_make_a_buffer_with_fields_of_their_columns(
+    buffer_url: str, tmp_path: Path
+) -> None:
+    path = foreign(tmp_path / "steps.parquet", ragged=pa.array([[1], [], [2, 3], [1], [2], [3]]))
+    names = {"observation": "obs", "action": "act"}
+    report = import_parquet(path, buffer_url, "new", columns=names)
+    buffer = ReplayBuffer(buffer_url, "new", create=False)
+    assert {name: str(spec) for name, spec in buffer.fields.items()} == {
+        "obs": "float64(3,)",
+        "act": "int32",
+        "ragged": "int64(-1,)",
+    }
+    rows = list(buffer)
+    assert (report.n_stored, len(rows)) == (6, 6)
+    assert [row.exp_data.reward_t for row in rows] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert [row.exp_meta.task_id for row in rows] == ["1", "1", "1", "2", "2", "2"]
+    assert [row.fields["ragged"].tolist() for row in rows][:3] == [[1], [], [2, 3]]
+    assert rows[2].fields["obs"].tolist() == [6.0, 7.0, 8.0]
+    assert rows[5].exp_data.terminated
+    again = import_parquet(path, buffer_url, "new", columns=names)
+    assert (again.n_stored, again.n_duplicates) == (0, 6)
+
+
+def test_files_of_others_go_into_fields_of_a_buffer(buffer_url: str, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(buffer_url, "mine", fields={"obs": ("float32", (3,)), "a": "int64"})
+    path = foreign(tmp_path / "steps.parquet", note=pa.array(["x"] * 6))
+    names = {"observation": "obs", "action": "a", "note": None}
+    import_parquet(path, buffer_url, "mine", columns=names)
+    assert [row.fields["a"].item() for row in buffer] == list(range(6))
+    json_path = foreign(tmp_path / "json.parquet")
+    states = {"observation": "state", "action": "actions"}
+    import_parquet(json_path, buffer_url, "rows", columns=states)
+    rows = list(ReplayBuffer(buffer_url, "rows", create=False))
+    assert rows[1].exp_data.state == [3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("more", "names", "message"),
+    [
+        ({"note": pa.array(["x"] * 6)}, {}, r"column 'note': no typed field can be made of string"),
+        ({}, {"obz": "obs"}, r"columns names 'obz', which .* does not have; it has observation"),
+        ({}, {"observation": "action"}, r"two columns are 'actions'"),
+        ({"step": pa.array(["x"] * 6)}, {}, r"column 'step': expected step as int64, got string"),
+        ({"state": pa.array(["{"] * 6)}, {}, r"column 'state', row 0: '\{' is no JSON"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(
+    sqlite_url: str, tmp_path: Path, more: Any, names: Any, message: str
+) -> None:
+    path = foreign(tmp_path / "steps.parquet", **more)
+    with pytest.raises(FileImportError, match=message):
+        import_parquet(path, sqlite_url, "new", columns=names)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"obs": ("float32", (3,)), "act": "int32"}, "has no column 'act', a field of buffer"),
+        ({"obs": ("float32", (4,))}, "field 'obs': expected"),
+        ({"obs": ("int8", (3,))}, "field 'obs': "),
+    ],
+)
+def test_fields_that_do_not_fit_are_named(
+    sqlite_url: str, tmp_path: Path, fields: Any, message: str
+) -> None:
+    ReplayBuffer(sqlite_url, "mine", fields=fields)
+    path = foreign(tmp_path / "steps.parquet")
+    names = {"observation": "obs", "action": None}
+    with pytest.raises((FileImportError, FieldError), match=message):
+        import_parquet(path, sqlite_url, "mine", columns=names)
+
+
+def test_missing_and_damaged_files_are_named(sqlite_url: str, tmp_path: Path) -> None:
+    with pytest.raises(FileImportError, match="there is no"):
+        import_parquet(tmp_path / "nothing", sqlite_url)
+    with pytest.raises(FileImportError, match=r"has no files \*\.parquet"):
+        import_parquet(tmp_path, sqlite_url)
+    (tmp_path / "a.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(FileImportError, match=r"a\.parquet cannot be read as Parquet"):
+        import_parquet(tmp_path / "a.parquet", sqlite_url)
