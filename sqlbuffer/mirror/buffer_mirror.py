@@ -15,7 +15,6 @@ from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_factory import open_mirror_loader
-from sqlbuffer.mirror.making.step_batches import StepForm
 from sqlbuffer.mirror.memory_draws import MemoryDraws
 from sqlbuffer.mirror.mirror_lag import MirrorLag
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
@@ -157,7 +156,7 @@ class Mirror:
             InsufficientDataError: Fewer steps can be drawn.
             FieldError: An unknown field.
         """
-        form = StepForm(self._draws.step_names(fields))
+        form = self._draws.step_form(fields)
         reader = partial(StepReader, self._settings.fields, fields)
         return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
 

@@ -3,8 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from weakref import WeakSet, ref
 
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
@@ -23,9 +22,6 @@ from sqlbuffer.storage.use_counts.sample_log import LogEntry
 MOST_UNLOGGED_STEPS = 1_000_000
 SHORTEST_PAUSE_S = 0.05
 _UNIFORM = RandomSampler()
-# Takes a batch, and the buffer's clock when it was drawn.
-Note = Callable[[Batch, int | None], None]
-
 
 _open: "WeakSet[DrawAccounts]" = WeakSet()
 
@@ -42,6 +38,7 @@ class DrawAccounts:
 
     def __init__(self, store: BufferStore, settle_s: float) -> None:
         self._store, self._settle_s = store, max(settle_s, SHORTEST_PAUSE_S)
+        self._is_memory = is_memory(store.url)
         self._credits = SampleCredits(store.pacer)
         self._log = PendingLog(store.uses, MOST_UNLOGGED_STEPS)
         self._mutex, self._closed = threading.Lock(), threading.Event()
@@ -56,40 +53,47 @@ class DrawAccounts:
         """Whether the mirror was closed, or is another process's."""
         return self._closed.is_set() or self._pid != os.getpid()
 
-    @contextmanager
-    def drawing(
-        self, n: int, sampler: Sampler | None
-    ) -> Iterator[Callable[[Batch, int | None], None]]:
+    def begin(self, n: int) -> int:
         """Wait until n things may be drawn.
 
-        Yields:
-            A function that takes the batch and the clock; without a call nothing was drawn.
+        Returns:
+            How many of them are counted: give this to `end`, also after a draw that failed.
 
         Raises:
             FlowControlError: The rate limiter did not let them out in time.
             StorageError: Neither the limiter nor the sample log can be reached.
         """
         if self._is_closed:
-            yield lambda batch, clock: None  # the draw says so
-            return
+            return 0  # the draw says so
         self._begin()
-        is_counted = n > 0 and self._credits.take(n)
-        n_drawn = 0
+        return n if n > 0 and self._credits.take(n) else 0
 
-        def note(batch: Batch, clock: "int | None") -> None:
-            nonlocal n_drawn
-            if self._log.is_on:
-                self._keep(batch, clock, log_entry_of(sampler or _UNIFORM))
-            n_drawn = batch.n_rows
+    def log(self, batch: Batch, clock: int | None, sampler: Sampler | None) -> None:
+        """Log a batch that was drawn, if the buffer logs batches.
 
-        try:
-            yield note
-        finally:
-            if is_counted and n_drawn < n:
-                self._credits.put_back(n - n_drawn)
-            if n_drawn:
-                self._has_drawn = True
-                self._store.pacer.note(n_drawn, 1)
+        Args:
+            batch: The batch.
+            clock: The buffer's clock then.
+            sampler: Drew it; None: uniformly.
+
+        Raises:
+            StorageError: The sample log cannot be reached.
+        """
+        if self._log.is_on:
+            self._keep(batch, clock, log_entry_of(sampler or _UNIFORM))
+
+    def end(self, n_counted: int, n_drawn: int) -> None:
+        """Count what was drawn.
+
+        Args:
+            n_counted: What `begin` returned.
+            n_drawn: How many things were drawn; 0 after a draw that failed.
+        """
+        if n_drawn < n_counted:
+            self._credits.put_back(n_counted - n_drawn)
+        if n_drawn:
+            self._has_drawn = True
+            self._store.pacer.note(n_drawn, 1)
 
     def log_pass(self, batch: Batch, clock: int | None) -> None:
         """Log a batch of a pass, if the buffer logs batches."""
@@ -105,7 +109,7 @@ class DrawAccounts:
         """Have what is kept be stored from time to time."""
         if self._error is not None:
             self.settle()  # raises again, unless the role may write now
-        if is_memory(self._store.url):
+        if self._is_memory:
             # Its one connection is that of the callers.
             if time.monotonic() - self._settled_at >= self._settle_s:
                 self.settle()

@@ -11,7 +11,6 @@ from sqlbuffer.loading.modes import LoaderOptions
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import BatchPlan, Draws, Passes, Progress, is_count
 from sqlbuffer.mirror.loader_source import MirrorSource
-from sqlbuffer.mirror.making.step_batches import StepForm
 from sqlbuffer.mirror.memory_draws import Form, MemoryDraws
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.step_columns import check_in_memory
@@ -63,7 +62,7 @@ def _form_of(draws: MemoryDraws, options: LoaderOptions, reader: Any) -> Form:
     if isinstance(reader, (WindowReader, TrajectoryReader)):
         return reader.form
     if options.mode == "step":
-        return StepForm(draws.step_names(options.fields))
+        return draws.step_form(options.fields)
     return draws.transition_form(
         int(options.n_step), float(options.gamma), options.fields, options.stack,
         options.terminal_field, options.sequence_fields,

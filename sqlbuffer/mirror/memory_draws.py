@@ -1,7 +1,6 @@
 """Draw batches of any kind from the memory of a mirror."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -9,10 +8,10 @@ from numpy.typing import NDArray
 
 from sqlbuffer.arguments import check_batch_size
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.fields.declarations import BUILT_IN
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.mirror.choosing.choosers import chooser_of
 from sqlbuffer.mirror.choosing.chosen import Chooser
+from sqlbuffer.mirror.choosing.uniform import UniformChooser
 from sqlbuffer.mirror.draw_accounts import DrawAccounts
 from sqlbuffer.mirror.making.step_batches import StepBatches, StepForm
 from sqlbuffer.mirror.making.trajectory_batches import TrajectoryBatches
@@ -37,6 +36,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Form = StepForm | TransitionForm | WindowForm | TrajectoryForm
 T = TypeVar("T")
+F = TypeVar("F", StepForm, TransitionForm)
 
 # What was found out for other forms is forgotten.
 MOST_FORMS = 8
@@ -82,19 +82,23 @@ class MemoryDraws:
     ) -> None:
         self._store, self._settings, self._refreshing = store, settings, refreshing
         self._rng, self._matching = np.random.default_rng(), MatchingSteps()
+        self._uniform = UniformChooser(self._rng, replace=True)
         self.accounts = DrawAccounts(store, settings.refresh_s)
         self._makers: dict[Form, BatchMaker] = {}
-        self._forms: dict[tuple[Any, ...], TransitionForm] = {}
-        self._every_name = [*settings.fields.specs, *BUILT_IN]
+        self._forms: dict[Any, Any] = {}
+        self._every_step = StepForm(*checked_step_names(settings.fields, None, "steps"))
+        self._selects = settings.selects
+        self._min_size = store.info.config.sampling.min_size
+        self._has_priorities = store.info.config.priorities.enabled
 
     @property
     def selects(self) -> bool:
         """Whether the mirror has only the steps that match a condition."""
-        return self._settings.selects
+        return self._selects
 
     def n_steps(self) -> int:
         """Return how many steps the mirror has; those that match, where it selects some."""
-        if self._settings.selects:
+        if self._selects:
             return self._refreshing.read(lambda memory: memory.n_wanted)
         return self._refreshing.n_live
 
@@ -133,38 +137,49 @@ class MemoryDraws:
             InsufficientDataError: There are fewer.
             FlowControlError: The rate limiter did not let them out in time.
         """
-        has_condition = node != EVERYTHING or self.selects
-        chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
+        chooser: Chooser = self._uniform
+        if sampler is not None:
+            has_condition = self._selects or node != EVERYTHING
+            chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
         check_batch_size(n)
-        if isinstance(sampler, PrioritizedSampler) and self._store.info.config.priorities.enabled:
+        n = int(n)
+        if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
             self._refreshing.check_prioritized(sampler.normalize)
-        self._store.own_writes.store_before_draw(int(n), self.n_steps)
+        self._store.own_writes.store_before_draw(n, self.n_steps)
 
-        # In quotes: Python evaluates annotations of a nested function in each call.
         def drawn(maker: BatchMaker, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
             memory = maker.memory
-            return maker.draw(chooser, int(n), wanted), memory.high, memory.clock
+            return maker.draw(chooser, n, wanted), memory.high, memory.clock
 
-        with self.accounts.drawing(int(n), sampler) as note:
+        n_drawn, n_counted = 0, self.accounts.begin(n)
+        try:
             batch, head, clock = self.read(form, node, drawn)
-            check_sufficient(batch.n_rows, n, True, lambda: self.undrawn(node, sampler, reader()))
-            note(batch, clock)
+            n_found = batch.n_rows
+            if n_found < n:
+                check_sufficient(n_found, n, True, lambda: self.undrawn(node, sampler, reader()))
+            self.accounts.log(batch, clock, sampler)
+            n_drawn = n_found
+        finally:
+            self.accounts.end(n_counted, n_drawn)
         return batch, head
 
     def undrawn(self, node: Node, sampler: Sampler | None, reader: BatchReader) -> str:
         """Return which rows are not drawn though they match, as the end of a message."""
         return undrawn(self._store, Group("all", (self._settings.node, node)), sampler, reader)
 
-    def step_names(self, fields: Sequence[str] | None) -> list[str]:
-        """Return which fields batches of steps have; all where nothing is said.
+    def step_form(self, fields: Sequence[str] | None) -> StepForm:
+        """Return the form of single steps with some of the fields, all where nothing is said: the
+        same one for the same fields.
 
         Raises:
             FieldError: An unknown one.
         """
         if fields is None:
-            return self._every_name
-        own, built_in = checked_step_names(self._settings.fields, fields, "steps")
-        return [*own, *built_in]
+            return self._every_step
+        return self._form_of(
+            ("steps", fields),
+            lambda: StepForm(*checked_step_names(self._settings.fields, fields, "steps")),
+        )
 
     def transition_form(
         self,
@@ -180,21 +195,27 @@ class MemoryDraws:
         Raises:
             FieldError: See `TransitionForm.of`.
         """
-        key = None
-        with suppress(TypeError, AttributeError):  # what is wrong with them is found out below
-            frames = None if stack is None else frozenset(stack.items())
-            names = fields if fields is None or isinstance(fields, str) else tuple(fields)
-            key = (n_step, gamma, names, frames, terminal_field, tuple(sequence_fields))
-            if key in self._forms:
-                return self._forms[key]
-        form = TransitionForm.of(
-            self._settings.fields, n_step, gamma, names=fields, stack=stack,
-            terminal_field=terminal_field, sequence_fields=sequence_fields,
+        return self._form_of(
+            (n_step, gamma, fields, stack, terminal_field, sequence_fields),
+            lambda: TransitionForm.of(
+                self._settings.fields, n_step, gamma, names=fields, stack=stack,
+                terminal_field=terminal_field, sequence_fields=sequence_fields,
+            ),
         )  # fmt: skip
-        if len(self._forms) >= MOST_FORMS:
-            self._forms.clear()
-        if key is not None:
-            self._forms[key] = form
+
+    def _form_of(self, given: tuple[Any, ...], made: Callable[[], F]) -> F:
+        """Return the form that was made for these arguments, or make it."""
+        try:
+            key = _key_of(given)
+            known = self._forms.get(key)
+        except TypeError:
+            return made()  # says what is wrong with them
+        if known is None:
+            known = made()
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            self._forms[key] = known
+        form: F = known
         return form
 
     def read(self, form: Form, node: Node, made: Callable[[BatchMaker, Flags | None], T]) -> T:
@@ -207,8 +228,10 @@ class MemoryDraws:
         """
         self._refreshing.prepare()
 
-        def of_memory(memory: StepMemory) -> T:
-            self._check_size(memory)
+        # In quotes: Python evaluates annotations of a nested function in each call.
+        def of_memory(memory: "StepMemory") -> "T":
+            if memory.n_live < self._min_size:
+                self._check_size(memory)
             wanted = None if node is EVERYTHING else self._matching.of(memory, node)
             return made(self._maker(memory, form), wanted)
 
@@ -216,8 +239,6 @@ class MemoryDraws:
 
     def _maker(self, memory: StepMemory, form: Form) -> BatchMaker:
         """Return what makes batches of a form; it remembers what earlier draws found out."""
-        if isinstance(form, StepForm):
-            return StepBatches(memory, form)
         known = self._makers.get(form)
         if known is None or known.memory is not memory:
             if len(self._makers) >= MOST_FORMS:
@@ -226,9 +247,9 @@ class MemoryDraws:
         return known
 
     def _check_size(self, memory: StepMemory) -> None:
-        needed, name = self._store.info.config.sampling.min_size, self._store.info.name
+        needed, name = self._min_size, self._store.info.name
         n = memory.n_live
-        if n < needed and self._settings.selects:
+        if n < needed and self._selects:
             n = self._store.rows.count_stored(EVERYTHING)  # it does not have all steps
         if n < needed:
             raise InsufficientDataError(
@@ -237,7 +258,22 @@ class MemoryDraws:
             )
 
 
+def _key_of(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments as a key."""
+    try:
+        hash(given)
+    except TypeError:
+        return tuple(
+            frozenset(each.items()) if isinstance(each, Mapping)
+            else tuple(each) if isinstance(each, list) else each
+            for each in given
+        )  # fmt: skip
+    return given
+
+
 def _maker_of(memory: StepMemory, form: Any, store: BufferStore) -> BatchMaker:
+    if isinstance(form, StepForm):
+        return StepBatches(memory, form)
     if isinstance(form, WindowForm):
         return WindowBatches(memory, form)
     if isinstance(form, TrajectoryForm):

@@ -97,9 +97,9 @@ def _by_rejection(
     accepts: Callable[[Integers], Flags] | None,
 ) -> Integers | None:
     """Return n slots at random places; None where too few are accepted."""
-    found = np.zeros(0, np.int64)
     if not n_places:
-        return None if n else found
+        return None if n else np.zeros(0, np.int64)
+    found: Integers | None = None
     # Mostly a few more than wanted are enough, and `accepts` is asked once.
     n_drawn, size = 0, n + n // 8 + 8
     for _ in range(MOST_ROUNDS):
@@ -108,7 +108,7 @@ def _by_rejection(
         n_drawn += size
         if accepts is not None:
             slots = slots[accepts(slots)]
-        found = np.concatenate([found, slots]) if len(found) else slots
+        found = slots if found is None else np.concatenate([found, slots])
         if not replace:
             found = _first_of_each(found)
         if len(found) >= n:

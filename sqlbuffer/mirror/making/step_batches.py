@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.fields.declarations import BUILT_IN
 from sqlbuffer.mirror.choosing.chosen import Chooser, Chosen
-from sqlbuffer.mirror.making.steps_at import check_kept
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import AGENT, EPISODE, SEQ, STEP, TASK, T
@@ -19,15 +17,17 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepForm:
     """What batches of single steps are made of.
 
     Attributes:
-        names: Which fields, in order, and which of `reward`, `terminated` and `truncated`.
+        own: Which fields, in order.
+        built_in: Which of `reward`, `terminated` and `truncated`.
     """
 
-    names: Sequence[str]
+    own: Sequence[str]
+    built_in: Sequence[str]
 
 
 class StepBatches:
@@ -42,7 +42,7 @@ class StepBatches:
     """
 
     def __init__(self, memory: StepMemory, form: StepForm) -> None:
-        self.memory, self._names = memory, form.names
+        self.memory, self._form = memory, form
 
     def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
         """Return n steps; fewer if there are too few. See `PlannedBatches.draw`."""
@@ -61,15 +61,18 @@ class StepBatches:
         return self._batch(Chosen(slots))
 
     def _batch(self, chosen: Chosen) -> Batch:
-        memory, slots, names = self.memory, chosen.slots, self._names
+        memory, slots, form = self.memory, chosen.slots, self._form
         rows = memory.gathered(slots)
-        arrays = fields_of(memory, slots, rows, [name for name in names if name not in BUILT_IN])
-        arrays |= {name: rows[name].copy() for name in BUILT_IN if name in names}
+        arrays = fields_of(memory, slots, rows, form.own, form.built_in)
         return Batch({**arrays, **chosen.columns}, info_of(memory, rows))
 
 
 def fields_of(
-    memory: StepMemory, slots: Integers, rows: NDArray[Any], names: Sequence[str]
+    memory: StepMemory,
+    slots: Integers,
+    rows: NDArray[Any],
+    names: Sequence[str],
+    built_in: Sequence[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """Return fields of steps, of shape (n, *shape); those of varying length with their lengths.
 
@@ -78,58 +81,65 @@ def fields_of(
         slots: Where they are.
         rows: Their records.
         names: Which fields.
-
-    Raises:
-        FieldError: The mirror does not keep one of them.
+        built_in: Which of `reward`, `terminated` and `truncated`.
     """
-    layout = memory.layout
-    check_kept(memory, names)
+    if memory.tails is None and not memory.large:
+        return memory.copies.of(rows, (*names, *built_in))
     found: dict[str, NDArray[Any]] = {}
     padded: dict[str, NDArray[Any]] = {}
     if memory.tails is not None:
-        padded = layout.tail_columns(rows, memory.tails.of(slots), names)
+        padded = memory.layout.tail_columns(rows, memory.tails.of(slots), names)
     for name in names:
         if name in padded:
             found |= {name: padded[name], f"{name}_lens": padded[f"{name}_lens"]}
         elif name in memory.large:
             found[name] = memory.large[name].take(slots, axis=0)
         else:
-            found[name] = rows[name].copy()
-    return found
+            found |= memory.copies.of(rows, [name])
+    return found | memory.copies.of(rows, built_in)
 
 
-def episode_info(memory: StepMemory, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return `episode` and `t` of steps, for the info of a batch.
+def episode_info(memory: StepMemory, rows: NDArray[Any]) -> Callable[[], dict[str, NDArray[Any]]]:
+    """Return what makes `episode` and `t` of steps, for the info of a batch; see `info_of`.
 
     Args:
         memory: The steps.
         rows: Their records.
     """
     own, keys = rows[EPISODE], memory.episodes.keys
+    # Now: the numbers of episodes are used again.
     found = keys.take(own, mode="clip") if len(keys) else np.full(len(own), None)
-    found[own == NONE] = None
-    return {"episode": found, "t": rows[T].astype(np.int64)}
+
+    def made() -> "dict[str, NDArray[Any]]":
+        found[own == NONE] = None
+        return {"episode": found, "t": rows[T].astype(np.int64)}
+
+    return made
 
 
 def info_of(
-    memory: StepMemory, rows: NDArray[Any], more: Mapping[str, NDArray[Any]] | None = None
+    memory: StepMemory,
+    rows: NDArray[Any],
+    *more: Callable[[], Mapping[str, NDArray[Any]]],
 ) -> Callable[[], dict[str, NDArray[Any]]]:
     """Return what makes the info of a batch, also after the memory has changed.
 
     Args:
         memory: The steps.
         rows: The records of the batch.
-        more: What else it says.
+        more: Make what else it says.
     """
     tasks, agents = memory.tasks.names, memory.agents.names
 
     def made() -> "dict[str, NDArray[Any]]":
-        return {
+        found = {
             "seq": rows[SEQ].copy(),
             "task_id": tasks.take(rows[TASK]),
             "agent_id": agents.take(rows[AGENT]),
             "step": rows[STEP].copy(),
-            **(more or {}),
         }
+        for each in more:
+            found |= each()
+        return found
 
     return made

@@ -37,7 +37,7 @@ class StepsAt:
         self._memory, self._shape = memory, index.shape
         self._slots = index.reshape(-1)
         self._is_missing = self._slots == NONE
-        self._has_missing = bool(self._is_missing.any())
+        self._has_missing = np.count_nonzero(self._is_missing) > 0
         self._at = np.maximum(self._slots, 0) if self._has_missing else self._slots
 
     @cached_property
@@ -60,13 +60,15 @@ class StepsAt:
                 found |= {own: self._shaped(padded[own]) for own in (name, f"{name}_lens")}
             elif name in memory.large:
                 found[name] = self._without_missing(memory.large[name].take(self._at, axis=0))
+            elif len(names) == 1:
+                found[name] = self._without_missing(memory.gathered_field(name, self._at))
             else:
-                found[name] = self._without_missing(self._rows[name].copy())
+                found |= self._copies([name])
         return found
 
     def built_in(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Return those of `reward`, `terminated` and `truncated` that are named."""
-        return {name: self._without_missing(self._rows[name].copy()) for name in names}
+        return self._copies(names)
 
     def is_any_barred(self) -> Flags:
         """Return in which rows of the index a step may not be sampled, shape (len(index),)."""
@@ -74,6 +76,10 @@ class StepsAt:
         is_barred = ((flags & BARRED) != 0) & ~self._is_missing
         found: Flags = is_barred.reshape(self._shape).any(axis=tuple(range(1, len(self._shape))))
         return found
+
+    def _copies(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        copies = self._memory.copies.of(self._rows, names)
+        return {name: self._without_missing(values) for name, values in copies.items()}
 
     def _without_missing(self, values: NDArray[Any]) -> NDArray[Any]:
         if self._has_missing:

@@ -139,7 +139,9 @@ class TrajectoryBatches(PlannedBatches[TrajectoryPlan]):
         arrays |= {"mask": index != NONE, "lens": plan.lens}
         rows = memory.gathered(plan.slots)
         arrays |= self._final(rows, plan.reaches_end)
-        return Batch({**arrays, **columns}, info_of(memory, rows, self._info(rows)))
+        more = self._info(rows)
+        info = info_of(memory, rows, episode_info(memory, rows), lambda: more)
+        return Batch({**arrays, **columns}, info)
 
     def _final(self, rows: NDArray[Any], reaches_end: Flags) -> dict[str, NDArray[Any]]:
         """Return the final observations, zeros where there is none, and which there are."""
@@ -163,15 +165,13 @@ class TrajectoryBatches(PlannedBatches[TrajectoryPlan]):
 
     def _info(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
         episodes, own = self.memory.episodes, rows[EPISODE]
-        found = episode_info(self.memory, rows)
         if not len(own):
             nothing = np.zeros(0)
             return {
-                **found, "status": nothing.astype(object), "length": nothing.astype(np.int64),
+                "status": nothing.astype(object), "length": nothing.astype(np.int64),
                 "return": nothing, "episode_reward": nothing,
             }  # fmt: skip
         return {
-            **found,
             "status": STATUS_NAMES[episodes.status[own]],
             "length": episodes.length[own],
             "return": episodes.returns[own],

@@ -11,7 +11,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.mirror.choosing.chosen import Chooser, Columns
 from sqlbuffer.mirror.making.planned_batches import PlannedBatches
 from sqlbuffer.mirror.making.step_batches import episode_info, fields_of, info_of
-from sqlbuffer.mirror.making.steps_at import StepsAt
+from sqlbuffer.mirror.making.steps_at import StepsAt, check_kept
 from sqlbuffer.mirror.making.transition_plan import TransitionPlan
 from sqlbuffer.mirror.making.transition_table import TransitionTable
 from sqlbuffer.mirror.memory.block_map import NONE
@@ -46,6 +46,7 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
 
     def __init__(self, memory: StepMemory, form: TransitionForm, observation: Layout) -> None:
         super().__init__(memory)
+        check_kept(memory, form.own)
         self._memory = memory
         self._form, self._observation = form, observation
         self._checks_ends = form.terminal_field is None and "done" in form.fields.specs
@@ -201,8 +202,9 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         arrays |= self._following(plan, rows)
         if form.sequence_fields:
             arrays |= self._sequences(plan)
-        more = {**episode_info(memory, rows), "n_steps": returns.m}
-        return Batch({**arrays, **columns}, info_of(memory, rows, more))
+        more = {"n_steps": returns.m}
+        info = info_of(memory, rows, episode_info(memory, rows), lambda: more)
+        return Batch({**arrays, **columns}, info)
 
     def _with_stacks(
         self, plan: TransitionPlan, plain: dict[str, NDArray[Any]]
@@ -222,9 +224,9 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         prefix = NEXT if form.has_next else ""
         plain = [name for name in form.following if name not in form.stack]
         found = self._gather(plan.after, [prefix + name for name in plain])
-        at = np.flatnonzero(plan.is_final)
-        final: dict[str, NDArray[Any]] = {}
-        if len(at):
+        at, final = np.zeros(0, np.int64), dict[str, NDArray[Any]]()
+        if np.count_nonzero(plan.is_final):
+            at = np.flatnonzero(plan.is_final)
             finals = memory.episodes.finals[rows[EPISODE][at]].tolist()
             final = self._observation.unpack(finals, form.following)
         following = {}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sqlbuffer.mirror.making.transition_plan import TransitionPlan
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.step_record import as_float32, as_records, bytes_of
 from sqlbuffer.steps.n_step import Returns
 
 Integers = NDArray[np.int64]
@@ -22,7 +23,7 @@ MOST_CHANGED = 1 / 8
 _PAGE = 65_536
 _ROW: np.dtype[Any] = np.dtype(
     [
-        ("reward", np.float64),
+        ("reward", np.float32),
         ("discount", np.float32),
         ("after", np.int32),
         ("m", np.int32),
@@ -48,7 +49,7 @@ class TransitionTable:
     ) -> None:
         self._memory, self._n_step, self._plan = memory, n_step, plan
         self._n_planned, self._n_changes = 0, -1
-        self._rows = np.zeros((0, _ROW.itemsize // 8), np.uint64)
+        self._rows = np.zeros(0, _ROW)
         self._is_accepted: Flags = np.zeros(0, bool)
 
     def accepted(self, n: int) -> Flags | None:
@@ -69,7 +70,7 @@ class TransitionTable:
             self._n_planned += n
             if self._n_planned < WORTH_IT * n_used:
                 return None
-            self._rows = np.zeros((self._memory.n_slots, _ROW.itemsize // 8), np.uint64)
+            self._rows = np.zeros(self._memory.n_slots, _ROW)
             self._is_accepted = np.zeros(self._memory.n_slots, bool)
             self._update(np.arange(n_used))
         self._n_planned, self._n_changes = 0, changed.n
@@ -84,12 +85,13 @@ class TransitionTable:
         return np.unique(np.concatenate(found))
 
     def _update(self, slots: Integers) -> None:
-        table, is_drawable = self._rows.view(_ROW)[:, 0], self._memory.is_drawable
+        table, is_drawable = self._rows, self._memory.is_drawable
         for start in range(0, len(slots), _PAGE):
             own = slots[start : start + _PAGE]
             plan = self._plan(own)
             rows = np.zeros(len(own), _ROW)
-            rows["reward"], rows["discount"] = plan.returns.reward, plan.returns.discount
+            rows["reward"] = as_float32(plan.returns.reward)
+            rows["discount"] = plan.returns.discount
             rows["m"], rows["terminated"] = plan.returns.m, plan.returns.terminated
             rows["after"], rows["is_final"] = plan.after, plan.is_final
             rows["truncated"] = plan.truncated
@@ -98,7 +100,9 @@ class TransitionTable:
 
     def plan(self, slots: Integers) -> TransitionPlan:
         """Return the plan of steps that are accepted."""
-        rows = self._rows.take(slots, axis=0).view(_ROW)[:, 0]
+        # Of a record numpy copies the parts one by one.
+        plain = as_records(self._rows, bytes_of(_ROW))
+        rows = as_records(plain.take(slots), _ROW)
         nothing = np.zeros((len(slots), 0), np.int64)
         yes = np.ones(len(slots), bool)
         returns = Returns(

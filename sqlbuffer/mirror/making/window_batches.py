@@ -141,6 +141,6 @@ class WindowBatches(PlannedBatches[WindowPlan]):
         arrays |= steps.built_in(form.built_in)
         arrays["mask"] = plan.index != NONE
         rows = memory.gathered(plan.slots)
-        more = episode_info(memory, rows)
-        more["burn_in"] = np.full(len(rows), form.burn_in, np.int64)
-        return Batch({**arrays, **columns}, info_of(memory, rows, more))
+        more = {"burn_in": np.full(len(rows), form.burn_in, np.int64)}
+        info = info_of(memory, rows, episode_info(memory, rows), lambda: more)
+        return Batch({**arrays, **columns}, info)

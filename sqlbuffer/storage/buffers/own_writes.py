@@ -51,7 +51,9 @@ class OwnWrites:
             n: How many things are drawn.
             count: Returns how many steps are stored.
         """
-        n_waiting = sum(queue.n_waiting for queue in self._queues)
+        n_waiting = 0
+        for queue in self._queues:  # a third of the time of a generator
+            n_waiting += queue.n_waiting
         if n_waiting and self._is_missed(n_waiting, n):
             self._n_stored = count()
             if self._is_missed(n_waiting, n):
