@@ -9,15 +9,11 @@ from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, BufferStream, chosen_columns
+from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, BufferStream
+from sqlbuffer.interchange.example_columns import example_columns
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows, optional_values
 from sqlbuffer.steps.column_batch import ColumnBatch
 
-# Examples of steps have these of the built-in columns, unless others are chosen.
-DEFAULT_COLUMNS = (
-    "seq", "task_id", "agent_id", "episode_id", "t", "step", "model_version", "reward",
-    "terminated", "truncated", "state", "actions", "messages", "extra",
-)  # fmt: skip
 Shard = tuple[int, int | None]
 
 
@@ -67,8 +63,12 @@ def to_hf(
             "to_hf() needs datasets; run `pip install 'sqlbuffer[hf]'`"
         ) from None
     if rows == "steps":
-        names = _step_columns(buffer, columns)
-        kwargs: dict[str, Any] = {"buffer": buffer, "condition": condition, "columns": names}
+        own, fields = example_columns(buffer.fields, columns)
+        kwargs: dict[str, Any] = {
+            "buffer": buffer,
+            "condition": condition,
+            "columns": (*own, *fields),
+        }
         shards = _shards(buffer, n_shards)
         return IterableDataset.from_generator(_steps, gen_kwargs={**kwargs, "shards": shards})
     if n_shards != 1 or columns is not None:
@@ -105,13 +105,6 @@ def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
         return optional_values(batch, name)
     pairs = zip(batch.column(name), batch.column("arrays"), strict=True)
     return [decode(text, raw) for text, raw in pairs]
-
-
-def _step_columns(buffer: ReplayBuffer, columns: Sequence[str] | None) -> tuple[str, ...]:
-    own, fields = chosen_columns(tuple(buffer.fields), columns)
-    if columns is None:
-        own = tuple(name for name in DEFAULT_COLUMNS if name not in fields)
-    return (*own, *fields)
 
 
 def _shards(buffer: ReplayBuffer, n: int) -> list[Shard]:
