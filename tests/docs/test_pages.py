@@ -30,11 +30,13 @@ READ = {
     "docs/episodes.md",
     "docs/examples.md",  # the programs that it is about have tests of their own
     "docs/fragments.md",
+    "docs/hugging-face.md",  # in tests/peers
     "docs/index.md",
     "docs/late-rewards.md",
     "docs/leases.md",
     "docs/loader.md",
     "docs/many-writers.md",
+    "docs/minari.md",  # in tests/peers
     "docs/orm.md",
     "docs/pacing.md",
     "docs/performance.md",
@@ -42,6 +44,7 @@ READ = {
     "docs/quarantine.md",
     "docs/querying.md",
     "docs/quickstart.md",
+    "docs/ray.md",  # in tests/peers
     "docs/sampling.md",
     "docs/schema.md",
     "docs/settings.md",

@@ -15,10 +15,10 @@ from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.interchange.arrow_schema import StepSchema
-from sqlbuffer.interchange.arrow_tables import step_table
 from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
 from sqlbuffer.interchange.example_columns import example_columns
+from sqlbuffer.interchange.parquet.arrow_schema import StepSchema
+from sqlbuffer.interchange.parquet.arrow_tables import step_table
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
 from sqlbuffer.storage.database.urls import Database
 

@@ -1,0 +1,24 @@
+"""The pages about other libraries run with these libraries."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.conftest import read
+
+__all__ = ["read"]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_hugging_face(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    page = read("docs/hugging-face.md")
+    assert page.names["dataset"].num_shards == 4
+    assert len(page.names["pairs"]) == 2
+
+
+def test_minari(read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    page = read("docs/minari.md")
+    assert page.names["dataset"].env_spec.id == "CartPole-v1"
