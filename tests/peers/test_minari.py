@@ -100,7 +100,8 @@ def test_a_recorded_environment_survives_the_round_trip(database_url: str, env_i
             (theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations),
             strict=True,
         ):
-            np.testing.assert_array_equal(values, mine[name])
+            # Batches have rewards as float32.
+            np.testing.assert_array_equal(values.astype(mine[name].dtype), mine[name])
     report = import_minari("test/recorded-v0", database_url, "again")
     assert (report.n_episodes, report.n_stored) == (5, len(buffer))
     with ReplayBuffer(database_url, "again") as again:
@@ -179,6 +180,30 @@ def test_other_fields_become_infos_and_come_back(sqlite_url: str) -> None:
     assert not next(iter(plain.iterate_episodes())).infos
 
 
+def test_episodes_that_are_evicted_in_the_meantime_are_written(sqlite_url: str) -> None:
+    fields = {"obs": ("float32", (2,)), "action": "int64"}
+    buffer = ReplayBuffer(sqlite_url, fields=fields, observation_fields=["obs"], max_capacity=1200)
+
+    def store(n: int, first: int) -> None:
+        for number in range(first, first + n):
+            columns = {"obs": np.full((2, 2), number), "action": [number, -number]}
+            columns["truncated"] = [False, True]
+            buffer.store_episode(columns, final={"obs": [0, 0]})
+
+    seen = []
+
+    def evict(n_steps: int, seq: int, span: range) -> None:
+        if not seen:
+            store(600, 600)
+        seen.append((n_steps, seq, span.stop))
+
+    store(600, 0)
+    dataset = export_minari(buffer, "held-v0", on_progress=evict)
+    assert [int(one.actions[0]) for one in dataset.iterate_episodes()] == list(range(600))
+    assert len(seen) > 1
+    assert seen[-1][:2] == (1200, seen[-1][2])
+
+
 def test_open_episodes_are_left_out(sqlite_url: str) -> None:
     env = gymnasium.make("CartPole-v1")
     buffer = recorded(sqlite_url, env, n_episodes=2)
@@ -193,6 +218,9 @@ def test_a_condition_chooses_episodes(sqlite_url: str) -> None:
     chosen = buffer.sample(1)[0].exp_meta.task_id
     condition = QueryBuilder().eq("exp_meta.task_id", chosen).build()
     assert export_minari(buffer, "some-v0", condition=condition).total_episodes == 1
+    first = QueryBuilder().eq("exp_meta.step", 0).build()
+    with pytest.raises(InsufficientDataError, match="no whole episode"):
+        export_minari(buffer, "none-v0", condition=first)
 
 
 def test_an_import_that_was_broken_off_goes_on(database_url: str) -> None:

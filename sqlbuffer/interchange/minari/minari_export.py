@@ -1,8 +1,7 @@
 """Write the whole episodes of a buffer to a Minari data set."""
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
@@ -11,14 +10,13 @@ import numpy as np
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
+from sqlbuffer.interchange.buffer_stream import BufferStream
 from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.interchange.minari.minari_spaces import DatasetSpaces, dataset_spaces
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.interchange.whole_episodes import Arrays, WholeEpisodes
 
-EPISODES_AT_ONCE = 16
-# Such steps hold images: one episode is read after the other.
-LARGE_STEP_BYTES = 4096
-_FLAGS = ("reward", "terminated", "truncated")
+# Called with the steps read so far, the last number that was read and the range of numbers.
+OnProgress = Callable[[int, int, range], None]
 
 
 def export_minari(
@@ -30,6 +28,7 @@ def export_minari(
     fields: Sequence[str] | None = None,
     overwrite: bool = False,
     data_format: str = "arrow",
+    on_progress: OnProgress | None = None,
     **metadata: Any,
 ) -> Any:
     """Write the whole episodes of a buffer to a Minari data set; return the `MinariDataset`.
@@ -38,23 +37,26 @@ def export_minari(
     neither observations nor actions become `infos`: the value of step t is at t + 1, and 0 is
     before the first step.
 
-    These episodes are left out: those that are open or aborted, that have lost steps or are evicted
-    before they are read, and that have no observation after the last step. The data set is in the
-    folder that `MINARI_DATASETS_PATH` names.
+    The episodes are those that the buffer holds now; writers go on in the meantime. Left out are
+    those that are open or aborted, that have lost steps, and that have no observation after the
+    last step. The data set is in the folder that `MINARI_DATASETS_PATH` names.
 
     Args:
         buffer: A buffer with typed fields, such as those of `fields_from_env`.
         dataset_id: Its name for Minari, such as `cartpole/recorded-v0`.
         env: The environment that was recorded: its id, its spec, or itself. Its spaces become those
             of the data set. Without one they are boxes with the bounds of each field's dtype.
-        condition: Which episodes, by their first step.
+        condition: Which episodes: those of which all steps match.
         fields: The fields of `infos`; by default all others, but for `next_<observation>`.
         overwrite: Replace a data set of that name.
         data_format: How Minari stores it: `arrow`, `parquet` or `hdf5`.
+        on_progress: Called after each batch with the number of steps read so far, the last `seq`
+            that was read, and the range of those to read.
         **metadata: More arguments of `minari.create_dataset_from_buffers`, such as `author`,
             `algorithm_name` and `description`.
 
     Raises:
+        CopyError: Steps left the buffer before they were read.
         FieldError: The fields and the spaces do not fit, or Minari cannot hold a field.
         FileExistsError: There is a data set of that name.
         InsufficientDataError: The buffer has no whole episode.
@@ -63,18 +65,23 @@ def export_minari(
     minari = minari_package("export_minari()")
     with _made(env) as made:
         spaces = dataset_spaces(buffer.fields, buffer.observation_fields, made)
-    episodes = _episodes(buffer, spaces, _info_fields(buffer, spaces, fields), condition)
-    first = next(episodes, None)
-    if first is None:
-        raise InsufficientDataError(
-            f"buffer {buffer.name!r} has no whole episode that matches; Minari takes episodes that "
-            f"have ended, with the observation after their last step"
-        )
-    _make_room(minari, dataset_id, overwrite)
-    return minari.create_dataset_from_buffers(
-        dataset_id, chain([first], episodes), env=env, observation_space=spaces.observation,
-        action_space=spaces.action, data_format=data_format, jpeg_encoding=False, **metadata,
-    )  # fmt: skip
+    infos = _info_fields(buffer, spaces, fields)
+    _check_free(minari, dataset_id, overwrite)
+    read = (*spaces.observation_fields, *spaces.action_fields, *infos)
+    with BufferStream(buffer, condition, fields=read) as stream:
+        episodes = _episodes(stream, spaces, infos, on_progress)
+        first = next(episodes, None)
+        if first is None:
+            raise InsufficientDataError(
+                f"buffer {buffer.name!r} has no whole episode that matches; Minari takes episodes "
+                f"that have ended, with the observation after their last step"
+            )
+        with suppress(FileNotFoundError):
+            minari.delete_dataset(dataset_id)
+        return minari.create_dataset_from_buffers(
+            dataset_id, chain([first], episodes), env=env, observation_space=spaces.observation,
+            action_space=spaces.action, data_format=data_format, jpeg_encoding=False, **metadata,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -89,8 +96,8 @@ def _made(env: Any) -> Iterator[Any]:
         yield made
 
 
-def _make_room(minari: Any, dataset_id: str, overwrite: bool) -> None:
-    """Remove a data set of that name, if it may go or an export of it was broken off."""
+def _check_free(minari: Any, dataset_id: str, overwrite: bool) -> None:
+    """Raise if there is a data set of that name; one of an export that was broken off may go."""
     try:
         found = minari.load_dataset(dataset_id)
     except FileNotFoundError:
@@ -101,7 +108,6 @@ def _make_room(minari: Any, dataset_id: str, overwrite: bool) -> None:
             f"choose another name, or overwrite it (`overwrite=True`, on the command line "
             f"`--overwrite`)"
         )
-    minari.delete_dataset(dataset_id)
 
 
 def _info_fields(
@@ -124,41 +130,34 @@ def _info_fields(
 
 
 def _episodes(
-    buffer: ReplayBuffer, spaces: DatasetSpaces, infos: Sequence[str], condition: Condition
+    stream: BufferStream,
+    spaces: DatasetSpaces,
+    infos: Sequence[str],
+    on_progress: OnProgress | None,
 ) -> Iterator[Any]:
-    """Yield the episodes in the order in which they began, as Minari takes them."""
-    own = (*spaces.observation_fields, *spaces.action_fields, *infos)
-    specs = [buffer.fields[name] for name in own]
-    n_bytes = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs)
-    loader = buffer.loader(
-        "trajectory", 1 if n_bytes > LARGE_STEP_BYTES else EPISODES_AT_ONCE, shuffle=False,
-        epochs=1, fields=(*own, *_FLAGS), condition=condition,
-    )  # fmt: skip
-    for batch in loader:
-        for i in range(len(batch.lens)):
-            if batch.has_final[i]:
-                yield _episode(batch, i, spaces, infos)
+    """Yield the episodes in the order in which they ended, as Minari takes them."""
+    for episode in WholeEpisodes(stream, on_progress):
+        if episode.final is not None:
+            yield _episode(episode.arrays, episode.final, spaces, infos)
 
 
-def _episode(batch: Batch, i: int, spaces: DatasetSpaces, infos: Sequence[str]) -> Any:
+def _episode(arrays: Arrays, final: Arrays, spaces: DatasetSpaces, infos: Sequence[str]) -> Any:
     from minari.data_collector import EpisodeBuffer
 
-    n = int(batch.lens[i])
     observations = {
-        name: np.concatenate([batch[name][i, :n], batch[f"final_{name}"][i][None]])
+        name: np.concatenate([arrays[name], final[name][None]])
         for name in spaces.observation_fields
     }
-    others = {}
+    others: dict[str, Any] = {}
     for name in infos:
-        values = batch[name][i, :n]
-        whole = np.concatenate([np.zeros_like(values[:1]), values])
+        whole = np.concatenate([np.zeros_like(arrays[name][:1]), arrays[name]])
         # Minari cannot read back an array of scalars among the infos.
         others[name] = list(whole) if whole.ndim == 1 else whole
     return EpisodeBuffer(
         observations=spaces.observations(observations),
-        actions=spaces.actions({name: batch[name][i, :n] for name in spaces.action_fields}),
-        rewards=batch.reward[i, :n],
-        terminations=batch.terminated[i, :n],
-        truncations=batch.truncated[i, :n],
+        actions=spaces.actions({name: arrays[name] for name in spaces.action_fields}),
+        rewards=arrays["reward"],
+        terminations=arrays["terminated"],
+        truncations=arrays["truncated"],
         infos=others or None,
     )
