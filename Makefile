@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers docs format wheel-test clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers training-loops docs format wheel-test clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench: $(VENV)/.installed-test ## measure both databases and print the table (AR
 
 peers: $(VENV)/.installed-test ## measure other replay buffers that are installed beside this one
 	$(BIN)/python -m tests.benchmarks.peers $(ARGS)
+
+training-loops: $(PEERS)/.installed ## measure training loops of Stable-Baselines3 with and without a database
+	$(PEERS)/bin/python -m tests.benchmarks.sb3_loops $(ARGS)
 
 docs: $(VENV)/.installed-docs ## build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W -q docs docs/_build

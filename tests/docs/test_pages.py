@@ -17,8 +17,8 @@ from tests.docs.pages import (
 )
 from tests.support.sql import run, scalar
 
-# Each has a test that reads it: here, in test_readme.py, or among the integrations. Figures are
-# checked where they are made.
+# Each has a test that reads it: here, in test_readme.py, among the integrations, or in tests/peers.
+# Figures are checked where they are made.
 READ = {
     "README.md",
     "docs/arrays.md",
@@ -48,6 +48,7 @@ READ = {
     "docs/sampling.md",
     "docs/schema.md",
     "docs/settings.md",
+    "docs/stable-baselines3.md",  # in tests/peers
     "docs/stacks.md",
     "docs/staleness.md",
     "docs/mirror.md",

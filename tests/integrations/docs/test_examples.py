@@ -63,6 +63,7 @@ def test_every_example_is_run_here():
         "grpo_groups.py",
         "online_rollouts.py",
         "sac_pendulum.py",
+        "sb3_collectors.py",  # in tests/peers
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 

@@ -1,14 +1,13 @@
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-
-FOLDER = Path(__file__).parent
-# Of the libraries themselves.
-FOREIGN: list[str] = []
+import torch
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(FOLDER):
-            for each in FOREIGN:
-                item.add_marker(pytest.mark.filterwarnings(f"ignore:{each}"))
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks are faster so, and other tests run at the same time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
