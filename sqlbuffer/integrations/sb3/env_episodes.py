@@ -41,22 +41,30 @@ class EnvEpisodes:
             before: The fields of the observation before the step; `next_<name>` is the one after.
             terminated: Which episodes end, shape (n_envs,).
             truncated: Which are cut at a time limit.
+
+        Raises:
+            SQLBufferError: Earlier steps could not be stored. Episodes of environments whose step
+                was not added end before it.
         """
         if self._after:
             self._end_where_reset({name: step[name] for name in before})
         self._after = {name: step[NEXT + name] for name in before}
-        rewards = step["reward"].tolist()
-        for i, (has_ended, was_cut) in enumerate(
-            zip(terminated.tolist(), truncated.tolist(), strict=True)
-        ):
-            own: dict[str, Any] = {name: values[i] for name, values in step.items()}
-            own["reward"], own["terminated"], own["truncated"] = rewards[i], has_ended, was_cut
-            episode = self._episodes[i]
-            if episode is None:
-                episode = self._episodes[i] = self._begin(i)
-            episode.append(**own)
-            if has_ended or was_cut:
+        rewards, n_added = step["reward"].tolist(), 0
+        try:
+            for i, ends in enumerate(zip(terminated.tolist(), truncated.tolist(), strict=True)):
+                own: dict[str, Any] = {name: values[i] for name, values in step.items()}
+                own["reward"], own["terminated"], own["truncated"] = rewards[i], *ends
+                episode = self._episodes[i]
+                if episode is None:
+                    episode = self._episodes[i] = self._begin(i)
+                episode.append(**own)
+                n_added += 1
+                if any(ends):
+                    self._end(i)
+        except BaseException:
+            for i in range(n_added, len(rewards)):  # a later step would not follow their last one
                 self._end(i)
+            raise
 
     def end(self) -> None:
         """End all open episodes where they are."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from warnings import warn
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +16,7 @@ Arrays = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
 
 OBS, ACTION, NEXT = "obs", "action", "next_"
+OF_A_STEP = 100  # bytes that a mirror takes for a step next to its fields, about
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,23 @@ class SpaceFields:
         own = {part.field: (part.dtype, part.shape) for part in self.parts}
         after = {NEXT + name: declaration for name, declaration in own.items()}
         return {"fields": {**own, ACTION: (dtype, shape), **after}, "observation_fields": [*own]}
+
+    def warn_of_size(self, n_steps: int, max_bytes: int) -> None:
+        """Warn where so many steps do not fit into a mirror: its draws would fail once they are
+        there.
+        """
+        shape, dtype = self.action
+        arrays = [(shape, dtype), *2 * [(part.shape, part.dtype) for part in self.parts]]
+        n_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays) + OF_A_STEP
+        if n_steps * n_bytes > max_bytes:
+            warn(
+                f"{n_steps:,} steps take {n_steps * n_bytes / 2**30:,.1f} GiB of memory to draw "
+                f"from, and max_bytes allows {max_bytes / 2**30:,.1f} GiB, which is "
+                f"{max_bytes // n_bytes:,} steps; draws raise MirrorFullError when there are more: "
+                f"make buffer_size smaller, or pass mirror={{'max_bytes': ...}} in "
+                f"replay_buffer_kwargs",
+                stacklevel=4,
+            )
 
     def observations(self, values: Any, what: str) -> Arrays:
         """Return copies of the observations of all environments, by field.

@@ -21,7 +21,7 @@ from sqlbuffer.integrations.sb3.env_episodes import EnvEpisodes
 from sqlbuffer.integrations.sb3.sample_making import SampleMaker, Samples
 from sqlbuffer.integrations.sb3.space_fields import ACTION, NEXT, SpaceFields
 from sqlbuffer.loading.modes import check_count
-from sqlbuffer.mirror.buffer_mirror import Mirror
+from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, Mirror
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
 from sqlbuffer.storage.database.urls import Database, parsed_url, shown_url
@@ -241,7 +241,8 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
 
         Raises:
             FieldError: Another shape, or another number of environments; nothing is added.
-            StorageError: Earlier steps could not be stored; they wait, and these are not added.
+            StorageError: Earlier steps could not be stored; they wait. Where a step is not added,
+                the episode ends before it.
         """
         fields = self._fields
         before, after = fields.observations(obs, "obs"), fields.observations(next_obs, "next_obs")
@@ -272,6 +273,10 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         Returns:
             Tensors of shape (batch_size, ...), as the buffers of Stable-Baselines3 return them.
 
+        Warns:
+            UserWarning: The first time, where the buffer will not fit into the mirror when it is
+                full.
+
         Raises:
             InsufficientDataError: No step can be drawn.
             MirrorFullError: The steps do not fit into the `max_bytes` of the mirror.
@@ -288,7 +293,11 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
 
     def _drawn(self, batch_size: int) -> Iterator[Batch]:
         if self._mirror is None:
-            self._mirror = self.buffer.mirror(**self._arguments["mirror"] or {})
+            options = self._arguments["mirror"] or {}
+            self._fields.warn_of_size(
+                self._arguments["buffer_size"], options.get("max_bytes", MAX_BYTES)
+            )
+            self._mirror = self.buffer.mirror(**options)
         # The algorithm's own seed has seeded this generator, and so repeats the draws.
         seed = int(np.random.randint(2**31 - 1))  # noqa: NPY002
         return self._maker.batches(self._mirror, batch_size, seed)

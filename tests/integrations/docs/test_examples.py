@@ -62,6 +62,7 @@ def test_every_example_is_run_here():
         "dqn_cartpole.py",
         "grpo_groups.py",
         "online_rollouts.py",
+        "ray_cartpole.py",  # in tests/peers
         "sac_pendulum.py",
         "sb3_collectors.py",  # in tests/peers
     }

@@ -1,6 +1,7 @@
 """What `SQLReplayBuffer` stores, returns and refuses."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from sqlbuffer.errors import (
 from sqlbuffer.integrations.sb3 import SQLReplayBuffer
 from tests.peers.sb3.steps import ACTIONS, SPACES, Step, numbers_of, steps
 from tests.support.processes import FRESH, running
+from tests.support.proxy import Proxy
 from tests.support.sql import run, scalar
+from tests.support.storage_hooks import close_pool
 
 BOX, ACTION = SPACES["vector"], ACTIONS["box"]
 
@@ -184,11 +187,33 @@ def test_a_closed_buffer_opens_again(schema_url):
         assert replay.size() == 35
 
 
-def test_a_mirror_has_what_its_arguments_say(schema_url):
-    with opened(schema_url, mirror={"max_bytes": 10}) as replay:
+def test_a_buffer_that_will_not_fit_into_its_mirror_warns(schema_url):
+    with opened(schema_url, size=1_000_000, mirror={"max_bytes": 2**20}) as replay:
         add_all(replay, made())
-        with pytest.raises(MemoryError, match="max_bytes"):
+        with pytest.warns(UserWarning, match=r"1,000,000 steps take 0\.1 GiB.*buffer_size"):
+            assert replay.sample(4).rewards.shape == (4, 1)
+        replay.sample(8)
+
+
+def test_a_mirror_that_is_full_is_an_error(schema_url):
+    with opened(schema_url, size=1_000_000, mirror={"max_bytes": 10}) as replay:
+        add_all(replay, made())
+        with (
+            pytest.warns(UserWarning, match="max_bytes"),
+            pytest.raises(MemoryError, match="max_bytes"),
+        ):
             replay.sample(4)
+
+
+def test_processes_of_a_machine_share_a_mirror(schema_url):
+    with (
+        opened(schema_url, mirror={"shared": True}) as first,
+        opened(schema_url, mirror={"shared": True}) as second,
+    ):
+        add_all(first, made())
+        first.buffer.flush()
+        for replay in (first, second):
+            assert len(set(numbers_of(BOX, replay.sample(512).observations).tolist())) == 20
 
 
 # Several processes.
@@ -235,6 +260,56 @@ def test_a_forked_process_opens_a_mirror_and_episodes_of_its_own(schema_url):
             assert workers.results() == [(8, 20)]
         add_all(replay, made(1, 10, first=2_000))
         assert replay.size() == 30
+
+
+# A database that is away.
+
+
+@pytest.fixture
+def proxy(postgres_url):
+    ReplayBuffer(postgres_url, create=True).close()
+    found = Proxy(postgres_url)
+    yield found
+    close_pool(found.url)
+    found.close()
+
+
+def test_draws_go_on_and_steps_wait_while_the_database_is_away(proxy):
+    given = iter(made(2, 2_000))
+    replay = opened(proxy.url, 2, size=10_000, retry_s=0.1, flush_s=0.05, name="cut")
+    for _ in range(50):
+        replay.add(*next(given))
+    assert replay.sample(8).rewards.shape == (8, 1)
+    proxy.closed = True
+    proxy.cut_all()
+    n_added, errors = 100, []
+    for each in given:
+        try:
+            replay.add(*each)
+            n_added += 2
+        except StorageUnreachableError as error:
+            errors.append(error)
+        assert replay.sample(8).rewards.shape == (8, 1)
+        if errors:
+            break
+        time.sleep(0.001)
+    assert errors
+    proxy.closed = False
+    for _, each in zip(range(20), given, strict=False):
+        try:
+            replay.add(*each)
+            n_added += 2
+        except StorageUnreachableError as error:
+            errors.append(error)
+    replay.close()
+    with ReplayBuffer(proxy.url, name="cut") as buffer:
+        stored = buffer.loader("trajectory", 1, epochs=1, shuffle=False)
+        lengths = 0
+        for episode in stored:
+            n = int(episode.lens[0])
+            lengths += n
+            np.testing.assert_array_equal(episode.obs[0, 1:n], episode.next_obs[0, : n - 1])
+        assert n_added <= lengths <= n_added + len(errors)
 
 
 # Algorithms.
