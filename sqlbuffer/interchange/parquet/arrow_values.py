@@ -1,5 +1,6 @@
 """Columns of Arrow as arrays and lists."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 from sqlbuffer.errors import FileImportError
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.interchange.parquet.arrow_schema import is_pair, items_of, load_pyarrow
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def whole(column: Any) -> Any:
@@ -42,6 +45,13 @@ def texts(column: Any) -> list[Any]:
     """Return texts; None where there are none."""
     found: list[Any] = whole(column).to_pylist()
     return found
+
+
+def times(column: Any) -> list[Any]:
+    """Return times; None where there are none. Arrow itself would load pandas for its zones."""
+    pa = load_pyarrow()
+    since = whole(column).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    return [None if each is None else _EPOCH + timedelta(microseconds=each) for each in since]
 
 
 def _numbers(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.interchange.parquet.arrow_schema import METADATA_KEY, field_type, load_pyarrow
 from sqlbuffer.interchange.parquet.arrow_tables import field_array
-from sqlbuffer.interchange.parquet.arrow_values import field_values, nulls
+from sqlbuffer.interchange.parquet.arrow_values import field_values, nulls, times
 from sqlbuffer.storage.copies.chunk_columns import typed_columns
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.value_forms import time_text, utc_time
@@ -111,10 +111,13 @@ def stored_episodes(
         for batch in file.iter_batches(batch_size=EPISODES_AT_ONCE):
             table = load_pyarrow().Table.from_batches([batch])
             page: dict[str, list[Any]] = {
-                name: table[shown].to_pylist() for name, shown in _NAMES.items()
+                name: table[shown].to_pylist()
+                for name, shown in _NAMES.items()
+                if not name.endswith("_at")
             }
             for name in ("started_at", "ended_at"):
-                page[name] = [None if t is None else time_text(t) for t in page[name]]
+                found = times(table[_NAMES[name]])
+                page[name] = [None if time is None else time_text(time) for time in found]
             page["n_rows"] = [0 if has_counts else None] * len(table)
             page["final_arrays"] = _packed(table, observations)
             yield page

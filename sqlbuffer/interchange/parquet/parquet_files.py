@@ -79,7 +79,8 @@ class ParquetFiles:
 
         pa = load_pyarrow()
         try:
-            return pq.ParquetFile(path)
+            # Nothing is read ahead: that would hold a row group twice.
+            return pq.ParquetFile(path, pre_buffer=False)
         except pa.ArrowInvalid as error:
             raise FileImportError(
                 f"{path} cannot be read as Parquet: {error}; copy or export it again"
@@ -100,7 +101,7 @@ class ParquetFiles:
             with self._opened(path) as file:
                 for i in range(file.metadata.num_row_groups):
                     if _greatest(file.metadata.row_group(i), place) > above:
-                        yield file.read_row_group(i)
+                        yield file.read_row_group(i, use_threads=False)
 
     def batches(self) -> Iterator[tuple[Path, int, Any]]:
         """Yield parts of all files: the file, the place of the first row in it, and a table."""

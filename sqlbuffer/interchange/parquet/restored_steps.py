@@ -23,6 +23,7 @@ from sqlbuffer.interchange.parquet.arrow_values import (
     nulls,
     reals,
     texts,
+    times,
     whole,
 )
 from sqlbuffer.interchange.parquet.step_runs import StepRuns
@@ -62,7 +63,9 @@ class StepTable:
 
     def texts(self, name: str) -> list[Any]:
         """Return the values of a built-in column as a list."""
-        return texts(self.column(name)) if name in self else [None] * self.n
+        if name not in self:
+            return [None] * self.n
+        return (times if name.endswith("_at") else texts)(self.column(name))
 
     def reals(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return numbers, and where there are none."""

@@ -9,7 +9,7 @@ from sqlbuffer.interchange.parquet.arrow_tables import concatenated
 from sqlbuffer.steps.column_batch import ColumnBatch
 
 # Of these many bytes in memory the steps of each episode are put together.
-GROUP_BYTES = 16 * 2**20
+GROUP_BYTES = 8 * 2**20
 
 
 class RowGroups:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.interchange.parquet.arrow_schema import load_pyarrow
-from sqlbuffer.interchange.parquet.arrow_values import whole
+from sqlbuffer.interchange.parquet.arrow_values import times, whole
 
 
 class StepRuns:
@@ -47,7 +47,8 @@ class StepRuns:
 
     def firsts(self, column: Any) -> list[Any]:
         """Return the value of a column that the steps of a run have in common."""
-        found: list[Any] = whole(column).take(load_pyarrow().array(self.held)).to_pylist()
+        own = whole(column).take(load_pyarrow().array(self.held))
+        found: list[Any] = times(own) if str(own.type).startswith("timestamp") else own.to_pylist()
         return found
 
     def continued(self, values: NDArray[np.int64]) -> NDArray[np.int64]:

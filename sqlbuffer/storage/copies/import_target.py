@@ -21,6 +21,7 @@ from sqlbuffer.storage.copies.copied_tables import (
     step_tables,
 )
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
+from sqlbuffer.storage.copies.source_steps import few_pages
 from sqlbuffer.storage.copies.value_forms import time_text
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import keys
@@ -118,7 +119,12 @@ class ImportTarget:
 
     def write(self, steps: RestoredSteps) -> None:
         """Write steps, in one transaction with how far the import is."""
-        self.buffer.write(partial(self._write, steps=steps))
+
+        def work(connection: Connection) -> None:
+            with few_pages(connection):
+                self._write(connection, steps)
+
+        self.buffer.write(work)
 
     def _write(self, connection: Connection, steps: RestoredSteps) -> None:
         tables = {table.name: table for table in (*step_tables(True), *overlay_tables())}

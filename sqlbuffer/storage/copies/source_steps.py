@@ -57,6 +57,7 @@ _COUNT = text(
 
 sizes = by_database(sqlite=sqlite.sizes, postgresql=postgresql.sizes)
 read_rows = by_database(sqlite=sqlite.read_rows, postgresql=postgresql.read_rows)
+few_pages = by_database(sqlite=sqlite.few_pages, postgresql=postgresql.few_pages)
 read_episodes = by_database(sqlite=sqlite.read_episodes, postgresql=postgresql.read_episodes)
 
 
@@ -297,7 +298,8 @@ class CopySource:
             buffer = self.buffer
             with translated(buffer.url), snapshot(buffer.engine, in_order=True) as connection:
                 connection.begin()
-                return read(connection)
+                with few_pages(connection):
+                    return read(connection)
 
         return self.buffer.with_retries(look)
 

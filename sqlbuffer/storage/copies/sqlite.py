@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy import Connection
@@ -9,7 +10,10 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.copies.copied_tables import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.rows.sqlite import small_cache
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+CACHE_KIB = 8_192
 
 _OF_KEY = f"key > (:id << {NUMBER_BITS}) + :low AND key <= (:id << {NUMBER_BITS}) + :high"
 _PAYLOADS = ("state", "actions", "messages", "extra", "fields", "arrays")
@@ -25,6 +29,11 @@ LEFT JOIN episodes e ON e.buffer_id = ? AND e.key = json_extract(j.value, '$[0]'
     AND e.task_id = json_extract(j.value, '$[1]')
 ORDER BY j.key
 """
+
+
+def few_pages(connection: Connection) -> AbstractContextManager[None]:
+    """Return what keeps few pages in memory: each is needed once."""
+    return small_cache(driver_of(connection), CACHE_KIB)
 
 
 def sizes(

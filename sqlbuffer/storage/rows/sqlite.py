@@ -84,7 +84,7 @@ def insert_parts(
     """Write parts (seq, number, bytes) one after the other."""
     driver = driver_of(connection)
     checkpoint_rarely(connection)
-    with _small_cache(driver, WRITE_CACHE_KIB):
+    with small_cache(driver, WRITE_CACHE_KIB):
         driver.executemany(_INSERT_PART, ((buffer_id, *part) for part in parts))
 
 
@@ -96,14 +96,15 @@ def read_pieces(
     All of the pieces belong to parts, or all of them to `arrays`.
     """
     driver = driver_of(connection)
-    with _small_cache(driver, READ_CACHE_KIB):
+    with small_cache(driver, READ_CACHE_KIB):
         for n, piece in enumerate(pieces):
             for raw in _read_blob(driver, buffer_id, piece):
                 yield n, raw
 
 
 @contextmanager
-def _small_cache(driver: Any, size_kib: int) -> Iterator[None]:
+def small_cache(driver: Any, size_kib: int) -> Iterator[None]:
+    """Have a connection keep few pages in memory for a while."""
     ((size,),) = driver.execute("PRAGMA cache_size").fetchall()
     driver.execute(f"PRAGMA cache_size = -{size_kib}")
     try:
