@@ -14,6 +14,7 @@ from sqlbuffer.cli.commands import (
     run_doctor,
     run_export,
     run_import,
+    run_insert,
     run_sql,
     sample,
     show,
@@ -46,6 +47,7 @@ app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
 app.command("copy", epilog=run_copy.EPILOG)(run_copy.copy)
 app.command("export", epilog=run_export.EPILOG)(run_export.export)
 app.command("import", epilog=run_import.EPILOG)(run_import.import_)
+app.command("insert", epilog=run_insert.EPILOG)(run_insert.insert)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
 app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)
 app.add_typer(db.app, name="db")

@@ -1,9 +1,10 @@
 """Take the steps of a buffer elsewhere, and bring steps in.
 
-`export_parquet` writes a folder of Parquet files, and `import_parquet` reads it. `export_rollouts`
-writes a folder of conversations, and `export_minari` a Minari data set. `to_hf` returns a data set
-that reads a buffer. `BufferStream` reads the steps of a buffer as columns, under a hold; the other
-formats are made of it.
+`export_parquet` writes a folder of Parquet files, and `import_parquet` reads it. `export_jsonl`
+writes JSON lines, and `insert_jsonl` reads them. `export_rollouts` writes a folder of
+conversations, and `export_minari` a Minari data set. `to_hf` returns a data set that reads a
+buffer. `BufferStream` reads the steps of a buffer as columns, under a hold; the other formats are
+made of it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from sqlbuffer.interchange.hugging_face.rollout_export import RolloutExport, export_rollouts
     from sqlbuffer.interchange.hugging_face.rollouts import RolloutRows
     from sqlbuffer.interchange.import_report import ImportReport
+    from sqlbuffer.interchange.jsonl.jsonl_export import export_jsonl
+    from sqlbuffer.interchange.jsonl.jsonl_import import insert_jsonl
     from sqlbuffer.interchange.minari.minari_export import export_minari
     from sqlbuffer.interchange.minari.minari_import import MinariImport, import_minari
     from sqlbuffer.interchange.parquet.parquet_export import export_parquet
@@ -28,11 +31,13 @@ _HOME = {
     "RolloutExport": "hugging_face.rollout_export",
     "RolloutRows": "hugging_face.rollouts",
     "StreamPiece": "buffer_stream",
+    "export_jsonl": "jsonl.jsonl_export",
     "export_minari": "minari.minari_export",
     "export_parquet": "parquet.parquet_export",
     "export_rollouts": "hugging_face.rollout_export",
     "import_minari": "minari.minari_import",
     "import_parquet": "parquet.parquet_import",
+    "insert_jsonl": "jsonl.jsonl_import",
     "to_hf": "hugging_face.hf_datasets",
 }
 
@@ -44,11 +49,13 @@ __all__ = [
     "RolloutExport",
     "RolloutRows",
     "StreamPiece",
+    "export_jsonl",
     "export_minari",
     "export_parquet",
     "export_rollouts",
     "import_minari",
     "import_parquet",
+    "insert_jsonl",
     "to_hf",
 ]
 

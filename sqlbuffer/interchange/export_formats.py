@@ -6,7 +6,10 @@ from typing import Any
 
 # Each takes (buffer, path, condition, *, columns, overwrite, on_progress), and returns what it says
 # of the result as text.
-_EXPORTS = {"parquet": ("parquet.parquet_export", "export_parquet")}
+_EXPORTS = {
+    "parquet": ("parquet.parquet_export", "export_parquet"),
+    "jsonl": ("jsonl.jsonl_export", "export_jsonl"),
+}
 FORMATS = tuple(_EXPORTS)
 
 

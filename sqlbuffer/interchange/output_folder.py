@@ -57,7 +57,7 @@ class OutputFolder:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if kind is not None:
             shutil.rmtree(self.work, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and is_full(error):
             raise ExportError(
                 f"the disk of {self.path} is full ({error}); free space, or name a folder on "
                 f"another disk, and export again"
@@ -76,6 +76,11 @@ class OutputFolder:
         _sync(self.path.parent)
         if old is not None:
             shutil.rmtree(old)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error says that there is no more space."""
+    return error.errno in _FULL
 
 
 def _sync(path: Path) -> None:

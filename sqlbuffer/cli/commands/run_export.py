@@ -9,6 +9,7 @@ from sqlbuffer.cli.options import BufferName, Equal, example
 EPILOG = example(
     "sqlbuffer export replay.db out --buffer cartpole",
     "sqlbuffer export postgresql://me@db.internal/replay out --columns obs,action,reward",
+    "sqlbuffer export replay.db - --format jsonl --eq task_id=t1 | jq .reward_t",
     "sqlbuffer export replay.db good --where "
     '\'{"field": "reward", "op": "gt", "value": 0}\' --overwrite',
 )
@@ -22,7 +23,13 @@ def export(
     out: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")],
     buffer: BufferName = None,
     format_: Annotated[
-        str, typer.Option("--format", "-f", metavar="NAME", help="parquet: a folder of files.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="NAME",
+            help="parquet: a folder; jsonl: a file with a step a line, - is standard output.",
+        ),
     ] = "parquet",
     where: Annotated[
         str | None,
@@ -57,11 +64,14 @@ def export(
     from sqlbuffer.cli.condition_options import condition_of
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.errors import UsageError
+    from sqlbuffer.cli.formats import note
     from sqlbuffer.cli.terminal import console
     from sqlbuffer.interchange.export_formats import FORMATS, exporter
 
     if format_ not in FORMATS:
         raise UsageError(f"there is no format {format_!r}; choose from {', '.join(FORMATS)}")
+    if out == "-" and format_ != "jsonl":
+        raise UsageError(f"{format_} is not written to standard output; name a folder")
     with opened(source, buffer) as found, CopyProgressBar(console()) as bar:
         report = exporter(format_)(
             found,
@@ -71,4 +81,7 @@ def export(
             overwrite=overwrite,
             on_progress=bar.of(found.name),
         )
-        bar.print(str(report))
+        if out == "-":
+            note(str(report))
+        else:
+            bar.print(str(report))

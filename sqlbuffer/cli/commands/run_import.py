@@ -15,7 +15,8 @@ EPILOG = example(
 
 def import_(
     source: Annotated[
-        str, typer.Argument(metavar="OUT", help="A folder of Parquet files, or one of them.")
+        str,
+        typer.Argument(metavar="OUT", help="A folder of Parquet files, one file, or *.jsonl."),
     ],
     target: Annotated[
         str,
@@ -54,7 +55,7 @@ def import_(
     from sqlbuffer.cli.errors import UsageError
     from sqlbuffer.cli.formats import note
     from sqlbuffer.cli.terminal import console
-    from sqlbuffer.interchange import import_parquet
+    from sqlbuffer.interchange import import_parquet, insert_jsonl
 
     columns: dict[str, str | None] = {}
     for each in column or ():
@@ -65,9 +66,14 @@ def import_(
     with CopyProgressBar(console()) as bar:
         show = bar.of(buffer or source)
         try:
-            report = import_parquet(
-                source, target, buffer, columns=columns or None, on_progress=show
-            )
+            if source.endswith((".jsonl", ".ndjson")):
+                if columns:
+                    raise UsageError("--column is for Parquet; lines of JSON name their values")
+                report = insert_jsonl(source, target, buffer or "default", on_progress=show)
+            else:
+                report = import_parquet(
+                    source, target, buffer, columns=columns or None, on_progress=show
+                )
         except KeyboardInterrupt:
             note("the steps are imported in part; the same command goes on")
             raise

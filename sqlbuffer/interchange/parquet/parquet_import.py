@@ -7,12 +7,8 @@ from typing import Any
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.buffer_config import BufferConfig
-from sqlbuffer.errors import (
-    BufferNotFoundError,
-    CopyError,
-    SchemaMissingError,
-    StorageUnreachableError,
-)
+from sqlbuffer.errors import CopyError
+from sqlbuffer.interchange.buffer_opening import found_buffer
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.parquet.appended_steps import append_files, new_buffer
 from sqlbuffer.interchange.parquet.episode_tables import stored_episodes
@@ -86,10 +82,12 @@ def import_parquet(
         assert noted is not None
         own_name = noted["buffer"] if name is None else name
         config = BufferConfig.model_validate(noted["config"])
-        buffer = _found(url, own_name) or ReplayBuffer(url, own_name, config=config)
+        buffer = found_buffer(url, own_name) or ReplayBuffer(url, own_name, config=config)
     else:
         own_name = "default" if name is None else name
-        buffer = _found(url, own_name) or new_buffer(files, url, own_name, columns or {}, fields)
+        buffer = found_buffer(url, own_name) or new_buffer(
+            files, url, own_name, columns or {}, fields
+        )
     with buffer:
         found = _restored(files, buffer, on_progress) if is_own else None
         if found is None:
@@ -98,14 +96,6 @@ def import_parquet(
             str(path), f"{buffer.name!r} in {buffer.url}", found.n_steps, found.n_stored,
             found.n_duplicates, found.n_conflicts, found.is_restored, time.monotonic() - began_at,
         )  # fmt: skip
-
-
-def _found(url: Database, name: str) -> ReplayBuffer | None:
-    """Return a buffer that exists."""
-    try:
-        return ReplayBuffer(url, name, create=False)
-    except (BufferNotFoundError, SchemaMissingError, StorageUnreachableError):
-        return None
 
 
 def _restored(

@@ -1,0 +1,123 @@
+"""Export a buffer as JSON lines."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from uuid import uuid4
+
+from sqlbuffer.errors import ExportError
+from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
+from sqlbuffer.interchange.export_report import ExportReport
+from sqlbuffer.interchange.jsonl.json_steps import json_lines
+from sqlbuffer.interchange.output_folder import is_full
+
+if TYPE_CHECKING:
+    from sqlbuffer.buffer import ReplayBuffer
+
+OnProgress = Callable[[int, int, range], None]
+
+
+def export_jsonl(
+    buffer: "ReplayBuffer",
+    path: "str | os.PathLike[str]",
+    condition: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> ExportReport:
+    """Write the steps of a buffer as JSON, one step a line, in the order of `seq`.
+
+    The keys are those that commands print with `--ndjson`; what a step does not have is left out.
+    NaN, infinities and what else JSON lacks are tagged (`{"$float": "nan"}`), so that
+    `insert_jsonl` stores equal steps. The file appears when it is complete.
+
+    Args:
+        buffer: The buffer.
+        path: The file to make; `-` is standard output.
+        condition: Which steps; all by default.
+        columns: Which columns: built-in ones and typed fields; all by default.
+        overwrite: Replace a file that is there.
+        on_progress: As for `export_parquet`.
+
+    Raises:
+        CopyError: Steps left the buffer before they were read.
+        ExportError: There is something by that name, or the disk is full.
+        FieldError: An unknown column.
+        StorageBusyError: A transaction that writes to the buffer does not end.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> buffer.add(task_id="t", step=3, state={"x": 1}, reward=0.5).inserted
+        1
+        >>> export_jsonl(buffer, "-", columns=["task_id", "step", "reward", "state"]).n_steps
+        {"task_id":"t","step":3,"reward_t":0.5,"state":{"x":1}}
+        1
+    """
+    began_at = time.monotonic()
+    specs = buffer.fields
+    built_in, fields = chosen_columns(tuple(specs), columns)
+    chosen = {name: specs[name] for name in fields}
+    n_steps = n_bytes = 0
+    with BufferStream(buffer, condition, fields=fields) as stream, _output(path, overwrite) as file:
+        for batch, end in stream.batches():
+            lines = b"".join(json_lines(batch, chosen, built_in)) if len(batch) else b""
+            file.write(lines)
+            n_steps, n_bytes = n_steps + len(batch), n_bytes + len(lines)
+            if on_progress is not None:
+                on_progress(n_steps, end, range(stream.low, stream.high))
+    return ExportReport(
+        f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, n_steps, None, 1,
+        n_bytes, time.monotonic() - began_at,
+    )  # fmt: skip
+
+
+@contextmanager
+def _output(path: "str | os.PathLike[str]", overwrite: bool) -> Iterator[Any]:
+    """Open a file of another name, which gets its own at the end; or standard output."""
+    if str(path) == "-":
+        yield _Stdout()
+        sys.stdout.flush()
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise ExportError(f"{target} is a folder, and JSON lines are a file; name another path")
+    if os.path.lexists(target) and not overwrite:
+        raise ExportError(
+            f"there is a file {target} already; name another one, or replace it with "
+            f"overwrite=True (--overwrite)"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = target.parent / f".{target.name}.partial-{uuid4().hex[:8]}"
+    try:
+        with work.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        work.replace(target)
+    except OSError as error:
+        if is_full(error):
+            raise ExportError(
+                f"the disk of {target} is full ({error}); free space, or name a file on another "
+                f"disk, and export again"
+            ) from error
+        raise
+    finally:
+        work.unlink(missing_ok=True)
+
+
+class _Stdout:
+    """Standard output, which tests and notebooks replace by a stream of text."""
+
+    def write(self, raw: bytes) -> None:
+        """Write bytes."""
+        out: IO[bytes] | None = getattr(sys.stdout, "buffer", None)
+        if out is None:
+            sys.stdout.write(raw.decode())
+        else:
+            out.write(raw)

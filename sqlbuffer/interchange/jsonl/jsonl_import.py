@@ -1,0 +1,197 @@
+"""Store JSON lines in a buffer."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.errors import FieldError, FileImportError
+from sqlbuffer.interchange.buffer_opening import found_buffer
+from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
+from sqlbuffer.interchange.jsonl.json_steps import declared_fields, row_of_json
+from sqlbuffer.interchange.jsonl.line_source import lines_of
+from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.storage.database.urls import Database
+
+# Called with the steps stored so far, the lines read so far and the range of lines, if it is known.
+OnProgress = Callable[[int, int, range], None]
+LINES_AT_ONCE = 1_000
+BYTES_AT_ONCE = 2**23
+_ROW = re.compile(r"row (\d+): ")
+
+
+def insert_jsonl(
+    path: "str | os.PathLike[str]" = "-",
+    url: Database = None,
+    name: str = "default",
+    *,
+    fields: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> ImportReport:
+    """Store steps that are given as JSON, one step a line, in a buffer.
+
+    A line is an object with what `ReplayBuffer.add` takes: `task_id`, `agent_id`, `step`, `state`,
+    `actions`, `reward`, ... and the typed fields of the buffer; `export_jsonl` and `--ndjson` write
+    such lines. Up to 1,000 lines are stored at once, and fewer where no other line comes. A step of
+    a file that has no id gets one of its line, so a second import stores nothing twice; one of
+    standard input is a new step each time.
+
+    Args:
+        path: The file; `-` is standard input.
+        url: The database; see `ReplayBuffer`.
+        name: The buffer. A missing one is made.
+        fields: The typed fields of a buffer that is made; by default those keys of the first line
+            that are not built in, with 64 bits.
+        on_progress: Called after each batch.
+
+    Raises:
+        FieldError: A value cannot be stored; names the line.
+        FileImportError: A line is no JSON object, or has an unknown key; names the line. Those
+            before it are stored.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with open(f"{folder}/steps.jsonl", "w") as file:
+        ...         _ = file.write('{"task_id": "t", "state": {"x": 1}, "reward": 0.5}')
+        ...     insert_jsonl(f"{folder}/steps.jsonl", f"sqlite:///{folder}/replay.db").n_stored
+        1
+    """
+    began_at = time.monotonic()
+    if str(path) != "-" and not os.path.isfile(path):
+        raise FileImportError(f"there is no file {path}; name a file of JSON lines, or -")
+    own = _Insertion(found_buffer(url, name), url, name, fields, is_pipe=str(path) == "-")
+    try:
+        for line in lines_of(path):
+            if line is None:
+                own.store()
+            else:
+                own.take(line)
+            if own.is_due:
+                own.store()
+                if on_progress is not None:
+                    on_progress(own.counts.n_stored, own.n_lines, range(own.n_lines))
+        own.store()
+        buffer = own.opened({})
+        counts = own.counts
+        return ImportReport(
+            "standard input" if str(path) == "-" else str(path), f"{name!r} in {buffer.url}",
+            counts.n_steps, counts.n_stored, counts.n_duplicates, counts.n_conflicts, False,
+            time.monotonic() - began_at,
+        )  # fmt: skip
+    finally:
+        own.close()
+
+
+@dataclass
+class _Waiting:
+    """Steps that are stored together, and the numbers of their lines."""
+
+    rows: list[DataRow]
+    priorities: list[Any]
+    lines: list[int]
+    n_bytes: int = 0
+
+
+class _Insertion:
+    """Takes lines, and stores their steps."""
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer | None,
+        url: Database,
+        name: str,
+        fields: Mapping[str, Any] | None,
+        *,
+        is_pipe: bool,
+    ) -> None:
+        self._buffer, self._url, self._name, self._fields = buffer, url, name, fields
+        self._is_pipe, self.counts, self.n_lines = is_pipe, ImportCounts(), 0
+        self._waiting = _Waiting([], [], [])
+
+    def opened(self, tree: Mapping[str, Any]) -> ReplayBuffer:
+        """Return the buffer; a missing one is made for steps like one."""
+        if self._buffer is None:
+            fields = declared_fields(tree) if self._fields is None else self._fields
+            self._buffer = ReplayBuffer(self._url, self._name, fields=dict(fields) or None)
+        return self._buffer
+
+    def close(self) -> None:
+        """Close the buffer."""
+        if self._buffer is not None:
+            self._buffer.close()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are many steps to store."""
+        own = self._waiting
+        return len(own.rows) >= LINES_AT_ONCE or own.n_bytes >= BYTES_AT_ONCE
+
+    def take(self, line: bytes) -> None:
+        """Take the next line; an empty one is left out."""
+        self.n_lines += 1
+        if not line.strip():
+            return
+        try:
+            tree = orjson.loads(line)
+            buffer = self.opened(tree if isinstance(tree, dict) else {})
+            row, priority = row_of_json(tree, buffer.fields)
+        except (orjson.JSONDecodeError, FileImportError, FieldError) as error:
+            self.store()
+            is_json = not isinstance(error, orjson.JSONDecodeError)
+            problem = str(error) if is_json else f"no JSON ({error})"
+            kind = FieldError if isinstance(error, FieldError) else FileImportError
+            raise kind(f"line {self.n_lines:,}: {problem}; {self._stored}") from None
+        own = self._waiting
+        if not self._is_pipe and (not isinstance(tree, dict) or tree.get("id") is None):
+            row.id = f"{blake2b(line.strip(), digest_size=12).hexdigest()}-{self.n_lines}"
+        own.rows.append(row)
+        own.priorities.append(priority)
+        own.lines.append(self.n_lines)
+        own.n_bytes += len(line)
+
+    @property
+    def _stored(self) -> str:
+        return f"steps stored before it: {self.counts.n_steps:,}"
+
+    def store(self) -> None:
+        """Store the steps that wait."""
+        own, self._waiting = self._waiting, _Waiting([], [], [])
+        if not own.rows:
+            return
+        assert self._buffer is not None
+        try:
+            self._store(own)
+        except FieldError as error:
+            found = _ROW.match(str(error))
+            if found is None:
+                raise FieldError(
+                    f"lines {own.lines[0]:,} to {own.lines[-1]:,}: {error}; {self._stored}"
+                ) from None
+            place = int(found[1])
+            # All or none of a batch is stored: what comes before the line goes in alone.
+            self._store(_Waiting(own.rows[:place], own.priorities[:place], own.lines[:place]))
+            raise FieldError(
+                f"line {own.lines[place]:,}: {str(error)[found.end() :]}; {self._stored}"
+            ) from None
+
+    def _store(self, own: _Waiting) -> None:
+        if not own.rows:
+            return
+        assert self._buffer is not None
+        given = [priority for priority in own.priorities if priority is not None]
+        if given and len(given) == len(own.rows) and self._buffer.config.priorities.enabled:
+            found = self._buffer.store_batch(own.rows, priority=own.priorities)
+        else:
+            found = self._buffer.store_batch(own.rows)
+        counts = self.counts
+        counts.n_steps += len(own.rows)
+        counts.n_stored += found.inserted
+        counts.n_duplicates += found.duplicates
+        counts.n_conflicts += found.conflicts

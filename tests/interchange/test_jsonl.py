@@ -1,0 +1,198 @@
+"""Steps as JSON lines: what one buffer writes another one stores."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import ExportError, FieldError, FileImportError
+from sqlbuffer.interchange import export_jsonl, insert_jsonl
+from tests.support.copied_buffers import comparable, json_rows, odd_steps, typed_steps
+
+LINE = '{"task_id": "t", "step": %d, "state": {"x": %d}, "reward": 0.5}'
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().rstrip("\n").split("\n")]
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps, odd_steps])
+def test_a_buffer_stores_what_another_one_writes(
+    buffer_url: str, make: Any, tmp_path: Path
+) -> None:
+    source, path = make(buffer_url, "source"), tmp_path / "steps.jsonl"
+    report = export_jsonl(source, path)
+    assert report.n_steps == len(lines(path)) == len(source)
+    config = source.config.replace({"max_capacity": None})
+    target = ReplayBuffer(buffer_url, "target", config=config)
+    inserted = insert_jsonl(path, buffer_url, "target")
+    assert inserted.n_stored == len(source) == len(target)
+    for own, other in zip(target, source, strict=True):
+        assert comparable((own.id, own.exp_meta, own.exp_data, own.fields)) == comparable(
+            (other.id, other.exp_meta, other.exp_data, other.fields)
+        )
+    again = insert_jsonl(path, buffer_url, "target")
+    assert (again.n_stored, again.n_duplicates) == (0, len(source))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("float16", [0.1, np.nan, -np.inf]),
+        ("float32", [0.1, -0.0, 3e38]),
+        ("float64", [0.1, 1e300, np.inf]),
+        ("uint64", [0, 2**63, 2**64 - 1]),
+        ("bool", [True, False, True]),
+        ("complex64", [1 + 2j, complex(np.nan, 1), 0]),
+        ("S3", [b"a", b"\xff", b""]),
+        ("U4", ["é🙂", "", "ab"]),
+    ],
+)
+def test_values_of_every_type_come_back(
+    sqlite_url: str, tmp_path: Path, dtype: str, values: Any
+) -> None:
+    own = np.array(values, dtype)
+    fields: dict[str, Any] = {"x": dtype, "v": (dtype, (2, 1))}
+    source = ReplayBuffer(sqlite_url, "source", fields=fields)
+    pairs = np.stack([own, own], 1)[:, :, None]
+    source.extend({"x": own, "v": pairs}, task_id="t")
+    export_jsonl(source, tmp_path / "steps.jsonl")
+    target = ReplayBuffer(sqlite_url, "target", fields=fields)
+    insert_jsonl(tmp_path / "steps.jsonl", sqlite_url, "target")
+    assert comparable([row.fields for row in target]) == comparable([row.fields for row in source])
+
+
+def test_a_file_stays_unless_it_is_to_be_replaced(sqlite_url: str, tmp_path: Path) -> None:
+    buffer, path = json_rows(sqlite_url, "source"), tmp_path / "steps.jsonl"
+    export_jsonl(buffer, path, columns=["step"])
+    with pytest.raises(ExportError, match=r"there is a file .* already; name another one"):
+        export_jsonl(buffer, path)
+    assert set(lines(path)[0]) == {"step"}
+    export_jsonl(buffer, path, overwrite=True)
+    assert len(lines(path)[0]) > 5
+    with pytest.raises(ExportError, match="is a folder"):
+        export_jsonl(buffer, tmp_path, overwrite=True)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        export_jsonl(buffer, path, overwrite=True, on_progress=interrupt)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".steps")] == []
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_a_pipe_makes_the_buffer(buffer_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join([LINE % (i, i) for i in range(3)]) + "\n\n"
+    piped(monkeypatch, text)
+    report = insert_jsonl("-", buffer_url, "new")
+    buffer = ReplayBuffer(buffer_url, "new", create=False)
+    assert (report.n_stored, [row.exp_data.state for row in buffer]) == (
+        3, [{"x": 0}, {"x": 1}, {"x": 2}],
+    )  # fmt: skip
+    assert buffer.sample(1)[0].exp_data.reward_t == 0.5
+    piped(monkeypatch, text)  # new steps each time
+    assert insert_jsonl("-", buffer_url, "new").n_stored == 3
+
+
+def test_a_missing_buffer_gets_fields_for_other_keys(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, '{"obs": [[1.5, 2]], "n": 3, "flag": true, "action": 1}\n')
+    insert_jsonl("-", sqlite_url, "new")
+    buffer = ReplayBuffer(sqlite_url, "new", create=False)
+    shown = {name: str(spec) for name, spec in buffer.fields.items()}
+    assert shown == {"obs": "float64(1, 2)", "n": "int64", "flag": "bool"}
+    (row,) = list(buffer)
+    assert (row.fields["obs"].tolist(), row.exp_data.actions) == ([[1.5, 2.0]], [1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("{", r"line 3: no JSON \("),
+        ("[1]", r"line 3: expected a JSON object with the values of a step, got \[1\]"),
+        ('{"rewrd": 1}', r"line 3: unknown key 'rewrd' \(did you mean reward\?\)"),
+        (
+            '{"reward": 1, "reward_t": 1}',
+            "line 3: it has both",
+        ),
+        ('{"reward": "much"}', r"line 3: reward_t: expected a number, .* got 'much'"),
+        ('{"state": {"$array": 5}}', "line 3: a value is tagged wrongly"),
+        ('{"step": 1.5}', "line 3: step: expected an integer"),
+    ],
+)
+def test_a_bad_line_is_named_and_those_before_it_are_stored(
+    buffer_url: str, monkeypatch: pytest.MonkeyPatch, bad: str, message: str
+) -> None:
+    piped(monkeypatch, "\n".join([LINE % (1, 1), LINE % (2, 2), bad, LINE % (4, 4)]))
+    with pytest.raises((FileImportError, FieldError), match=message) as error:
+        insert_jsonl("-", buffer_url, "new")
+    assert "steps stored before it: 2" in str(error.value)
+    buffer = ReplayBuffer(buffer_url, "new", create=False)
+    assert [row.exp_meta.step for row in buffer] == [1, 2]
+
+
+def test_a_value_that_a_field_cannot_hold_names_its_line(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = ReplayBuffer(sqlite_url, "typed", fields={"x": ("float32", (2,))})
+    piped(monkeypatch, '{"x": [1, 2]}\n{"x": [1, 2, 3]}\n')
+    with pytest.raises(
+        FieldError, match=r"line 2: field 'x': expected .*; steps stored before it: 1"
+    ):
+        insert_jsonl("-", sqlite_url, "typed")
+    assert len(buffer) == 1
+
+
+def test_a_missing_file_is_named(sqlite_url: str, tmp_path: Path) -> None:
+    with pytest.raises(FileImportError, match="there is no file"):
+        insert_jsonl(tmp_path / "nothing", sqlite_url)
+
+
+def test_commands_pass_steps_through_a_pipe(buffer_url: str, tmp_path: Path) -> None:
+    source = json_rows(buffer_url, "source", max_capacity=1_000)
+    program = f'{sys.executable} -c "from sqlbuffer.cli import app; app()"'
+    env = {**os.environ, "SOURCE": buffer_url, "TARGET": f"sqlite:///{tmp_path}/copy.db"}
+    done = subprocess.run(
+        f'{program} export "$SOURCE" - -f jsonl | {program} insert "$TARGET" -b copy -',
+        shell=True, capture_output=True, text=True, env=env, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"appended standard input to 'copy' in {env['TARGET']}" in done.stdout
+    assert "exported 'source'" in done.stderr
+    copy = ReplayBuffer(env["TARGET"], "copy", create=False)
+    assert comparable([row.exp_data for row in copy]) == comparable(
+        [row.exp_data for row in source]
+    )
+
+
+def test_lines_of_a_slow_pipe_are_stored_before_it_ends(sqlite_url: str) -> None:
+    ReplayBuffer(sqlite_url, "slow", create=True).close()
+    program = "from sqlbuffer.cli import app; app()"
+    command = [sys.executable, "-c", program, "insert", sqlite_url, "-b", "slow", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write((LINE % (1, 1)).encode() + b"\n")
+        process.stdin.flush()
+        buffer = ReplayBuffer(sqlite_url, "slow")
+        for _ in range(600):
+            if len(buffer):
+                break
+            time.sleep(0.1)
+        assert len(buffer) == 1
+        process.stdin.close()
+        assert process.wait(60) == 0
