@@ -32,6 +32,7 @@ READ = {
     "docs/fragments.md",
     "docs/hugging-face.md",  # in tests/peers
     "docs/index.md",
+    "docs/interchange.md",  # in tests/peers
     "docs/late-rewards.md",
     "docs/leases.md",
     "docs/loader.md",

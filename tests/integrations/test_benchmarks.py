@@ -56,6 +56,8 @@ LINES = {
     "`mirror.sample_arrays(256)` vs numpy's gather": BOTH,
     "`mirror.sample_transitions(256, n_step=5)` vs numpy's gather": BOTH,
     "256 by priority from a mirror, and their new priorities": BOTH,
+    "a buffer to Parquet: steps a second over": BOTH,
+    "a buffer restored from Parquet: steps a second over": BOTH,
     "room on disk of small steps vs their raw bytes, {}": BOTH,
     "tables of small steps after 10 turnovers": {"PostgreSQL"},
     "tables of frames of 28 KB after 10 turnovers": {"PostgreSQL"},

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sqlbuffer import ReplayBuffer
 from tests.docs.conftest import read
 
 __all__ = ["read"]
@@ -22,3 +23,9 @@ def test_minari(read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     page = read("docs/minari.md")
     assert page.names["dataset"].env_spec.id == "CartPole-v1"
+
+
+def test_interchange(read: Any) -> None:
+    page = read("docs/interchange.md")
+    assert len(page.names["buffer"]) == 60
+    assert len(ReplayBuffer("sqlite:///piped.db", name="robot")) == 60

@@ -226,5 +226,6 @@ def declared_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
                 f"key {key!r}: no typed field can be made of {str(value)[:40]!r}; put it into "
                 f"extra, or make the buffer before, with the fields that it is to have"
             )
-        found[key] = (str(array.dtype), array.shape)
+        # An empty list says nothing of its items; the length varies.
+        found[key] = (str(array.dtype), array.shape if array.size else (-1,))
     return found
