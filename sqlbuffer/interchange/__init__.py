@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlbuffer.interchange.jsonl.jsonl_export import export_jsonl
     from sqlbuffer.interchange.jsonl.jsonl_import import insert_jsonl
     from sqlbuffer.interchange.minari.minari_export import export_minari
-    from sqlbuffer.interchange.minari.minari_import import MinariImport, import_minari
+    from sqlbuffer.interchange.minari.minari_import import import_minari
     from sqlbuffer.interchange.parquet.parquet_export import export_parquet
     from sqlbuffer.interchange.parquet.parquet_import import import_parquet
 
@@ -27,7 +27,6 @@ _HOME = {
     "BufferStream": "buffer_stream",
     "ExportReport": "export_report",
     "ImportReport": "import_report",
-    "MinariImport": "minari.minari_import",
     "RolloutExport": "hugging_face.rollout_export",
     "RolloutRows": "hugging_face.rollouts",
     "StreamPiece": "buffer_stream",
@@ -45,7 +44,6 @@ __all__ = [
     "BufferStream",
     "ExportReport",
     "ImportReport",
-    "MinariImport",
     "RolloutExport",
     "RolloutRows",
     "StreamPiece",

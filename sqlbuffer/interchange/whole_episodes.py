@@ -1,6 +1,6 @@
 """The whole episodes out of a stream of steps, as arrays."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.buffer_stream import BufferStream
 from sqlbuffer.steps.column_batch import ColumnBatch
 from sqlbuffer.storage.copies.chunk_columns import typed_columns
@@ -65,9 +66,7 @@ class WholeEpisodes:
         [([1.0, 2.0], {'obs': array(3., dtype=float32)})]
     """
 
-    def __init__(
-        self, stream: BufferStream, on_progress: Callable[[int, int, range], None] | None = None
-    ) -> None:
+    def __init__(self, stream: BufferStream, on_progress: OnProgress | None = None) -> None:
         self._stream, self._on_progress = stream, on_progress
         self._ends = self._known_ends()
         self._end_of: dict[Key, _End | None] = {}

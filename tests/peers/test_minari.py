@@ -103,14 +103,16 @@ def test_a_recorded_environment_survives_the_round_trip(database_url: str, env_i
             # Batches have rewards as float32.
             np.testing.assert_array_equal(values.astype(mine[name].dtype), mine[name])
     report = import_minari("test/recorded-v0", database_url, "again")
-    assert (report.n_episodes, report.n_stored) == (5, len(buffer))
+    assert (report.n_steps, report.n_stored, report.n_duplicates) == (len(buffer), len(buffer), 0)
     with ReplayBuffer(database_url, "again") as again:
         assert_same(ours, episodes(again))
         assert {row.exp_meta.task_id for row in again} == {env_id}
 
 
 @pytest.mark.parametrize("data_format", ["arrow", "parquet", "hdf5"])
-def test_images_in_spaces_of_parts_are_kept_without_loss(sqlite_url: str, data_format: str) -> None:
+def test_images_in_spaces_of_parts_are_kept_without_loss(
+    sqlite_url: str, data_format: str, tmp_path: Path
+) -> None:
     env = Camera()
     buffer = recorded(sqlite_url, env)
     export_minari(buffer, "camera-v0", env=env, data_format=data_format)
@@ -119,7 +121,7 @@ def test_images_in_spaces_of_parts_are_kept_without_loss(sqlite_url: str, data_f
     assert first.observations["image"].shape == (7, 8, 9, 3)
     assert first.observations["place"].shape == (7,)
     assert [part.shape for part in first.actions] == [(6, 2), (6, 3)]
-    import_minari(dataset, sqlite_url, "again", task_id="camera")
+    import_minari(tmp_path / "minari" / "camera-v0", sqlite_url, "again", task_id="camera")
     with ReplayBuffer(sqlite_url, "again") as again:
         assert_same(episodes(buffer), episodes(again))
 
@@ -228,9 +230,9 @@ def test_an_import_that_was_broken_off_goes_on(database_url: str) -> None:
     dataset = export_minari(buffer, "recorded-v0")
     seen = []
 
-    def stop(n_steps: int, total: int) -> None:
+    def stop(n_steps: int, place: int, places: range) -> None:
         seen.append(n_steps)
-        assert total == len(buffer)
+        assert (place, len(places)) == (n_steps, len(buffer))
         if len(seen) == 2:
             raise KeyboardInterrupt
 
@@ -238,7 +240,8 @@ def test_an_import_that_was_broken_off_goes_on(database_url: str) -> None:
         import_minari(dataset, database_url, "again", on_progress=stop)
     report = import_minari(dataset, database_url, "again")
     assert report.n_stored == len(buffer) - seen[-1]
-    assert import_minari(dataset, database_url, "again").n_stored == 0
+    last = import_minari(dataset, database_url, "again")
+    assert (last.n_stored, last.n_duplicates) == (0, len(buffer))
     with ReplayBuffer(database_url, "again") as again:
         assert_same(episodes(buffer), episodes(again))
 

@@ -1,6 +1,6 @@
 """Write the whole episodes of a buffer to a Minari data set."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
@@ -9,14 +9,12 @@ import numpy as np
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.interchange.buffer_stream import BufferStream
 from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.interchange.minari.minari_spaces import DatasetSpaces, dataset_spaces
 from sqlbuffer.interchange.whole_episodes import Arrays, WholeEpisodes
-
-# Called with the steps read so far, the last number that was read and the range of numbers.
-OnProgress = Callable[[int, int, range], None]
 
 
 def export_minari(

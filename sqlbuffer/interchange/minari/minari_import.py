@@ -1,40 +1,24 @@
 """Store the episodes of a Minari data set in a buffer."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import time
 from functools import reduce
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.env_fields import fields_from_env, paths_of
+from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.storage.database.urls import Database
 
 Paths = dict[str, tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class MinariImport:
-    """What an import of a Minari data set has stored.
-
-    Attributes:
-        n_episodes: Episodes of the data set.
-        n_steps: Steps of them.
-        n_stored: Steps that this call stored; the others were there already.
-
-    Example:
-        >>> MinariImport(n_episodes=2, n_steps=10, n_stored=5).n_stored
-        5
-    """
-
-    n_episodes: int
-    n_steps: int
-    n_stored: int
 
 
 def import_minari(
@@ -44,9 +28,9 @@ def import_minari(
     *,
     task_id: str | None = None,
     agent_id: str = "default",
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
     **settings: Any,
-) -> MinariImport:
+) -> ImportReport:
     """Store the episodes of a Minari data set in a buffer, which is made where there is none.
 
     The buffer has the fields of `fields_from_env`, and a field for each of the `infos` that are
@@ -54,13 +38,14 @@ def import_minari(
     that was broken off goes on when it is called again: no episode is stored twice.
 
     Args:
-        dataset: A `MinariDataset`, or the name of one in Minari's folder.
+        dataset: A `MinariDataset`, the name of one in Minari's folder, or the path of one.
         url: The database; see `ReplayBuffer`.
         name: The buffer.
         task_id: The task of all episodes; by default the id of the environment, or the name of the
             data set.
         agent_id: Who acted.
-        on_progress: Called after each episode with the steps so far and the steps in all.
+        on_progress: Called after each episode with the number of steps so far, that number again,
+            and a range of as many as there are in all.
         **settings: Settings of the buffer; see `ReplayBuffer`.
 
     Raises:
@@ -68,9 +53,11 @@ def import_minari(
         FileNotFoundError: There is no such data set.
         MissingExtraError: Minari is not installed.
     """
+    began_at = time.monotonic()
     minari = minari_package("import_minari()")
-    if isinstance(dataset, str):
-        dataset = minari.load_dataset(dataset)
+    if isinstance(dataset, (str, os.PathLike)):
+        path = Path(dataset) / "data"
+        dataset = minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(dataset)
     task = task_id or (dataset.env_spec.id if dataset.env_spec else dataset.id)
     observed = paths_of("obs", dataset.observation_space)
     acted = paths_of("action", dataset.action_space)
@@ -79,11 +66,10 @@ def import_minari(
     if double := set(infos) & set(declared["fields"]):
         raise FieldError(f"the infos have {min(double)!r}, and so have the spaces of the data set")
     declared["fields"] = {**declared["fields"], **infos}
-    n_steps = n_stored = n_episodes = 0
+    counts = ImportCounts()
     with ReplayBuffer(url, name, **{**declared, **settings}) as buffer:
         for episode in dataset.iterate_episodes():
             n = len(episode.rewards)
-            n_episodes, n_steps = n_episodes + 1, n_steps + n
             observations = _values(observed, episode.observations)
             columns = {
                 **{name: values[:n] for name, values in observations.items()},
@@ -97,10 +83,16 @@ def import_minari(
                 columns, task_id=task, agent_id=agent_id, episode_id=f"{dataset.id}/{episode.id}",
                 final={name: values[-1] for name, values in observations.items()},
             )  # fmt: skip
-            n_stored += stored.inserted
+            counts.n_steps += n
+            counts.n_stored += stored.inserted
+            counts.n_duplicates += stored.duplicates
+            counts.n_conflicts += stored.conflicts
             if on_progress is not None:
-                on_progress(n_steps, dataset.total_steps)
-    return MinariImport(n_episodes, n_steps, n_stored)
+                on_progress(counts.n_steps, counts.n_steps, range(dataset.total_steps))
+        return ImportReport(
+            dataset.id, f"{buffer.name!r} in {buffer.url}", counts.n_steps, counts.n_stored,
+            counts.n_duplicates, counts.n_conflicts, False, time.monotonic() - began_at,
+        )  # fmt: skip
 
 
 def _values(paths: Paths, value: Any) -> dict[str, NDArray[Any]]:
