@@ -63,7 +63,7 @@ def conversation(
         status: Of the episode.
 
     Raises:
-        ValueError: A step holds something that is not a message; the text names the step.
+        FieldError: A step holds something that is not a message; the text names the episode.
     """
     meta, last = rows[0].exp_meta, rows[-1].exp_data
     rewards = [row.exp_data.reward_t for row in rows if row.exp_data.reward_t is not None]
@@ -135,7 +135,7 @@ def _messages(rows: Sequence[DataRow]) -> list[Message]:
         return joined_messages((_said(row), row.exp_data.actions) for row in rows)
     except ValueError as error:
         meta = rows[0].exp_meta
-        raise ValueError(f"task {meta.task_id!r}, episode {meta.episode_id!r}: {error}") from error
+        raise FieldError(f"task {meta.task_id!r}, episode {meta.episode_id!r}: {error}") from error
 
 
 def _said(row: DataRow) -> Any:

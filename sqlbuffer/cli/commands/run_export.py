@@ -8,6 +8,8 @@ from sqlbuffer.cli.options import BufferName, Equal, example
 
 EPILOG = example(
     "sqlbuffer export replay.db out --buffer cartpole",
+    "sqlbuffer export replay.db pairs --buffer chats --format hf --rows preference",
+    "sqlbuffer export replay.db cartpole/mine-v0 --format minari --env CartPole-v1",
     "sqlbuffer export postgresql://me@db.internal/replay out --columns obs,action,reward",
     "sqlbuffer export replay.db - --format jsonl --eq task_id=t1 | jq .reward_t",
     "sqlbuffer export replay.db good --where "
@@ -28,7 +30,8 @@ def export(
             "--format",
             "-f",
             metavar="NAME",
-            help="parquet: a folder; jsonl: a file with a step a line, - is standard output.",
+            help="parquet: a folder; jsonl: a file with a step a line, - is standard output; hf: a "
+            "folder that datasets.load_dataset opens; minari: a data set of that name.",
         ),
     ] = "parquet",
     where: Annotated[
@@ -52,6 +55,23 @@ def export(
             show_default=False,
         ),
     ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            "--rows",
+            metavar="NAME",
+            help="For hf: steps, conversations, messages, prompt_completion or preference.",
+        ),
+    ] = "steps",
+    env: Annotated[
+        str | None,
+        typer.Option(
+            "--env",
+            metavar="ID",
+            help="For minari: the environment that was recorded, such as CartPole-v1.",
+            show_default=False,
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an export that is there.")
     ] = False,
@@ -72,8 +92,12 @@ def export(
         raise UsageError(f"there is no format {format_!r}; choose from {', '.join(FORMATS)}")
     if out == "-" and format_ != "jsonl":
         raise UsageError(f"{format_} is not written to standard output; name a folder")
+    try:
+        write = exporter(format_, rows=rows, env=env)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     with opened(source, buffer) as found, CopyProgressBar(console()) as bar:
-        report = exporter(format_)(
+        report = write(
             found,
             out,
             condition_of(found, where, eq),

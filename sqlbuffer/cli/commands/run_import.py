@@ -9,6 +9,7 @@ from sqlbuffer.cli.options import example
 EPILOG = example(
     "sqlbuffer import out postgresql://me@db.internal/replay",
     "sqlbuffer import out copy.db --buffer cartpole",
+    "sqlbuffer import cartpole/random-v0 replay.db --format minari --buffer offline",
     "sqlbuffer import steps.parquet replay.db --buffer mine --column observation=obs --column idx=",
 )
 
@@ -16,7 +17,10 @@ EPILOG = example(
 def import_(
     source: Annotated[
         str,
-        typer.Argument(metavar="OUT", help="A folder of Parquet files, one file, or *.jsonl."),
+        typer.Argument(
+            metavar="OUT",
+            help="A folder or file that was exported, or a data set of Minari by its name.",
+        ),
     ],
     target: Annotated[
         str,
@@ -32,6 +36,16 @@ def import_(
             "-b",
             metavar="NAME",
             help="The buffer; without it the one that was exported, else `default`.",
+            show_default=False,
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="NAME",
+            help="parquet, jsonl or minari; without it what OUT looks like.",
             show_default=False,
         ),
     ] = None,
@@ -55,8 +69,14 @@ def import_(
     from sqlbuffer.cli.errors import UsageError
     from sqlbuffer.cli.formats import note
     from sqlbuffer.cli.terminal import console
-    from sqlbuffer.interchange import import_parquet, insert_jsonl
+    from sqlbuffer.interchange import import_minari, import_parquet, insert_jsonl
+    from sqlbuffer.interchange.import_formats import FORMATS, format_of
 
+    kind = format_of(source) if format_ is None else format_
+    if kind not in FORMATS:
+        raise UsageError(f"there is no format {kind!r}; choose from {', '.join(FORMATS)}")
+    if column and kind != "parquet":
+        raise UsageError(f"--column is for Parquet, and this is {kind}")
     columns: dict[str, str | None] = {}
     for each in column or ():
         name, sign, field = each.partition("=")
@@ -66,10 +86,10 @@ def import_(
     with CopyProgressBar(console()) as bar:
         show = bar.of(buffer or source)
         try:
-            if source.endswith((".jsonl", ".ndjson")):
-                if columns:
-                    raise UsageError("--column is for Parquet; lines of JSON name their values")
+            if kind == "jsonl":
                 report = insert_jsonl(source, target, buffer or "default", on_progress=show)
+            elif kind == "minari":
+                report = import_minari(source, target, buffer or "default", on_progress=show)
             else:
                 report = import_parquet(
                     source, target, buffer, columns=columns or None, on_progress=show

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.dataset_card import CARD, rollouts_card
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
 from sqlbuffer.interchange.output_folder import OutputFolder
@@ -64,6 +65,7 @@ def export_rollouts(
     min_margin: float = 0.0,
     overwrite: bool = False,
     compression: str = "zstd",
+    on_progress: OnProgress | None = None,
 ) -> RolloutExport:
     """Write rollouts to a folder that `datasets.load_dataset` opens.
 
@@ -78,16 +80,19 @@ def export_rollouts(
         min_margin: See `RolloutRows`.
         overwrite: Replace an export that is there.
         compression: Of the files; see `export_parquet`.
+        on_progress: Called after each batch with the number of steps read so far, the last `seq`
+            that was read, and the range of those to read.
 
     Raises:
         CopyError: Steps left the buffer before they were read.
         ExportError: There is something by that name, or the disk is full.
+        FieldError: A step holds something that is not a message.
         MissingExtraError: pyarrow is not installed.
-        ValueError: An unknown form, or a step holds something that is not a message.
+        ValueError: An unknown form.
     """
     began_at = time.monotonic()
     load_pyarrow()
-    rows = RolloutRows(buffer, form, condition, min_margin)
+    rows = RolloutRows(buffer, form, condition, min_margin, on_progress)
     with OutputFolder(path, overwrite=overwrite) as folder:
         n_rows = _write(rows, folder.work, compression)
         card = rollouts_card(buffer.name, folder.path.name, form)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
 from sqlbuffer.llm.conversations import (
     Conversation,
@@ -39,6 +40,8 @@ class RolloutRows:
             same names; a preference pair is the best and the worst episode of a task.
         condition: Which steps.
         min_margin: The rewards of a preference pair differ by more than this.
+        on_progress: Called after each batch with the number of steps read so far, the last `seq`
+            that was read, and the range of those to read.
 
     Attributes:
         n_skipped: How many episodes or pairs the last iteration made no row of: those without an
@@ -60,6 +63,7 @@ class RolloutRows:
     form: RolloutForm = "conversations"
     condition: Condition = None
     min_margin: float = 0.0
+    on_progress: OnProgress | None = None
     n_skipped: int = field(init=False, default=0)
     n_steps: int = field(init=False, default=0)
 
@@ -77,7 +81,7 @@ class RolloutRows:
         """Yield the rows; the steps are held until the generator ends or is closed.
 
         Raises:
-            ValueError: A step holds something that is not a message.
+            FieldError: A step holds something that is not a message.
         """
         self.n_skipped = self.n_steps = 0
         with BufferStream(self.buffer, self.condition, fields=()) as stream:
@@ -104,6 +108,9 @@ class RolloutRows:
             for batch in piece:
                 rows = data_rows(batch)
                 self.n_steps += len(rows)
+                if self.on_progress is not None:
+                    own = piece.range
+                    self.on_progress(self.n_steps, int(batch.seq[-1]), range(own.low, own.high))
                 if wanted is not None:
                     rows = [row for row in rows if episode_key(row) in wanted]
                 yield from assembler.add(rows, episodes.ended_at(batch.seq))
