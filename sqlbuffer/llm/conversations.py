@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlbuffer.errors import FieldError
 from sqlbuffer.llm.messages import Message, joined_messages
 from sqlbuffer.steps.data_rows import DataRow, Experience
 
