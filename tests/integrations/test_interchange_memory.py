@@ -1,4 +1,4 @@
-"""Exports and imports take at most 300 MB above an interpreter with pyarrow, at any size."""
+"""Exports and imports stay below 300 MB above an interpreter with pyarrow, however much they move."""
 
 import json
 import subprocess
