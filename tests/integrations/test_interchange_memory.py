@@ -1,9 +1,10 @@
-"""Exports and imports stay below 300 MB above an interpreter with pyarrow, however much they move."""
+"""Exports and imports take at most 300 MB above an interpreter with pyarrow."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def grown(*arguments: object) -> tuple[int, float]:
 
 @pytest.mark.parametrize("kind", ["small", "images", "rows"])
 def test_memory_is_bounded(
-    buffer_url: str, kind: str, tmp_path: Path, record_property: pytest.RecordProperty
+    buffer_url: str, kind: str, tmp_path: Path, record_property: Any
 ) -> None:
     if kind == "small":
         filled(buffer_url, 600_000).close()

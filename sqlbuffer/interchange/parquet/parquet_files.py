@@ -10,8 +10,9 @@ from typing import Any
 from sqlbuffer.errors import FileImportError
 from sqlbuffer.interchange.parquet.arrow_schema import FORMAT_VERSION, METADATA_KEY, load_pyarrow
 
-# A row group of files of others is read in parts of that many rows.
-ROWS_AT_ONCE = 20_000
+# Files are read in parts of that many rows and items of lists: an item of 8 bits takes
+# 64 while it is read.
+ROWS_AT_ONCE, ITEMS_AT_ONCE = 20_000, 2**20
 
 
 class ParquetFiles:
@@ -86,6 +87,11 @@ class ParquetFiles:
                 f"{path} cannot be read as Parquet: {error}; copy or export it again"
             ) from None
 
+    @property
+    def _rows_at_once(self) -> int:
+        n_items = sum(_items_of(field.type) for field in self.schema)
+        return max(1, min(ROWS_AT_ONCE, ITEMS_AT_ONCE // n_items))
+
     def n_rows(self) -> int:
         """Return how many steps there are."""
         return sum(self._opened(path).metadata.num_rows for path in self.paths)
@@ -96,12 +102,15 @@ class ParquetFiles:
         Args:
             above: Numbers up to this one are not wanted.
         """
-        place = self.schema.get_field_index("seq")
+        pa, place = load_pyarrow(), self.schema.get_field_index("seq")
         for path in self.paths:
             with self._opened(path) as file:
                 for i in range(file.metadata.num_row_groups):
                     if _greatest(file.metadata.row_group(i), place) > above:
-                        yield file.read_row_group(i, use_threads=False)
+                        parts = file.iter_batches(
+                            self._rows_at_once, row_groups=[i], use_threads=False
+                        )
+                        yield pa.Table.from_batches(list(parts), self.schema)
 
     def batches(self) -> Iterator[tuple[Path, int, Any]]:
         """Yield parts of all files: the file, the place of the first row in it, and a table."""
@@ -109,7 +118,7 @@ class ParquetFiles:
         for path in self.paths:
             first = 0
             with self._opened(path) as file:
-                for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                for batch in file.iter_batches(self._rows_at_once, use_threads=False):
                     yield path, first, pa.Table.from_batches([batch])
                     first += len(batch)
 
@@ -130,3 +139,10 @@ def _greatest(group: Any, place: int) -> int:
     if statistics is None or not statistics.has_min_max:
         return 2**62 if group.num_rows else -1
     return int(statistics.max)
+
+
+def _items_of(kind: Any) -> int:
+    """Return how many items a value of a column has, where its type says so."""
+    if load_pyarrow().types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _items_of(kind.value_type)
+    return 1
