@@ -1,7 +1,7 @@
 """Conversations in the forms that trainers of language models take, such as TRL's."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ class PreferencePairs:
         pairs: The best and the worst episode of each task.
 
     Example:
-        >>> rewards = {("t", None, "1"): 0.0, ("t", None, "2"): 1.0, ("t", None, "3"): 0.5}
+        >>> rewards = [(("t", None, "1"), 0.0), (("t", None, "2"), 1.0), (("t", None, "3"), 0.5)]
         >>> PreferencePairs.best_and_worst(rewards).pairs
         [(('t', None, '2'), ('t', None, '1'))]
     """
@@ -82,29 +82,29 @@ class PreferencePairs:
 
     @classmethod
     def best_and_worst(
-        cls, rewards: Mapping[EpisodeKey, float], min_margin: float = 0.0
+        cls, rewards: Iterable[tuple[EpisodeKey, float]], min_margin: float = 0.0
     ) -> "PreferencePairs":
         """Choose the pairs by the rewards of the episodes.
 
         Args:
-            rewards: Of each episode, in the order in which the episodes began; NaN counts as none.
+            rewards: Of each episode; NaN counts as none.
             min_margin: Rewards of a pair differ by more than this.
         """
-        best: dict[str, EpisodeKey] = {}
-        worst: dict[str, EpisodeKey] = {}
-        for key, reward in rewards.items():
-            task = key[0]
+        best: dict[str, tuple[EpisodeKey, float]] = {}
+        worst: dict[str, tuple[EpisodeKey, float]] = {}
+        for key, reward in rewards:
             if math.isnan(reward):
                 continue
-            if task not in best or reward > rewards[best[task]]:
-                best[task] = key
-            if task not in worst or reward < rewards[worst[task]]:
-                worst[task] = key
+            task = key[0]
+            if task not in best or reward > best[task][1]:
+                best[task] = key, reward
+            if task not in worst or reward < worst[task][1]:
+                worst[task] = key, reward
         return cls(
             [
-                (best[task], worst[task])
-                for task in best
-                if rewards[best[task]] - rewards[worst[task]] > min_margin
+                (high[0], worst[task][0])
+                for task, high in best.items()
+                if high[1] - worst[task][1] > min_margin
             ]
         )
 

@@ -104,7 +104,7 @@ def test_pairs_the_best_with_the_worst_of_a_task() -> None:
         of("t3", "f", "alone", 1.0),
         of("t4", "g", "nan", float("nan")), of("t4", "h", "low", 0.1), of("t4", "i", "high", 0.2),
     ]  # fmt: skip
-    rewards = {one.key: one.reward for one in rollouts if one.reward is not None}
+    rewards = [(one.key, one.reward) for one in rollouts if one.reward is not None]
     pairs = PreferencePairs.best_and_worst(rewards)
     rows = list(pairs.rows(rollouts))
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows] == [
@@ -120,7 +120,7 @@ def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() 
         of("t1", "a", "x", 0.0, "one?"), of("t1", "b", "y", 1.0, "two?"),
         of("t2", "c", "same", 0.0), of("t2", "d", "same", 1.0),
     ]  # fmt: skip
-    rewards = {one.key: float(one.reward or 0) for one in rollouts}
+    rewards = [(one.key, float(one.reward or 0)) for one in rollouts]
     pairs = PreferencePairs.best_and_worst(rewards)
     assert list(pairs.rows(rollouts)) == []
     assert pairs.n_skipped == 2

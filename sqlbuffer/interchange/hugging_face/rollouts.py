@@ -1,6 +1,6 @@
 """Rollouts of language models out of a stream of steps: conversations, and rows for trainers."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -119,11 +119,8 @@ class RolloutRows:
     def _pairs(self, stream: BufferStream, episodes: "_Episodes") -> Iterator[dict[str, Any]]:
         """Yield preference pairs: the first reading sums the rewards, the second makes the rows."""
         pieces = stream.pieces(1)
-        totals: dict[EpisodeKey, float] = {}
-        for piece in pieces:
-            for batch in piece:
-                _add_rewards(totals, batch)
-        pairs = PreferencePairs.best_and_worst({**totals, **episodes.rewards}, self.min_margin)
+        rewards = _rewards(pieces, episodes)
+        pairs = PreferencePairs.best_and_worst(rewards, self.min_margin)
         yield from pairs.rows(self._conversations(pieces, episodes, pairs))
         self.n_skipped = pairs.n_skipped
 
@@ -212,13 +209,26 @@ def optional_values(batch: ColumnBatch, name: str) -> list[Any]:
     return found
 
 
-def _add_rewards(totals: dict[EpisodeKey, float], batch: ColumnBatch) -> None:
-    """Add the rewards of steps to those of their episodes."""
-    keys = (batch.column(name) for name in ("task_id", "agent_id", "episode_id"))
-    for task, agent, episode, reward in zip(*keys, optional_values(batch, "reward"), strict=True):
-        if reward is not None:
-            key = key_of(task, agent, episode)
-            totals[key] = totals.get(key, 0.0) + reward
+def _rewards(
+    pieces: Sequence[StreamPiece], episodes: _Episodes
+) -> Iterator[tuple[EpisodeKey, float]]:
+    """Yield the reward of each episode: its own, or the sum of those of its steps."""
+    totals: dict[EpisodeKey, float] = {}
+    for piece in pieces:
+        for batch in piece:
+            ended = episodes.ended_at(batch.seq)
+            names = ("task_id", "agent_id", "episode_id", "seq")
+            keys = zip(*(batch.column(name) for name in names), strict=True)
+            rewards = optional_values(batch, "reward")
+            for (task, agent, episode, seq), reward in zip(keys, rewards, strict=True):
+                key = key_of(task, agent, episode)
+                if reward is not None:
+                    totals[key] = totals.get(key, 0.0) + reward
+                if seq in ended:
+                    total = episodes.rewards.get(key, totals.pop(key, None))
+                    if total is not None:
+                        yield key, total
+    yield from totals.items()
 
 
 def _row(form: RolloutForm, conversation: Conversation) -> dict[str, Any] | None:
