@@ -3,12 +3,13 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from uuid import uuid4
 
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import ExportError
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.export_report import ExportReport
@@ -17,8 +18,6 @@ from sqlbuffer.interchange.output_folder import is_full
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
-
-OnProgress = Callable[[int, int, range], None]
 
 
 def export_jsonl(

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import FieldError, FileImportError
 from sqlbuffer.interchange.buffer_opening import found_buffer
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
@@ -19,8 +20,6 @@ from sqlbuffer.interchange.jsonl.line_source import lines_of
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.database.urls import Database
 
-# Called with the steps stored so far, the lines read so far and the range of lines, if it is known.
-OnProgress = Callable[[int, int, range], None]
 LINES_AT_ONCE = 1_000
 BYTES_AT_ONCE = 2**23
 _ROW = re.compile(r"row (\d+): ")

@@ -1,6 +1,6 @@
 """Append the steps of Parquet files to a buffer as new ones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from orjson import JSONDecodeError, loads
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import FieldError, FileImportError
 from sqlbuffer.fields.declarations import VARIABLE
 from sqlbuffer.fields.near_names import near_name
@@ -20,7 +21,6 @@ from sqlbuffer.interchange.parquet.parquet_files import ParquetFiles
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.database.urls import Database
 
-OnProgress = Callable[[int, int, range], None]
 _OTHER_NAMES = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value", "action": "actions"}
 _PAYLOADS = ("state", "actions", "messages", "extra")
 _META = (

@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.dataset_card import CARD, steps_card
 from sqlbuffer.interchange.export_report import ExportReport
@@ -19,8 +20,6 @@ from sqlbuffer.interchange.parquet.row_groups import RowGroups
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
 
-# Called with the steps exported so far, the last number that was read and the range of numbers.
-OnProgress = Callable[[int, int, range], None]
 FILE_BYTES = 128 * 10**6
 
 

@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import CopyError
 from sqlbuffer.interchange.buffer_opening import found_buffer
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
@@ -19,8 +20,6 @@ from sqlbuffer.storage.copies.import_target import ImportTarget
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.store import BufferStore
 
-# Called with the steps imported so far, the steps read so far and the range of steps.
-OnProgress = Callable[[int, int, range], None]
 # Settings that decide what steps look like.
 _SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "priorities", "leases")
 
