@@ -1,6 +1,8 @@
 """What `SQLReplayBuffer` stores, returns and refuses."""
 
+import importlib
 import json
+import sys
 import time
 
 import numpy as np
@@ -17,6 +19,7 @@ from sqlbuffer.errors import (
     BufferNotFoundError,
     FieldError,
     InsufficientDataError,
+    MissingExtraError,
     SchemaMissingError,
     StorageUnreachableError,
     URLError,
@@ -434,6 +437,14 @@ def test_what_it_cannot_do_is_refused_at_construction(schema_url, options, messa
 def test_an_unknown_argument_is_refused(schema_url):
     with pytest.raises(TypeError, match="flush_s"):
         opened(schema_url, flush=1)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("sqlbuffer.integrations")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "stable_baselines3.common.buffers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install sqlbuffer\[sb3\]"):
+        importlib.import_module("sqlbuffer.integrations.sb3")
 
 
 def test_hindsight_is_refused(schema_url):
