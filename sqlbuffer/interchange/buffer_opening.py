@@ -1,7 +1,7 @@
 """Open the buffer that steps are imported into."""
 
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, StorageUnreachableError
+from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError
 from sqlbuffer.storage.database.urls import Database
 
 
@@ -9,5 +9,5 @@ def found_buffer(url: Database, name: str) -> ReplayBuffer | None:
     """Return a buffer that exists; None where it is to be made."""
     try:
         return ReplayBuffer(url, name, create=False)
-    except (BufferNotFoundError, SchemaMissingError, StorageUnreachableError):
+    except (BufferNotFoundError, SchemaMissingError):
         return None

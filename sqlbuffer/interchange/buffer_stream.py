@@ -194,9 +194,14 @@ class BufferStream:
             if self._keeper is not None and not self._has_pieces:
                 self._keeper.low_seq = max(end, self.low)
             yield batch, end
-        n_left = self.state.n_expected
-        if n_left is not None and self._source.hold is None:
-            self._source.check_left(self.state.range, n_left)
+        self._check_read(reader.n_read)
+
+    def _check_read(self, n_read: int) -> None:
+        """Raise if steps have left; where rows are evicted, each batch has looked."""
+        n_missing = (self.state.n_expected or 0) - n_read
+        hold = self._source.hold
+        if n_missing > 0 and not (hold is not None and hold.extend(self.low)):
+            raise self._source.missing(self.low + 1, self.high, f"{n_missing:,} of the ")
 
     def pieces(self, n: int) -> list[StreamPiece]:
         """Return parts that other processes may read while the stream is open.

@@ -111,6 +111,28 @@ def test_steps_that_leave_in_the_meantime_are_held(
     assert scalar(buffer_url, "SELECT count(*) FROM holds") == 0
 
 
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_steps_that_leave_although_they_were_held_are_an_error(
+    buffer_url: str, evict_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_CHUNKS", 1)
+    buffer = typed_steps(buffer_url, "source", evict_by=evict_by)
+
+    def evict() -> None:  # as if the process had slept for longer than a hold lasts
+        with connected(buffer_url) as connection:
+            connection.exec_driver_sql("DELETE FROM holds")
+            connection.commit()
+        for i in range(5):
+            buffer.extend(columns(40, i), task_id=f"later-{i}")
+
+    with BufferStream(buffer) as stream:
+        batches = iter(stream)
+        next(batches)
+        evict()
+        with pytest.raises(CopyError, match=r"left .* before they were"):
+            list(batches)
+
+
 def test_a_stream_is_read_while_it_is_open(buffer_url: str) -> None:
     buffer = json_rows(buffer_url, "source")
     with pytest.raises(CopyError, match="read inside `with`"):

@@ -34,6 +34,9 @@ class ColumnReader:
     Args:
         source: The steps, and the hold on them.
         fields: Which typed fields; all by default.
+
+    Attributes:
+        n_read: How many steps it has read, with those that do not match.
     """
 
     def __init__(self, source: CopySource, fields: Sequence[str] | None = None) -> None:
@@ -42,6 +45,7 @@ class ColumnReader:
         self._fields = tuple(self._layout.specs) if fields is None else tuple(fields)
         self._has_chunks = info.has_chunks
         self._sessions: dict[int, str] = {}
+        self.n_read = 0
 
     def batch(self, copied: CopiedRange) -> tuple[ColumnBatch, int]:
         """Return the next steps behind the cursor, and the number that they end with.
@@ -50,9 +54,11 @@ class ColumnReader:
             CopyError: Some of them have left.
             FieldError: A step is damaged.
         """
-        return self.source.read(lambda connection: self._batch(connection, copied))
+        batch, end, n_read = self.source.read(lambda connection: self._batch(connection, copied))
+        self.n_read += n_read
+        return batch, end
 
-    def _batch(self, connection: Connection, copied: CopiedRange) -> tuple[ColumnBatch, int]:
+    def _batch(self, connection: Connection, copied: CopiedRange) -> tuple[ColumnBatch, int, int]:
         stored = self.source.batch_in(connection, copied)
         tables = {rows.table.name: rows for rows in stored.tables}
         main = tables["chunks" if self._has_chunks else "experiences"]
@@ -70,7 +76,7 @@ class ColumnReader:
             is_kept &= ~np.isin(batch.seq, np.array(deleted.numbers, np.int64))
         overlay = _Overlay(batch, tables)
         overlay.apply()
-        return kept_steps(batch, is_kept), stored.end
+        return kept_steps(batch, is_kept), stored.end, stored.n_read
 
 
 def episode_pages(source: CopySource, copied: CopiedRange) -> Iterator[TableRows]:
