@@ -9,8 +9,8 @@ from tests.support.sql import run, scalar
 
 
 @pytest.mark.slow
-def test_four_collectors_and_a_learner_share_one_url(schema_url, tmp_path):
-    words = command("sb3_collectors.py", "--url", schema_url, "--quick")
+def test_four_collectors_and_a_learner_share_one_url(postgres_url, tmp_path):
+    words = command("sb3_collectors.py", "--url", postgres_url, "--quick")
     with started(tmp_path, *words) as (process, read):
         process.wait(120)
         printed = read()
@@ -20,5 +20,5 @@ def test_four_collectors_and_a_learner_share_one_url(schema_url, tmp_path):
     assert int(updates) == 100
     assert int(steps) >= 800
     agents = "SELECT DISTINCT agent_id FROM v_experiences WHERE buffer = 'pendulum' ORDER BY 1"
-    assert run(schema_url, agents) == [(f"collector-{number}",) for number in range(4)]
-    assert scalar(schema_url, "SELECT sampled FROM v_flow") >= 100 * 32
+    assert run(postgres_url, agents) == [(f"collector-{number}",) for number in range(4)]
+    assert scalar(postgres_url, "SELECT sampled FROM v_flow") >= 100 * 32

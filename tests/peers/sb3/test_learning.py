@@ -1,4 +1,4 @@
-"""Algorithms of Stable-Baselines3 learn from steps in a database."""
+"""Algorithms of Stable-Baselines3 learn from steps in a database, each from one of the two."""
 
 import pytest
 from stable_baselines3 import DQN, SAC
@@ -20,22 +20,22 @@ def mean_return_after(model, n_steps, wanted, most):
 
 
 @pytest.mark.slow
-def test_dqn_learns_cartpole(schema_url):
+def test_dqn_learns_cartpole(sqlite_url):
     model = DQN(
         "MlpPolicy", "CartPole-v1", seed=0, device="cpu", learning_rate=2.3e-3, batch_size=64,
         learning_starts=1_000, target_update_interval=10, train_freq=256, gradient_steps=128,
         exploration_fraction=0.16, exploration_final_eps=0.04,
         policy_kwargs={"net_arch": [256, 256]},
-        replay_buffer_class=SQLReplayBuffer, replay_buffer_kwargs={"url": schema_url},
+        replay_buffer_class=SQLReplayBuffer, replay_buffer_kwargs={"url": sqlite_url},
     )  # fmt: skip
     assert mean_return_after(model, 4_000, wanted=150, most=8) >= 150  # 20 at random
 
 
 @pytest.mark.slow
-def test_sac_learns_pendulum(schema_url):
+def test_sac_learns_pendulum(postgres_url):
     model = SAC(
         "MlpPolicy", "Pendulum-v1", seed=0, device="cpu", learning_rate=2e-3, batch_size=128,
         learning_starts=500, policy_kwargs={"net_arch": [64, 64]},
-        replay_buffer_class=SQLReplayBuffer, replay_buffer_kwargs={"url": schema_url},
+        replay_buffer_class=SQLReplayBuffer, replay_buffer_kwargs={"url": postgres_url, "create": True},
     )  # fmt: skip
     assert mean_return_after(model, 1_500, wanted=-400, most=8) >= -400  # -1200 at random
