@@ -65,9 +65,7 @@ class BareSQLite:
         self.buffer_id = buffer_id
         self.connection = sqlite3.connect(make_url(url).database or "", isolation_level=None)
         for pragma in CONNECTION_PRAGMAS:
-            # The targets were set when no file was mapped: what that saves is the library's.
-            if "mmap_size" not in pragma:
-                self.connection.execute(pragma)
+            self.connection.execute(pragma)
         columns = ["key", "buffer_id", "seq", *_PLAIN]
         marks = ", ".join("?" * len(columns))
         self._insert = f"INSERT INTO experiences ({', '.join(columns)}) VALUES ({marks})"

@@ -36,9 +36,6 @@ CONNECTION_PRAGMAS = (
     "PRAGMA synchronous = NORMAL",
     # The default of 2 MB is less than the hot pages of a million rows.
     "PRAGMA cache_size = -65536",
-    # Reads come from the file mapped into memory, up to 2 GB of it: pages are not copied into that
-    # cache. Random draws take a third less time. It is for reads alone; writes go the usual way.
-    "PRAGMA mmap_size = 2147418112",
     "PRAGMA temp_store = MEMORY",
     # After a checkpoint the WAL file is cut back to this, instead of keeping its largest size for
     # ever.
