@@ -36,6 +36,7 @@ def test_sac_learns_pendulum(postgres_url):
     model = SAC(
         "MlpPolicy", "Pendulum-v1", seed=0, device="cpu", learning_rate=2e-3, batch_size=128,
         learning_starts=500, policy_kwargs={"net_arch": [64, 64]},
-        replay_buffer_class=SQLReplayBuffer, replay_buffer_kwargs={"url": postgres_url, "create": True},
+        replay_buffer_class=SQLReplayBuffer,
+        replay_buffer_kwargs={"url": postgres_url, "create": True},
     )  # fmt: skip
     assert mean_return_after(model, 1_500, wanted=-400, most=8) >= -400  # -1200 at random
