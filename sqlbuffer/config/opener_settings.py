@@ -13,6 +13,9 @@ from sqlbuffer.config.buffer_config import (
 from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection, ConnectionSettings
 from sqlbuffer.errors import FieldError
 
+# Their names; `alpha` is in both models.
+SETTINGS = tuple(dict.fromkeys((*PLACES, *Connection.model_fields)))
+
 
 class OpenerSettings(BufferSettings, ConnectionSettings, total=False):
     """The settings that `ReplayBuffer` takes as keyword arguments."""
@@ -35,10 +38,9 @@ def with_settings(
         TypeError: An unknown setting, or something else than a model.
     """
     _check_models(config, connection)
-    known = (*PLACES, *Connection.model_fields)
     for name in settings:
-        if name not in known:
-            raise unknown_setting(name, known)
+        if name not in SETTINGS:
+            raise unknown_setting(name, SETTINGS)
     own = {name: settings[name] for name in Connection.model_fields if name in settings}
     stored = {
         name: value

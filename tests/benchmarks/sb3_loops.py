@@ -41,7 +41,8 @@ def _sac(**options: Any) -> SAC:
 
 def _sac_n_step(**options: Any) -> SAC:
     if "replay_buffer_class" in options:
-        options["replay_buffer_kwargs"] = {**options["replay_buffer_kwargs"], "n_steps": 3}
+        given = {**options["replay_buffer_kwargs"], "n_steps": 3, "gamma": 0.99}
+        options["replay_buffer_kwargs"] = given
         return _sac(**options)
     return _sac(n_steps=3)
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sqlbuffer.arguments import check_n_step
+from sqlbuffer.config.buffer_config import unknown_setting
+from sqlbuffer.config.opener_settings import SETTINGS
 from sqlbuffer.errors import BufferConfigError
 
 _OF_HER = ("n_sampled_goal", "goal_selection_strategy", "copy_info_dict")
@@ -13,6 +16,11 @@ _OWN = {
     "config": "give its settings one by one",
     "connection": "give its settings one by one",
 }
+# What `replay_buffer_kwargs` takes; the algorithm gives the other arguments.
+_ARGUMENTS = (
+    "url", "name", "create", "n_steps", "gamma", "task_id", "agent_id", "session_id",
+    "model_version", "mirror", "handle_timeout_termination",
+)  # fmt: skip
 HER = (
     "SQLReplayBuffer cannot relabel goals in hindsight (HER); take HerReplayBuffer from "
     "Stable-Baselines3, which keeps its steps in memory, or leave the arguments of HER out"
@@ -39,6 +47,7 @@ def check_arguments(given: Mapping[str, Any], *, optimize_memory_usage: bool) ->
 
     Raises:
         BufferConfigError: One of them; says what to do.
+        TypeError: An argument of an unknown name; says which is meant.
     """
     if any(name in given for name in _OF_HER):
         raise BufferConfigError(HER)
@@ -47,3 +56,32 @@ def check_arguments(given: Mapping[str, Any], *, optimize_memory_usage: bool) ->
     for name, why in _OWN.items():
         if name in given:
             raise BufferConfigError(f"SQLReplayBuffer takes no {name}=...: {why}; leave it out")
+    known = (*_ARGUMENTS, *SETTINGS)
+    for name in given:
+        if name not in known:
+            raise unknown_setting(name, known)
+
+
+def checked_gamma(n_steps: int, gamma: float | None) -> float:
+    """Return the discount of one step.
+
+    An algorithm does not tell its own to a class that is named in `replay_buffer_class`, and any
+    other one makes its targets wrong.
+
+    Args:
+        n_steps: How many steps a sample spans at most.
+        gamma: What was given; None: nothing was. It is not used then with a single step.
+
+    Raises:
+        BufferConfigError: There are several steps, and no discount.
+        ValueError, TypeError: A wrong value.
+    """
+    check_n_step(n_steps, 1.0 if gamma is None else gamma)
+    if gamma is not None:
+        return float(gamma)
+    if n_steps > 1:
+        raise BufferConfigError(
+            f"n_steps={n_steps} needs gamma=..., the same as the algorithm's own gamma, which does "
+            f"not reach the buffer: give gamma=0.99 in replay_buffer_kwargs where that is 0.99"
+        )
+    return 0.99  # of the algorithms of Stable-Baselines3; one step has no discount

@@ -11,12 +11,17 @@ from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sqlbuffer.arguments import check_n_step
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.opener_settings import OpenerSettings
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, URLError
-from sqlbuffer.integrations.sb3.arguments_refused import ARRAYS, HER, NO_ARRAYS, check_arguments
+from sqlbuffer.integrations.sb3.arguments_refused import (
+    ARRAYS,
+    HER,
+    NO_ARRAYS,
+    check_arguments,
+    checked_gamma,
+)
 from sqlbuffer.integrations.sb3.env_episodes import EnvEpisodes
 from sqlbuffer.integrations.sb3.sample_making import SampleMaker, Samples
 from sqlbuffer.integrations.sb3.space_fields import ACTION, NEXT, SpaceFields
@@ -49,7 +54,8 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         create: See `sqlbuffer.ReplayBuffer`.
         n_steps: How many steps a sample spans at most. The algorithm's own `n_steps` does not reach
             a class that is named in `replay_buffer_class`.
-        gamma: Discount of one step, with `n_steps`.
+        gamma: Discount of one step: the algorithm's own `gamma`. It has no default where `n_steps`
+            is above 1.
         task_id: The task of all its episodes; each one's own id when left out.
         agent_id: Who acts; `default` when left out.
         session_id: The training session.
@@ -62,10 +68,11 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
             on; None: it is not stored.
 
     Raises:
-        BufferConfigError: HER or `optimize_memory_usage`; or the buffer is stored with other
-            settings.
+        BufferConfigError: HER or `optimize_memory_usage`; `n_steps` without `gamma`; or the buffer
+            is stored with other settings.
         FieldError: The buffer is stored with other fields than those of the spaces.
         StorageUnreachableError: No database answers; see `sqlbuffer.ReplayBuffer` for others.
+        TypeError: An unknown argument.
 
     Example:
         >>> from stable_baselines3 import DQN
@@ -100,7 +107,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         name: str = "default",
         create: bool | None = None,
         n_steps: int = 1,
-        gamma: float = 0.99,
+        gamma: float | None = None,
         task_id: str | None = None,
         agent_id: str | None = None,
         session_id: str | None = None,
@@ -113,7 +120,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         check_arguments(settings, optimize_memory_usage=optimize_memory_usage)
         check_count("buffer_size", buffer_size, 1)
         check_count("n_envs", n_envs, 1)
-        check_n_step(n_steps, gamma)
+        gamma = checked_gamma(n_steps, gamma)
         # The attributes of SB3's buffers without their arrays, which hold all steps.
         self.observation_space, self.action_space = observation_space, action_space
         self.obs_shape = get_obs_shape(observation_space)

@@ -173,7 +173,7 @@ def test_batches_of_any_size_are_drawn(schema_url):
 
 
 def test_nothing_to_draw_is_an_error_until_there_is(schema_url):
-    with opened(schema_url, n_steps=3) as replay:
+    with opened(schema_url, n_steps=3, gamma=0.99) as replay:
         with pytest.raises(InsufficientDataError, match="0"):
             replay.sample(4)
         add_all(replay, made(1, 30))
@@ -423,6 +423,7 @@ def test_another_size_than_the_stored_one_is_refused(schema_url):
         ({"fields": {"x": "int64"}}, "spaces"),
         ({"n_steps": 0}, "n_step"),
         ({"gamma": 1.5}, "gamma"),
+        ({"n_steps": 3}, "n_steps=3 needs gamma"),
         ({"task_id": 5}, "task_id"),
         ({"size": 0}, "buffer_size"),
         ({"n_envs": 0}, "n_envs"),
@@ -434,9 +435,26 @@ def test_what_it_cannot_do_is_refused_at_construction(schema_url, options, messa
     assert ReplayBuffer.list(schema_url) == [] or "task_id" in options
 
 
-def test_an_unknown_argument_is_refused(schema_url):
-    with pytest.raises(TypeError, match="flush_s"):
-        opened(schema_url, flush=1)
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("flush", "flush_s"), ("nane", "name"), ("ulr", "url"), ("agent", "agent_id")],
+)
+def test_an_unknown_argument_is_refused(schema_url, given, meant):
+    with pytest.raises(TypeError, match=f"did you mean {meant}"):
+        opened(schema_url, **{given: 1})
+
+
+def test_an_unknown_argument_like_none_lists_all_once(schema_url):
+    with pytest.raises(TypeError) as found:
+        opened(schema_url, zzz=1)
+    listed = str(found.value).partition("there are ")[2].split(", ")
+    assert {"url", "name", "agent_id", "n_steps", "gamma", "flush_s"} <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+def test_the_gamma_of_an_algorithm_is_not_guessed(schema_url):
+    with pytest.raises(BufferConfigError, match="the algorithm's own gamma"):
+        model(schema_url, replay={"n_steps": 3}, gamma=0.5)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
