@@ -40,10 +40,10 @@ class ExportReport:
     seconds: float
 
     def __str__(self) -> str:
-        parts = [_counted(self.n_steps, "step")]
+        parts = [counted(self.n_steps, "step")]
         if self.n_episodes is not None:
-            parts.append(_counted(self.n_episodes, "episode"))
-        parts.append(f"{_counted(self.n_files, 'file')} of {shown_size(self.n_bytes)}")
+            parts.append(counted(self.n_episodes, "episode"))
+        parts.append(f"{counted(self.n_files, 'file')} of {shown_size(self.n_bytes)}")
         rate = f"{self.n_steps / max(self.seconds, 1e-9):,.0f} steps/s"
         return (
             f"exported {self.source} to {self.path}: {', '.join(parts)}, in {self.seconds:.1f} s "
@@ -51,5 +51,6 @@ class ExportReport:
         )
 
 
-def _counted(n: int, what: str) -> str:
+def counted(n: int, what: str) -> str:
+    """Return a number with its noun: "1 step", "1,000 steps"."""
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

@@ -19,13 +19,13 @@ class Conversation:
     Attributes:
         task_id: The task.
         agent_id: The agent of its first step.
-        episode_id: The episode; None: all steps of the task and agent that have none.
+        episode_id: The episode; None: steps of the task and agent that have none.
         messages: Its messages; see `sqlbuffer.llm.messages.joined_messages`.
         reward: The episode's own reward, or else the sum of the rewards of its steps; None: there
             is neither.
+        status: `complete`, `aborted`, or `open`: the episode has not ended.
         stop_reason: `stop_reason` or `finish_reason` of the last step's `extra`, or else
-            `terminated` or `truncated`, or else the status of the episode: `complete`, `aborted` or
-            `open`.
+            `terminated` or `truncated`, or else the status.
         n_steps: How many steps it has.
         model_version: Version of the model that acted in its first step.
         session_id: Training session of its first step.
@@ -42,15 +42,11 @@ class Conversation:
     episode_id: str | None
     messages: list[Message]
     reward: float | None
+    status: str
     stop_reason: str
     n_steps: int
     model_version: int | None
     session_id: str | None
-
-    @property
-    def key(self) -> EpisodeKey:
-        """Its task and episode, or its task and agent."""
-        return key_of(self.task_id, self.agent_id, self.episode_id)
 
 
 def conversation(
@@ -71,8 +67,8 @@ def conversation(
     total = float(sum(rewards)) if rewards else None
     return Conversation(
         meta.task_id, meta.agent_id, meta.episode_id, _messages(rows),
-        total if episode_reward is None else episode_reward, _stop_reason(last, status), len(rows),
-        meta.model_version, meta.session_id,
+        total if episode_reward is None else episode_reward, status, _stop_reason(last, status),
+        len(rows), meta.model_version, meta.session_id,
     )  # fmt: skip
 
 
@@ -80,7 +76,8 @@ def conversation(
 class ConversationAssembler:
     """Collects steps that come in insert order until their episodes have ended.
 
-    It keeps the steps of episodes that have begun and not ended.
+    It keeps the steps of episodes that have begun and not ended. Steps without an episode are one
+    until a flag ends it, or until the number of the step does not rise.
 
     Attributes:
         episode_rewards: The own rewards of episodes that have one.
@@ -107,7 +104,11 @@ class ConversationAssembler:
         """
         for row in rows:
             key, data = episode_key(row), row.exp_data
-            self._open.setdefault(key, []).append(row)
+            known = self._open.setdefault(key, [])
+            if known and key[2] is None and row.exp_meta.step <= known[-1].exp_meta.step:
+                yield self._done(key, "complete")
+                known = self._open.setdefault(key, [])
+            known.append(row)
             status = (ended or {}).get(row.seq or 0)
             if data.terminated or data.truncated or status is not None:
                 yield self._done(key, status or "complete")
@@ -115,7 +116,7 @@ class ConversationAssembler:
     def rest(self) -> Iterator[Conversation]:
         """Yield the conversations that have not ended."""
         for key in list(self._open):
-            yield self._done(key, "open")
+            yield self._done(key, "complete" if key[2] is None else "open")
 
     def _done(self, key: EpisodeKey, status: str) -> Conversation:
         return conversation(self._open.pop(key), self.episode_rewards.get(key), status)

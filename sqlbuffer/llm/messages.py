@@ -7,7 +7,8 @@ from typing import Any
 Message = dict[str, Any]
 
 # Keys that a message keeps. Every message has the first two.
-MESSAGE_KEYS = ("role", "content", "name", "tool_call_id", "tool_calls")
+TEXT_KEYS = ("name", "tool_call_id", "reasoning_content", "thinking")
+MESSAGE_KEYS = ("role", "content", *TEXT_KEYS, "tool_calls")
 
 
 def normal_message(value: Any) -> Message:
@@ -15,7 +16,7 @@ def normal_message(value: Any) -> Message:
 
     A text is a message of the user. Content that is not a text, such as a list of parts, becomes
     JSON, but parts that are all texts are joined by line breaks. Tool calls have the form of
-    OpenAI's API, their arguments as JSON text.
+    OpenAI's API, their arguments as JSON text; a `function_call` becomes one of them.
 
     Args:
         value: A dict with a `role`, or a text.
@@ -34,19 +35,23 @@ def normal_message(value: Any) -> Message:
             f"a message is a dict with a 'role', or a text, and not {_short_json(value)}"
         )
     message: Message = {"role": value["role"], "content": _text(value.get("content"))}
-    for key in ("name", "tool_call_id"):
+    for key in TEXT_KEYS:
         if value.get(key) is not None:
             message[key] = str(value[key])
-    if calls := value.get("tool_calls"):
+    calls = list(value.get("tool_calls") or ())
+    if not calls and value.get("function_call"):
+        calls = [{"function": value["function_call"]}]
+    if calls:
         message["tool_calls"] = [_tool_call(call) for call in calls]
     return message
 
 
 def answer_messages(actions: Any) -> list[Message]:
-    """Return what an agent said by its actions; actions that are no text say nothing.
+    """Return what an agent said by its actions.
 
-    Texts are joined to one message of the assistant. A message stays what it is. AWorld's actions
-    (`policy_info`, `tool_name`, `action_name`, `params`) become one message with tool calls.
+    Texts are joined to one message of the assistant. A message stays what it is. A dict with `name`
+    and `arguments` is a tool call, and so are AWorld's actions (`policy_info`, `tool_name`,
+    `action_name`, `params`). Any other value is said as JSON.
 
     Args:
         actions: The actions of a step: None, a value, or a list of values.
@@ -56,21 +61,42 @@ def answer_messages(actions: Any) -> list[Message]:
         [{'role': 'assistant', 'content': '42'}]
     """
     values = actions if isinstance(actions, (list, tuple)) else [actions]
-    texts = [value for value in values if isinstance(value, str)]
-    if texts and len(texts) == len(values):
-        return [{"role": "assistant", "content": "\n".join(texts)}]
+    values = [value for value in values if value is not None]
     if values and all(isinstance(value, dict) and "policy_info" in value for value in values):
         return [_aworld_answer(values)]
-    return [normal_message(value) for value in values if _is_message(value)]
+    answers: list[Message] = []
+    said: list[str] = []
+    calls: list[Any] = []
+    for value in values:
+        if _is_message(value):
+            answers.append(normal_message(value))
+        elif isinstance(value, dict) and {"name", "arguments"} <= value.keys():
+            calls.append(_tool_call({"id": value.get("id"), "function": value}))
+        else:
+            said.append(_said(value))
+    if said or calls:
+        answer: Message = {"role": "assistant", "content": "\n".join(said)}
+        answers.append({**answer, "tool_calls": calls} if calls else answer)
+    return answers
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for key in ("text", "content"):
+            if isinstance(value.get(key), str):
+                return str(value[key])
+    return _json(value)
 
 
 def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
     """Join the messages of the steps of an episode to one conversation.
 
-    A step may hold the whole context up to it, or only the messages since the step before. It holds
-    the whole context if it begins with a system message, or if it begins as the conversation did
-    and is not shorter. Otherwise its messages are added, without those at their beginning that are
-    the last of the conversation already.
+    A step may hold the whole context up to it, or only the messages since the step before. Messages
+    that the conversation has already are not repeated: those that it begins with, a system message
+    that is its first, and those that it ends with. In a context that is given again, another text
+    of the assistant, such as one without its reasoning, does not replace what it said.
 
     Args:
         steps: `messages` and `actions` of each step, in the order of the steps.
@@ -85,14 +111,11 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
     conversation: list[Message] = []
     for messages, actions in steps:
         new = [normal_message(message) for message in _listed(messages)]
-        if new and _holds_whole_context(new, conversation):
-            conversation = new
-        else:
-            n_known = _overlap(conversation, new)
-            conversation = conversation[: len(conversation) - n_known] + new
-        answers = answer_messages(actions)
-        n_known = _overlap(conversation, answers)
-        conversation += answers[n_known:]
+        conversation = _extended(conversation, new)
+        # Numbers and other values of an agent without messages are not a conversation.
+        if conversation or _is_said(actions):
+            answers = answer_messages(actions)
+            conversation += answers[_overlap(conversation, answers) :]
     return conversation
 
 
@@ -117,23 +140,57 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
-def _holds_whole_context(new: list[Message], conversation: list[Message]) -> bool:
-    if new[0]["role"] == "system" or not conversation:
-        return True
-    return len(new) >= len(conversation) and _is_same(new[0], conversation[0])
+def _is_said(actions: Any) -> bool:
+    values = actions if isinstance(actions, (list, tuple)) else [actions]
+    return any(
+        isinstance(value, str) or _is_message(value) or "policy_info" in value
+        for value in values
+        if isinstance(value, (str, dict))
+    )
+
+
+def _extended(conversation: list[Message], new: list[Message]) -> list[Message]:
+    """Return a conversation with the messages of a step."""
+    n = len(conversation)
+    if len(new) >= n and _repeats(conversation, new[:n]):
+        return [*map(_richer, conversation, new), *new[n:]]
+    if conversation and new and new[0]["role"] == "system" and _is_same(new[0], conversation[0]):
+        new = new[1:]
+    n_known = _overlap(conversation, new)
+    return conversation + new[n_known:]
 
 
 def _overlap(conversation: list[Message], new: list[Message]) -> int:
     """Return how many messages at the end of a conversation are those that new ones begin with."""
     for n in range(min(len(conversation), len(new)), 0, -1):
-        if all(map(_is_same, conversation[-n:], new[:n])):
+        if _repeats(conversation[-n:], new[:n]):
             return n
     return 0
+
+
+def _repeats(said: list[Message], given: list[Message]) -> bool:
+    """Return True if messages are said ones, given again as context."""
+    if all(map(_is_same, said, given)):
+        return True
+    # Answers may differ, next to a question that is the same.
+    is_asked = any(message["role"] != "assistant" for message in said)
+    return is_asked and all(map(_is_alike, said, given))
 
 
 def _is_same(one: Message, other: Message) -> bool:
     # What a tool call looks like differs between an agent's answer and its context.
     return (one["role"], one["content"]) == (other["role"], other["content"])
+
+
+def _is_alike(one: Message, other: Message) -> bool:
+    return _is_same(one, other) or one["role"] == other["role"] == "assistant"
+
+
+def _richer(said: Message, given: Message) -> Message:
+    """Return what an agent said, with the tool calls that its context has of it."""
+    if "tool_calls" in given and "tool_calls" not in said:
+        return {**said, "tool_calls": given["tool_calls"]}
+    return said
 
 
 def _text(content: Any) -> str:

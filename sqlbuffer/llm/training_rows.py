@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlbuffer.llm.conversations import Conversation, EpisodeKey
+from sqlbuffer.llm.conversations import Conversation
 from sqlbuffer.llm.messages import prompt_length
 
 
@@ -13,7 +13,7 @@ def messages_row(conversation: Conversation) -> dict[str, Any]:
     """Return a row of a language modelling data set: `messages`.
 
     Example:
-        >>> row = Conversation("t", "a", None, [], 1.0, "terminated", 1, None, None)
+        >>> row = Conversation("t", "a", None, [], 1.0, "complete", "terminated", 1, None, None)
         >>> messages_row(row)
         {'messages': []}
     """
@@ -57,49 +57,48 @@ def preference_row(chosen: Conversation, rejected: Conversation) -> dict[str, An
 
 @dataclass
 class PreferencePairs:
-    """Pairs the best with the worst episode of each task.
+    """Pairs the best with the worst rollout of each task.
 
     Only tasks with two rewards that differ by more than `min_margin` have a pair. Of several best
-    or worst episodes the first counts.
+    or worst rollouts the first counts.
 
     Attributes:
-        pairs: The best and the worst episode of each task.
+        pairs: The numbers of the best and the worst rollout of each task.
+        n_skipped: How many pairs `rows` has made no row of.
 
     Example:
-        >>> rewards = [(("t", None, "1"), 0.0), (("t", None, "2"), 1.0), (("t", None, "3"), 0.5)]
-        >>> PreferencePairs.best_and_worst(rewards).pairs
-        [(('t', None, '2'), ('t', None, '1'))]
+        >>> rollouts = [(0, "t", 0.0), (1, "t", 1.0), (2, "t", 0.5)]
+        >>> PreferencePairs.best_and_worst(rollouts).pairs
+        [(1, 0)]
     """
 
-    pairs: list[tuple[EpisodeKey, EpisodeKey]]
+    pairs: list[tuple[int, int]]
     n_skipped: int = 0
-    _partners: dict[EpisodeKey, EpisodeKey] = field(init=False)
-    _waiting: dict[EpisodeKey, Conversation] = field(init=False, default_factory=dict)
+    _waiting: dict[int, Conversation] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._partners = {one: other for pair in self.pairs for one, other in (pair, pair[::-1])}
+        self.partners = {one: other for pair in self.pairs for one, other in (pair, pair[::-1])}
         self._best = {best for best, _ in self.pairs}
 
     @classmethod
     def best_and_worst(
-        cls, rewards: Iterable[tuple[EpisodeKey, float]], min_margin: float = 0.0
+        cls, rollouts: Iterable[tuple[int, str, float]], min_margin: float = 0.0
     ) -> "PreferencePairs":
-        """Choose the pairs by the rewards of the episodes.
+        """Choose the pairs by their rewards.
 
         Args:
-            rewards: Of each episode; NaN counts as none.
+            rollouts: Number, task and reward of each; a reward of NaN counts as none.
             min_margin: Rewards of a pair differ by more than this.
         """
-        best: dict[str, tuple[EpisodeKey, float]] = {}
-        worst: dict[str, tuple[EpisodeKey, float]] = {}
-        for key, reward in rewards:
+        best: dict[str, tuple[int, float]] = {}
+        worst: dict[str, tuple[int, float]] = {}
+        for number, task, reward in rollouts:
             if math.isnan(reward):
                 continue
-            task = key[0]
             if task not in best or reward > best[task][1]:
-                best[task] = key, reward
+                best[task] = number, reward
             if task not in worst or reward < worst[task][1]:
-                worst[task] = key, reward
+                worst[task] = number, reward
         return cls(
             [
                 (high[0], worst[task][0])
@@ -108,26 +107,22 @@ class PreferencePairs:
             ]
         )
 
-    def __contains__(self, key: EpisodeKey) -> bool:
-        return key in self._partners
-
     def rows(self, conversations: Iterable[Conversation]) -> Iterator[dict[str, Any]]:
         """Yield a row of each pair, as soon as both conversations are there.
 
         Pairs that `preference_row` makes no row of are counted in `n_skipped`.
 
         Args:
-            conversations: Those of all pairs, in any order; others are ignored.
+            conversations: Those of all rollouts, in the order of their numbers.
         """
-        for one in conversations:
-            key = one.key
-            if key not in self._partners:
+        for number, one in enumerate(conversations):
+            if number not in self.partners:
                 continue
-            other = self._waiting.pop(self._partners[key], None)
+            other = self._waiting.pop(self.partners[number], None)
             if other is None:
-                self._waiting[key] = one
+                self._waiting[number] = one
                 continue
-            row = preference_row(*((one, other) if key in self._best else (other, one)))
+            row = preference_row(*((one, other) if number in self._best else (other, one)))
             if row is None:
                 self.n_skipped += 1
             else:

@@ -78,7 +78,7 @@ def test_assembles_episodes_that_are_written_in_turns() -> None:
         ("y", 2, 9.0),
         ("x", 2, None),
     ]
-    assert [one.stop_reason for one in assembler.rest()] == ["open"]
+    assert [(one.status, one.stop_reason) for one in assembler.rest()] == [("complete", "complete")]
     assert list(assembler.rest()) == []
 
 
@@ -97,6 +97,15 @@ def test_a_conversation_without_prompt_or_answer_is_no_row() -> None:
     assert prompt_completion_row(alone) is None
 
 
+def chosen(rollouts: list[Conversation], min_margin: float = 0.0) -> PreferencePairs:
+    numbered = [
+        (number, one.task_id, one.reward)
+        for number, one in enumerate(rollouts)
+        if one.reward is not None
+    ]
+    return PreferencePairs.best_and_worst(numbered, min_margin)
+
+
 def test_pairs_the_best_with_the_worst_of_a_task() -> None:
     rollouts = [
         of("t1", "a", "bad", 0.0), of("t1", "b", "good", 1.0), of("t1", "c", "fair", 0.5),
@@ -104,15 +113,12 @@ def test_pairs_the_best_with_the_worst_of_a_task() -> None:
         of("t3", "f", "alone", 1.0),
         of("t4", "g", "nan", float("nan")), of("t4", "h", "low", 0.1), of("t4", "i", "high", 0.2),
     ]  # fmt: skip
-    rewards = [(one.key, one.reward) for one in rollouts if one.reward is not None]
-    pairs = PreferencePairs.best_and_worst(rewards)
-    rows = list(pairs.rows(rollouts))
+    rows = list(chosen(rollouts).rows(rollouts))
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows] == [
         ("good", "bad"), ("high", "low"),
     ]  # fmt: skip
     assert (rows[0]["chosen_reward"], rows[0]["rejected_reward"]) == (1.0, 0.0)
-    wide = PreferencePairs.best_and_worst(rewards, min_margin=0.5)
-    assert len(wide.pairs) == 1
+    assert len(chosen(rollouts, min_margin=0.5).pairs) == 1
 
 
 def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() -> None:
@@ -120,11 +126,22 @@ def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() 
         of("t1", "a", "x", 0.0, "one?"), of("t1", "b", "y", 1.0, "two?"),
         of("t2", "c", "same", 0.0), of("t2", "d", "same", 1.0),
     ]  # fmt: skip
-    rewards = [(one.key, float(one.reward or 0)) for one in rollouts]
-    pairs = PreferencePairs.best_and_worst(rewards)
+    pairs = chosen(rollouts)
     assert list(pairs.rows(rollouts)) == []
     assert pairs.n_skipped == 2
     assert preference_row(rollouts[0], rollouts[1]) is None
+
+
+def test_steps_without_an_episode_begin_again_where_their_number_does_not_rise() -> None:
+    rows = [
+        DataRow(ExpMeta("sums", step=step), Experience(messages=[f"{i}"], actions=["!"]))
+        for i, step in enumerate((0, 1, 0, 1, 1))
+    ]
+    assembler = ConversationAssembler()
+    done = [*assembler.add(rows), *assembler.rest()]
+    assert [(one.n_steps, one.status) for one in done] == [
+        (2, "complete"), (2, "complete"), (1, "complete"),
+    ]  # fmt: skip
 
 
 def test_agents_that_speak_in_turns_are_one_episode() -> None:

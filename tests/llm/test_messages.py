@@ -32,10 +32,50 @@ def test_an_answer_that_the_messages_end_with_is_there_once() -> None:
     assert joined_messages([([QUESTION, FOUR], ["4"])]) == [QUESTION, FOUR]
 
 
-def test_a_context_that_was_rewritten_replaces_the_earlier_one() -> None:
+def test_a_context_that_was_rewritten_is_added_to_the_earlier_one() -> None:
     summary = {"role": "user", "content": "So far: 4."}
     steps = [([SYSTEM, QUESTION], ["4"]), ([SYSTEM, summary], ["Yes."])]
-    assert joined_messages(steps) == [SYSTEM, summary, YES]
+    assert joined_messages(steps) == [SYSTEM, QUESTION, FOUR, summary, YES]
+
+
+def test_a_system_message_before_only_what_is_new_loses_no_turn() -> None:
+    steps = [([SYSTEM, {"role": "user", "content": f"q{i}"}], [f"a{i}"]) for i in range(4)]
+    said = [message["content"] for message in joined_messages(steps)]
+    assert said == ["Be short.", "q0", "a0", "q1", "a1", "q2", "a2", "q3", "a3"]
+
+
+def test_a_window_of_the_context_loses_no_turn() -> None:
+    turns = [
+        {"role": role, "content": f"{role[0]}{i}"}
+        for i in range(4)
+        for role in ("user", "assistant")
+    ]
+    steps = [([SYSTEM, *turns[max(0, 2 * i - 2) : 2 * i + 1]], [f"a{i}"]) for i in range(4)]
+    assert joined_messages(steps) == [SYSTEM, *turns]
+
+
+def test_an_answer_without_its_reasoning_in_the_next_context_does_not_replace_it() -> None:
+    steps = [
+        ([SYSTEM, QUESTION], ["<think>2 + 2</think>4"]),
+        ([SYSTEM, QUESTION, FOUR, SURE], ["Yes."]),
+    ]
+    said = [message["content"] for message in joined_messages(steps)]
+    assert said == ["Be short.", "2 + 2?", "<think>2 + 2</think>4", "Sure?", "Yes."]
+
+
+def test_tool_calls_that_only_the_context_has_are_kept() -> None:
+    call = {"id": "1", "function": {"name": "add", "arguments": "{}"}}
+    given = {"role": "assistant", "content": "I add.", "tool_calls": [call]}
+    tool = {"role": "tool", "content": "4", "tool_call_id": "1"}
+    steps = [([QUESTION], ["I add."]), ([QUESTION, given, tool], ["4"])]
+    joined = joined_messages(steps)
+    assert [message["role"] for message in joined] == ["user", "assistant", "tool", "assistant"]
+    assert joined[1]["tool_calls"][0]["function"]["name"] == "add"
+
+
+def test_answers_one_after_the_other_are_all_there() -> None:
+    other = {"role": "assistant", "content": "5"}
+    assert joined_messages([([FOUR], None), ([other, SURE], None)]) == [FOUR, other, SURE]
 
 
 def test_the_same_question_twice_is_asked_twice() -> None:
@@ -114,9 +154,51 @@ def test_actions_of_aworld_become_one_message_with_tool_calls() -> None:
     ]
 
 
-@pytest.mark.parametrize("actions", [None, [], [0], 3, [{"x": 1}], [None]])
-def test_actions_that_are_no_text_say_nothing(actions: object) -> None:
+@pytest.mark.parametrize("actions", [None, [], [None]])
+def test_no_action_says_nothing(actions: object) -> None:
     assert answer_messages(actions) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        ({"text": "hi"}, "hi"),
+        ({"content": "hi"}, "hi"),
+        ({"type": "text", "text": "hi"}, "hi"),
+        ({"tool": "f"}, '{"tool": "f"}'),
+        ([1, 2], "[1, 2]"),
+        (1, "1"),
+    ],
+)
+def test_other_actions_in_a_conversation_are_said_as_text(action: object, text: str) -> None:
+    assert joined_messages([([QUESTION], [action])]) == [
+        QUESTION,
+        {"role": "assistant", "content": text},
+    ]
+
+
+def test_an_action_with_a_name_and_arguments_is_a_tool_call() -> None:
+    (answer,) = answer_messages(["Let me see.", {"name": "add", "arguments": {"a": 1}}])
+    assert answer["content"] == "Let me see."
+    assert answer["tool_calls"] == [
+        {"id": None, "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    ]
+
+
+def test_a_function_call_becomes_a_tool_call() -> None:
+    given = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "f", "arguments": "{}"},
+    }
+    assert normal_message(given)["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+def test_reasoning_is_kept() -> None:
+    given = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2", "weight": 0}
+    assert normal_message(given) == {
+        "role": "assistant", "content": "4", "reasoning_content": "2 and 2",
+    }  # fmt: skip
 
 
 def test_several_texts_are_one_message() -> None:

@@ -153,6 +153,23 @@ def test_rewards_of_judges_count(database_url: str) -> None:
     assert (row["chosen_reward"], row["rejected_reward"]) == (18.0, -5.0)
 
 
+def test_episodes_that_have_not_ended_well_are_not_in_pairs(database_url: str) -> None:
+    question = {"role": "user", "content": "2 + 2?"}
+    with ReplayBuffer(database_url, create=True) as buffer:
+        for answer, reward in (("4", 1.0), ("5", 0.5)):
+            with buffer.episode("sums") as episode:
+                episode.append(messages=[question], actions=[answer], reward=reward)
+        aborted, running = buffer.episode("sums"), buffer.episode("sums")
+        aborted.append(messages=[question], actions=["6"], reward=-5.0)
+        aborted.abort()
+        running.append(messages=[question], actions=["7"], reward=0.0)
+        buffer.flush()
+        (row,) = to_hf(buffer, "preference")
+        statuses = sorted(one["status"] for one in to_hf(buffer, "conversations"))
+    assert (row["chosen_reward"], row["rejected_reward"]) == (1.0, 0.5)
+    assert statuses == ["aborted", "complete", "complete", "open"]
+
+
 def test_an_empty_buffer_has_no_rows(database_url: str) -> None:
     with ReplayBuffer(database_url, create=True) as buffer:
         for rows in ("steps", "conversations", "messages", "prompt_completion", "preference"):

@@ -13,9 +13,11 @@ from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.dataset_card import CARD, rollouts_card
+from sqlbuffer.interchange.export_report import counted
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
 from sqlbuffer.interchange.output_folder import OutputFolder
 from sqlbuffer.interchange.parquet.arrow_schema import load_pyarrow
+from sqlbuffer.llm.messages import MESSAGE_KEYS
 from sqlbuffer.sizes import shown_size
 
 ROWS_AT_ONCE = 500
@@ -51,8 +53,8 @@ class RolloutExport:
     def __str__(self) -> str:
         skipped = f" and {self.n_skipped:,} skipped" if self.n_skipped else ""
         return (
-            f"exported to {self.path}: {self.n_rows:,} rows of {self.form}{skipped}, from "
-            f"{self.n_steps:,} steps, {shown_size(self.n_bytes)}, in {self.seconds:.1f} s"
+            f"exported to {self.path}: {counted(self.n_rows, 'row')} of {self.form}{skipped}, from "
+            f"{counted(self.n_steps, 'step')}, {shown_size(self.n_bytes)}, in {self.seconds:.1f} s"
         )
 
 
@@ -69,8 +71,8 @@ def export_rollouts(
 ) -> RolloutExport:
     """Write rollouts to a folder that `datasets.load_dataset` opens.
 
-    The folder has `train-00000.parquet` and so on. A message has `role` and `content`, and `name`,
-    `tool_call_id` and `tool_calls`, which are null where there is none.
+    The folder has `train-00000.parquet` and so on. A message has `role` and `content`, and other
+    keys (`MESSAGE_KEYS`), which are null where there is none.
 
     Args:
         buffer: The buffer.
@@ -140,11 +142,8 @@ def rollout_schema(form: RolloutForm) -> Any:
     text, function = pa.string(), [("name", pa.string()), ("arguments", pa.string())]
     call = pa.struct([("id", text), ("type", text), ("function", pa.struct(function))])
     message = pa.struct(
-        [
-            ("role", text), ("content", text), ("name", text), ("tool_call_id", text),
-            ("tool_calls", pa.list_(call)),
-        ]
-    )  # fmt: skip
+        [(key, pa.list_(call) if key == "tool_calls" else text) for key in MESSAGE_KEYS]
+    )
     messages, real, whole = pa.list_(message), pa.float64(), pa.int64()
     columns = {
         "messages": {"messages": messages},
@@ -155,7 +154,8 @@ def rollout_schema(form: RolloutForm) -> Any:
         },
         "conversations": {
             **dict.fromkeys(("task_id", "agent_id", "episode_id"), text),
-            "messages": messages, "reward": real, "stop_reason": text, "n_steps": whole,
+            "messages": messages, "reward": real, "status": text, "stop_reason": text,
+            "n_steps": whole,
             "model_version": whole, "session_id": text,
         },
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """Rollouts of language models out of a stream of steps: conversations, and rows for trainers."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,6 @@ from sqlbuffer.llm.conversations import (
     Conversation,
     ConversationAssembler,
     EpisodeKey,
-    episode_key,
     key_of,
 )
 from sqlbuffer.llm.training_rows import PreferencePairs, messages_row, prompt_completion_row
@@ -25,7 +24,7 @@ from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 
 RolloutForm = Literal["conversations", "messages", "prompt_completion", "preference"]
 ROLLOUT_FORMS: tuple[RolloutForm, ...] = get_args(RolloutForm)
-_META = ("task_id", "agent_id", "episode_id", "model_version", "session_id")
+_META = ("task_id", "agent_id", "episode_id", "step", "model_version", "session_id")
 _PAYLOADS = ("state", "actions", "messages", "extra")
 
 
@@ -35,17 +34,19 @@ class RolloutRows:
 
     Args:
         buffer: The buffer.
-        form: What a row is. `conversations`: an episode, with `messages`, `reward`, `stop_reason`
-            and its ids. `messages`, `prompt_completion` and `preference` are TRL's data sets of the
-            same names; a preference pair is the best and the worst episode of a task.
+        form: What a row is. `conversations`: an episode, with `messages`, `reward`, `status`,
+            `stop_reason` and its ids. `messages`, `prompt_completion` and `preference` are TRL's
+            data sets of the same names; a preference pair is the best and the worst of the episodes
+            of a task that have ended.
         condition: Which steps.
         min_margin: The rewards of a preference pair differ by more than this.
         on_progress: Called after each batch with the number of steps read so far, the last `seq`
             that was read, and the range of those to read.
 
     Attributes:
-        n_skipped: How many episodes or pairs the last iteration made no row of: those without an
-            answer, and pairs whose prompts differ or whose answers are equal.
+        n_skipped: How many episodes or pairs the last iteration made no row of: those without
+            messages, or without an answer, and pairs whose prompts differ or whose answers are
+            equal.
         n_steps: How many steps the last iteration has read.
 
     Raises:
@@ -100,28 +101,41 @@ class RolloutRows:
         self,
         pieces: list[StreamPiece],
         episodes: "_Episodes",
-        wanted: PreferencePairs | None = None,
+        *,
+        has_messages: bool = True,
     ) -> Iterator[Conversation]:
-        """Yield the conversations of a stream, each when its last step was read."""
+        """Yield the conversations of a stream, each when its last step was read.
+
+        Args:
+            pieces: The stream.
+            episodes: What is known of its episodes.
+            has_messages: Whether their messages are wanted.
+        """
         assembler = ConversationAssembler(episodes.rewards)
         for piece in pieces:
             for batch in piece:
-                rows = data_rows(batch)
+                rows = data_rows(batch, has_payloads=has_messages)
                 self.n_steps += len(rows)
                 if self.on_progress is not None:
                     own = piece.range
                     self.on_progress(self.n_steps, int(batch.seq[-1]), range(own.low, own.high))
-                if wanted is not None:
-                    rows = [row for row in rows if episode_key(row) in wanted]
                 yield from assembler.add(rows, episodes.ended_at(batch.seq))
         yield from assembler.rest()
 
     def _pairs(self, stream: BufferStream, episodes: "_Episodes") -> Iterator[dict[str, Any]]:
-        """Yield preference pairs: the first reading sums the rewards, the second makes the rows."""
+        """Yield preference pairs: the first reading has the rewards, the second makes the rows."""
         pieces = stream.pieces(1)
-        rewards = _rewards(pieces, episodes)
-        pairs = PreferencePairs.best_and_worst(rewards, self.min_margin)
-        yield from pairs.rows(self._conversations(pieces, episodes, pairs))
+
+        found = self._conversations(pieces, episodes, has_messages=False)
+
+        def rollouts() -> Iterator[tuple[int, str, float]]:
+            for number, each in enumerate(found):
+                if each.reward is not None and each.status == "complete":
+                    yield number, each.task_id, each.reward
+
+        pairs = PreferencePairs.best_and_worst(rollouts(), self.min_margin)
+        self.n_steps = 0
+        yield from pairs.rows(self._conversations(pieces, episodes))
         self.n_skipped = pairs.n_skipped
 
 
@@ -167,34 +181,34 @@ class _Episodes:
         return dict(zip(self.ends[low:high].tolist(), statuses, strict=True))
 
 
-def data_rows(batch: ColumnBatch) -> list[DataRow]:
-    """Return steps with their keys, JSON values, rewards and flags; without typed fields."""
-    arrays = batch.column("arrays")
-    payloads = {
-        name: [decode(text, raw) for text, raw in zip(batch.column(name), arrays, strict=True)]
-        for name in _PAYLOADS
-    }
-    numbers = {name: optional_values(batch, name) for name in ("reward", "terminated", "truncated")}
-    metas = zip(*(batch.column(name) for name in _META), strict=True)
-    return [
-        DataRow(
-            ExpMeta(
-                task_id, agent_id=agent_id, episode_id=episode_id, model_version=model_version,
-                session_id=session_id,
-            ),
-            Experience(
-                **{name: payloads[name][i] for name in _PAYLOADS},
-                reward_t=numbers["reward"][i],
-                terminated=numbers["terminated"][i],
-                truncated=numbers["truncated"][i],
-            ),
-            id="",
-            seq=seq,
+def data_rows(batch: ColumnBatch, *, has_payloads: bool = True) -> list[DataRow]:
+    """Return steps with their keys, JSON values, rewards and flags; without typed fields.
+
+    Args:
+        batch: The steps.
+        has_payloads: Whether their JSON values are wanted.
+    """
+    metas = [
+        ExpMeta(
+            task_id, agent_id=agent_id, step=step, episode_id=episode_id,
+            model_version=model_version, session_id=session_id,
         )
-        for i, (seq, (task_id, agent_id, episode_id, model_version, session_id)) in enumerate(
-            zip(batch.seq.tolist(), metas, strict=True)
+        for task_id, agent_id, episode_id, step, model_version, session_id in zip(
+            *(optional_values(batch, name) for name in _META), strict=True
         )
     ]  # fmt: skip
+    numbers = {name: optional_values(batch, name) for name in ("reward", "terminated", "truncated")}
+    texts = {name: batch.column(name) for name in _PAYLOADS if has_payloads}
+    arrays = batch.column("arrays")
+    rows = []
+    for i, (seq, meta) in enumerate(zip(batch.seq.tolist(), metas, strict=True)):
+        values = {name: decode(own[i], arrays[i]) for name, own in texts.items()}
+        data = Experience(
+            **values, reward_t=numbers["reward"][i], terminated=numbers["terminated"][i],
+            truncated=numbers["truncated"][i],
+        )  # fmt: skip
+        rows.append(DataRow(meta, data, id="", seq=seq))
+    return rows
 
 
 def optional_values(batch: ColumnBatch, name: str) -> list[Any]:
@@ -209,31 +223,9 @@ def optional_values(batch: ColumnBatch, name: str) -> list[Any]:
     return found
 
 
-def _rewards(
-    pieces: Sequence[StreamPiece], episodes: _Episodes
-) -> Iterator[tuple[EpisodeKey, float]]:
-    """Yield the reward of each episode: its own, or the sum of those of its steps."""
-    totals: dict[EpisodeKey, float] = {}
-    for piece in pieces:
-        for batch in piece:
-            ended = episodes.ended_at(batch.seq)
-            names = ("task_id", "agent_id", "episode_id", "seq")
-            keys = zip(*(batch.column(name) for name in names), strict=True)
-            rewards = optional_values(batch, "reward")
-            for (task, agent, episode, seq), reward in zip(keys, rewards, strict=True):
-                key = key_of(task, agent, episode)
-                if reward is not None:
-                    totals[key] = totals.get(key, 0.0) + reward
-                if seq in ended:
-                    total = episodes.rewards.get(key, totals.pop(key, None))
-                    if total is not None:
-                        yield key, total
-    yield from totals.items()
-
-
 def _row(form: RolloutForm, conversation: Conversation) -> dict[str, Any] | None:
-    if form == "messages":
-        return messages_row(conversation) if conversation.messages else None
     if form == "prompt_completion":
         return prompt_completion_row(conversation)
-    return asdict(conversation)
+    if not conversation.messages:
+        return None
+    return messages_row(conversation) if form == "messages" else asdict(conversation)
