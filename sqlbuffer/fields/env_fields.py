@@ -59,16 +59,16 @@ def paths_of(name: str, space: Any) -> dict[str, tuple[Any, ...]]:
     Raises:
         FieldError: See `fields_from_env`.
     """
-    return {field: path for field, (path, _) in _parts(name, space).items()}
+    return {field: path for field, (path, _) in parts_of(name, space).items()}
 
 
 def _fields(name: str, space: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    parts = _parts(name, space).items()
+    parts = parts_of(name, space).items()
     return {field: (str(part.dtype), tuple(part.shape or ())) for field, (_, part) in parts}
 
 
-def _parts(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
-    """Return the path and the space of each field."""
+def parts_of(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
+    """Return the path and the space of each field; see `paths_of`."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -84,7 +84,7 @@ def _parts(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
         )
     found: dict[str, tuple[tuple[Any, ...], Any]] = {}
     for key, part in parts.items():
-        inner = _parts(f"{name}_{key}", part)
+        inner = parts_of(f"{name}_{key}", part)
         if double := set(inner) & set(found):
             raise FieldError(f"two parts of the space would be the field {min(double)!r}")
         found |= {field: ((key, *path), leaf) for field, (path, leaf) in inner.items()}

@@ -32,7 +32,7 @@ def test_minari_goes_out_and_in(run: Any, database_url: str, tmp_path: Path) -> 
     assert minari.load_dataset("cartpole/mine-v0").total_steps == len(buffer)
     again = run("export", database_url, *own)
     assert again.exit_code == 1
-    assert "there is a Minari data set 'cartpole/mine-v0' with 5 episodes" in again.stderr
+    assert "there is a Minari data set 'cartpole/mine-v0'; choose another name" in again.stderr
     assert run("export", database_url, *own, "--overwrite").exit_code == 0
 
     named = run("import", "cartpole/mine-v0", "named.db", "--format", "minari")

@@ -10,11 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from sqlbuffer import QueryBuilder, ReplayBuffer, fields_from_env
-from sqlbuffer.errors import FieldError, InsufficientDataError
+from sqlbuffer.errors import ExportError, FieldError, FileImportError, InsufficientDataError
 from sqlbuffer.interchange import export_minari, import_minari
 
-# Minari warns of each kind of metadata that is not given.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")
 NAMES = ("obs", "action", "reward", "terminated", "truncated")
 
 
@@ -178,6 +176,10 @@ def test_other_fields_become_infos_and_come_back(sqlite_url: str) -> None:
     import_minari(dataset, sqlite_url, "again")
     with ReplayBuffer(sqlite_url, "again") as again:
         assert_same(episodes(buffer), episodes(again))
+    import_minari(dataset, sqlite_url, "some", infos=["gate"])
+    assert set(ReplayBuffer(sqlite_url, "some").fields) == {"obs", "action", "gate"}
+    with pytest.raises(FieldError, match="has no info 'gates' of numbers of one shape; it has"):
+        import_minari(dataset, sqlite_url, "none", infos=["gates"])
     plain = export_minari(buffer, "plain-v0", fields=[])
     assert not next(iter(plain.iterate_episodes())).infos
 
@@ -249,17 +251,60 @@ def test_an_import_that_was_broken_off_goes_on(database_url: str) -> None:
 def test_a_data_set_is_not_overwritten_unless_asked(sqlite_url: str) -> None:
     buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"), n_episodes=2)
     export_minari(buffer, "recorded-v0")
-    with pytest.raises(FileExistsError, match="2 episodes; choose another name, or overwrite"):
+    with pytest.raises(ExportError, match="choose another name, or overwrite"):
         export_minari(buffer, "recorded-v0")
-    assert export_minari(buffer, "recorded-v0", overwrite=True).total_episodes == 2
+    with buffer.record(gymnasium.make("CartPole-v1")) as recording:
+        recording.reset()
+        recording.step(0)
+    again = export_minari(buffer, "recorded-v0", overwrite=True)
+    assert (again.id, again.total_episodes) == ("recorded-v0", 3)
+    assert list(minari.list_local_datasets()) == ["recorded-v0"]
 
 
-def test_an_export_that_was_broken_off_is_replaced(sqlite_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_export_that_is_broken_off_leaves_what_was_there(
+    sqlite_url: str, overwrite: bool
+) -> None:
     buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"), n_episodes=2)
+    if overwrite:
+        export_minari(buffer, "recorded-v0")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_minari(buffer, "recorded-v0", overwrite=overwrite, on_progress=stop)
+    assert list(minari.list_local_datasets()) == (["recorded-v0"] if overwrite else [])
+    if overwrite:
+        assert minari.load_dataset("recorded-v0").total_episodes == 2
+
+
+def test_an_environment_of_other_spaces_is_refused_before_anything_is_written(
+    sqlite_url: str,
+) -> None:
+    buffer = recorded(sqlite_url, gymnasium.make("Pendulum-v1"), n_episodes=1)
+    export_minari(buffer, "mine-v0")
+    with pytest.raises(
+        FieldError, match=r"'obs' is float32\(3,\), and the environment has float32"
+    ):
+        export_minari(buffer, "mine-v0", env="CartPole-v1", overwrite=True)
+    with pytest.raises(FieldError, match="the environment 'NoSuch-v1' cannot be made"):
+        export_minari(buffer, "mine-v0", env="NoSuch-v1", overwrite=True)
+    assert minari.load_dataset("mine-v0").total_episodes == 1
+
+
+def test_a_damaged_or_empty_data_set_is_named(sqlite_url: str, tmp_path: Path) -> None:
+    buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"), n_episodes=1)
     export_minari(buffer, "recorded-v0")
     metadata = tmp_path / "minari" / "recorded-v0" / "data" / "metadata.json"
-    metadata.write_text(metadata.read_text().replace('"total_episodes": 2', '"total_episodes": 0'))
-    assert export_minari(buffer, "recorded-v0").total_episodes == 2
+    whole = metadata.read_text()
+    metadata.write_text(whole.replace('"total_episodes": 1', '"total_episodes": 0'))
+    with pytest.raises(InsufficientDataError, match="has no episodes"):
+        import_minari("recorded-v0", sqlite_url, "again")
+    metadata.write_text(whole[:20])
+    with pytest.raises(FileImportError, match="cannot be read: JSONDecodeError"):
+        import_minari("recorded-v0", sqlite_url, "again")
+    assert "again" not in ReplayBuffer.list(sqlite_url)
 
 
 def test_an_empty_buffer_has_nothing_for_minari(sqlite_url: str) -> None:

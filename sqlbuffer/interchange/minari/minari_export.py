@@ -1,7 +1,8 @@
 """Write the whole episodes of a buffer to a Minari data set."""
 
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.errors import FieldError, InsufficientDataError
+from sqlbuffer.errors import ExportError, FieldError, InsufficientDataError
 from sqlbuffer.interchange.buffer_stream import BufferStream
 from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.interchange.minari.minari_spaces import DatasetSpaces, dataset_spaces
+from sqlbuffer.interchange.minari.new_dataset import NewDataset, dataset_folder
 from sqlbuffer.interchange.whole_episodes import Arrays, WholeEpisodes
 
 
@@ -37,7 +39,8 @@ def export_minari(
 
     The episodes are those that the buffer holds now; writers go on in the meantime. Left out are
     those that are open or aborted, that have lost steps, and that have no observation after the
-    last step. The data set is in the folder that `MINARI_DATASETS_PATH` names.
+    last step. The data set is in the folder that `MINARI_DATASETS_PATH` names, and appears there
+    when it is complete.
 
     Args:
         buffer: A buffer with typed fields, such as those of `fields_from_env`.
@@ -56,7 +59,7 @@ def export_minari(
     Raises:
         CopyError: Steps left the buffer before they were read.
         FieldError: The fields and the spaces do not fit, or Minari cannot hold a field.
-        FileExistsError: There is a data set of that name.
+        ExportError: There is a data set of that name.
         InsufficientDataError: The buffer has no whole episode.
         MissingExtraError: Minari is not installed.
     """
@@ -64,7 +67,7 @@ def export_minari(
     with _made(env) as made:
         spaces = dataset_spaces(buffer.fields, buffer.observation_fields, made)
     infos = _info_fields(buffer, spaces, fields)
-    _check_free(minari, dataset_id, overwrite)
+    _check_free(dataset_id, overwrite)
     read = (*spaces.observation_fields, *spaces.action_fields, *infos)
     with BufferStream(buffer, condition, fields=read) as stream:
         episodes = _episodes(stream, spaces, infos, on_progress)
@@ -74,12 +77,22 @@ def export_minari(
                 f"buffer {buffer.name!r} has no whole episode that matches; Minari takes episodes "
                 f"that have ended, with the observation after their last step"
             )
-        with suppress(FileNotFoundError):
-            minari.delete_dataset(dataset_id)
-        return minari.create_dataset_from_buffers(
-            dataset_id, chain([first], episodes), env=env, observation_space=spaces.observation,
-            action_space=spaces.action, data_format=data_format, jpeg_encoding=False, **metadata,
-        )  # fmt: skip
+        with _quiet(), NewDataset(minari, dataset_id) as new:
+            minari.create_dataset_from_buffers(
+                new.work_id, chain([first], episodes), env=env,
+                observation_space=spaces.observation, action_space=spaces.action,
+                data_format=data_format, jpeg_encoding=False, **metadata,
+            )  # fmt: skip
+            new.finish()
+    return minari.load_dataset(dataset_id)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out Minari's warning of each kind of metadata that is not given."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="minari")
+        yield
 
 
 @contextmanager
@@ -90,22 +103,21 @@ def _made(env: Any) -> Iterator[Any]:
         return
     import gymnasium
 
-    with gymnasium.make(env) as made:
+    try:
+        made = gymnasium.make(env)
+    except gymnasium.error.Error as error:
+        raise FieldError(f"the environment {env!r} cannot be made: {error}") from None
+    with made:
         yield made
 
 
-def _check_free(minari: Any, dataset_id: str, overwrite: bool) -> None:
-    """Raise if there is a data set of that name; one of an export that was broken off may go."""
-    try:
-        found = minari.load_dataset(dataset_id)
-    except FileNotFoundError:
+def _check_free(dataset_id: str, overwrite: bool) -> None:
+    if overwrite or not dataset_folder(dataset_id).exists():
         return
-    if found.total_episodes and not overwrite:
-        raise FileExistsError(
-            f"there is a Minari data set {dataset_id!r} with {found.total_episodes:,} episodes; "
-            f"choose another name, or overwrite it (`overwrite=True`, on the command line "
-            f"`--overwrite`)"
-        )
+    raise ExportError(
+        f"there is a Minari data set {dataset_id!r}; choose another name, or overwrite it "
+        f"(`overwrite=True`, on the command line `--overwrite`)"
+    )
 
 
 def _info_fields(

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.errors import FieldError
+from sqlbuffer.errors import FieldError, FileImportError, InsufficientDataError
 from sqlbuffer.fields.env_fields import fields_from_env, paths_of
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.minari.minari_package import minari_package
+from sqlbuffer.interchange.minari.new_dataset import dataset_folder
 from sqlbuffer.storage.database.urls import Database
 
 Paths = dict[str, tuple[Any, ...]]
@@ -28,6 +30,7 @@ def import_minari(
     *,
     task_id: str | None = None,
     agent_id: str = "default",
+    infos: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> ImportReport:
@@ -44,6 +47,7 @@ def import_minari(
         task_id: The task of all episodes; by default the id of the environment, or the name of the
             data set.
         agent_id: Who acted.
+        infos: Which infos become fields; by default all that are numbers of one shape.
         on_progress: Called after each episode with the number of steps so far, that number again,
             and a range of as many as there are in all.
         **settings: Settings of the buffer; see `ReplayBuffer`.
@@ -51,21 +55,28 @@ def import_minari(
     Raises:
         FieldError: A space of no fixed size, or the buffer has other fields.
         FileNotFoundError: There is no such data set.
+        FileImportError: The data set is damaged.
+        InsufficientDataError: It has no episodes.
         MissingExtraError: Minari is not installed.
     """
     began_at = time.monotonic()
     minari = minari_package("import_minari()")
-    if isinstance(dataset, (str, os.PathLike)):
-        path = Path(dataset) / "data"
-        dataset = minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(dataset)
+    dataset = _loaded(minari, dataset)
     task = task_id or (dataset.env_spec.id if dataset.env_spec else dataset.id)
     observed = paths_of("obs", dataset.observation_space)
     acted = paths_of("action", dataset.action_space)
-    infos = _info_specs(dataset)
+    specs = _info_specs(dataset)
+    if infos is not None:
+        if unknown := [name for name in infos if name not in specs]:
+            raise FieldError(
+                f"{dataset.id!r} has no info {unknown[0]!r} of numbers of one shape; it has "
+                f"{', '.join(map(repr, specs)) or 'none'}"
+            )
+        specs = {name: specs[name] for name in infos}
     declared = fields_from_env(dataset)
-    if double := set(infos) & set(declared["fields"]):
+    if double := set(specs) & set(declared["fields"]):
         raise FieldError(f"the infos have {min(double)!r}, and so have the spaces of the data set")
-    declared["fields"] = {**declared["fields"], **infos}
+    declared["fields"] = {**declared["fields"], **specs}
     counts = ImportCounts()
     with ReplayBuffer(url, name, **{**declared, **settings}) as buffer:
         for episode in dataset.iterate_episodes():
@@ -74,7 +85,7 @@ def import_minari(
             columns = {
                 **{name: values[:n] for name, values in observations.items()},
                 **_values(acted, episode.actions),
-                **{name: _info(dataset, episode, name) for name in infos},
+                **{name: _info(dataset, episode, name) for name in specs},
                 "reward": np.asarray(episode.rewards, np.float64),
                 "terminated": np.asarray(episode.terminations, np.bool_),
                 "truncated": np.asarray(episode.truncations, np.bool_),
@@ -93,6 +104,29 @@ def import_minari(
             dataset.id, f"{buffer.name!r} in {buffer.url}", counts.n_steps, counts.n_stored,
             counts.n_duplicates, counts.n_conflicts, False, time.monotonic() - began_at,
         )  # fmt: skip
+
+
+def _loaded(minari: Any, dataset: Any) -> Any:
+    """Return a data set, by its name or path; see `import_minari`."""
+    if not isinstance(dataset, (str, os.PathLike)):
+        return dataset
+    path = Path(dataset) / "data"
+    if not path.is_dir():
+        path = dataset_folder(str(dataset)) / "data"
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f"there is no Minari data set {str(dataset)!r} in {dataset_folder('')}; give its path, "
+            f"or set MINARI_DATASETS_PATH"
+        )
+    try:
+        found = minari.MinariDataset(path)
+    except (ValueError, KeyError, AssertionError) as error:
+        raise FileImportError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+    if not found.total_episodes:
+        raise InsufficientDataError(
+            f"{path} has no episodes; what wrote it may have been broken off"
+        )
+    return found
 
 
 def _values(paths: Paths, value: Any) -> dict[str, NDArray[Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.env_fields import paths_of, spaces_of
+from sqlbuffer.fields.env_fields import parts_of, paths_of, spaces_of
 from sqlbuffer.fields.specs import FieldSpec
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -67,7 +67,23 @@ def dataset_spaces(
             f"{', '.join(map(repr, specs)) or 'none'}; give the environment that was recorded, or "
             f"none"
         )
+    for prefix, space in (("obs", observation), ("action", action)):
+        for name, (_, leaf) in parts_of(prefix, space).items():
+            _check_fits(specs[name], leaf)
     return DatasetSpaces(observation, action, observed, acted)
+
+
+def _check_fits(spec: FieldSpec, space: Any) -> None:
+    shape = tuple(space.shape or ())
+    if (
+        spec.is_variable
+        or spec.shape != shape
+        or not np.can_cast(spec.dtype, space.dtype, "same_kind")
+    ):
+        raise FieldError(
+            f"field {spec.name!r} is {spec}, and the environment has {space.dtype}{shape or ''} "
+            f"there; give the environment that was recorded, or none"
+        )
 
 
 def _boxes(specs: Mapping[str, FieldSpec], observation_fields: Sequence[str]) -> DatasetSpaces:
@@ -121,8 +137,7 @@ def _nested(name: str, space: Any, arrays: Arrays) -> Any:
         return {key: _part(name, key, part, arrays) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_part(name, i, part, arrays) for i, part in enumerate(space.spaces))
-    array = arrays[name]
-    return array.astype(np.int8) if array.dtype.kind == "b" else array
+    return arrays[name].astype(space.dtype, copy=False)
 
 
 def _part(name: str, key: Any, part: Any, arrays: Arrays) -> Any:
