@@ -127,6 +127,7 @@ class BufferStream:
         """Hold the steps.
 
         Raises:
+            CopyError: The buffer is an unfinished copy or import.
             StorageBusyError: A transaction that writes to the buffer does not end.
         """
         self._buffer.flush()

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from sqlbuffer.errors import ExportError
+from sqlbuffer.interchange.work_place import WorkPlace
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(r"(steps-\d+|train-\d+|episodes)\.parquet|README\.md")
@@ -21,10 +22,11 @@ class OutputFolder:
         overwrite: Replace an export that is there.
 
     Attributes:
-        work: Where to write.
+        work: Where to write, inside `with`.
 
     Raises:
-        ExportError: There is something by that name; at the end, that the disk is full.
+        ExportError: There is something by that name, or no folder can be made; at the end, that the
+            disk is full.
     """
 
     def __init__(self, path: "str | os.PathLike[str]", *, overwrite: bool) -> None:
@@ -32,7 +34,6 @@ class OutputFolder:
         if os.path.lexists(self.path):
             self._check_free(overwrite)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.work = self.path.parent / f".{self.path.name}.partial-{uuid4().hex[:8]}"
 
     def _check_free(self, overwrite: bool) -> None:
         if not self.path.is_dir():
@@ -51,12 +52,12 @@ class OutputFolder:
             )
 
     def __enter__(self) -> "OutputFolder":
-        self.work.mkdir()
+        self._place = WorkPlace(self.path, Path.mkdir)
+        self.work = self._place.path
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self.work, ignore_errors=True)
+        self._place.close()
         if isinstance(error, OSError) and is_full(error):
             raise ExportError(
                 f"the disk of {self.path} is full ({error}); free space, or name a folder on "

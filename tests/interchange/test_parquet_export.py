@@ -1,6 +1,8 @@
 """`export_parquet` writes what a buffer holds."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import ExportError, FieldError
-from sqlbuffer.interchange import export_parquet
+from sqlbuffer.interchange import export_jsonl, export_parquet
 from tests.support.copied_buffers import FIELDS, json_rows, typed_steps
 
 
@@ -106,6 +108,43 @@ def test_an_export_that_is_broken_off_leaves_nothing(sqlite_url: str, tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         export_parquet(buffer, tmp_path / "out" / "deep", on_progress=interrupt)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("is_jsonl", [False, True])
+def test_what_a_killed_export_leaves_is_removed_by_the_next_one(
+    sqlite_url: str, tmp_path: Path, is_jsonl: bool
+) -> None:
+    buffer, out = typed_steps(sqlite_url, "source"), tmp_path / "out"
+    name = "export_jsonl" if is_jsonl else "export_parquet"
+    program = (
+        "import os, sys; from sqlbuffer import ReplayBuffer, interchange; "
+        "buffer = ReplayBuffer(sys.argv[1], 'source'); "
+        f"interchange.{name}(buffer, sys.argv[2], on_progress=lambda *_: os.kill(os.getpid(), 9))"
+    )
+    command = [sys.executable, "-c", program, sqlite_url, str(out)]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -9
+    assert len(list(tmp_path.glob(".out.partial-*"))) == 1
+    other = tmp_path / ".other.partial-01234567"
+    other.mkdir()
+    export = export_jsonl if is_jsonl else export_parquet
+    seen: list[int] = []
+
+    def export_at_the_same_time(*_: object) -> None:
+        seen.append(len(list(tmp_path.glob(".out.partial-*"))))
+        if len(seen) == 1:
+            export(buffer, out)
+
+    export(buffer, out, overwrite=True, on_progress=export_at_the_same_time)
+    assert seen[0] == 1
+    assert list(tmp_path.glob(".out.partial-*")) == []
+    assert other.exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(sqlite_url: str) -> None:
+    buffer = typed_steps(sqlite_url, "source")
+    for export in (export_jsonl, export_parquet):
+        with pytest.raises(ExportError, match=r"^/proc/out cannot be made: .*; name another path"):
+            export(buffer, "/proc/out")
 
 
 def test_steps_of_an_episode_lie_together_and_row_groups_end_with_episodes(

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import Engine, event
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.errors import FieldError, FileImportError, StorageReadOnlyError
+from sqlbuffer.errors import CopyError, FieldError, FileImportError, StorageReadOnlyError
 from sqlbuffer.interchange import export_parquet, import_parquet
 from tests.conftest import KINDS, MakeDatabaseUrl
 from tests.interchange.test_parquet_export import steps_of
@@ -116,11 +117,36 @@ def test_an_import_that_is_broken_off_goes_on_and_stores_nothing_twice(
         assert len(copy) == reached[-1] < len(source)
         with pytest.raises(StorageReadOnlyError, match="unfinished copy"):
             store_one(copy)
+        with pytest.raises(
+            CopyError, match=r"unfinished copy or import of .* again to complete it"
+        ):
+            export_parquet(copy, tmp_path / "part")
+        with pytest.raises(CopyError, match="unfinished copy or import"):
+            copy.copy_to(ReplayBuffer(buffer_url, "other", config=source.config))
+        assert not (tmp_path / "part").exists()
     report = import_parquet(out, buffer_url, "copy")
     assert (report.n_stored, report.n_duplicates) == (len(source) - reached[-1], reached[-1])
     again = import_parquet(out, buffer_url, "copy")
     assert (again.n_stored, again.n_duplicates) == (0, len(source))
     assert comparable(list(copy)) == comparable(list(source))
+
+
+def test_an_interrupt_inside_the_database_stays_one(sqlite_url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    source = typed_steps(sqlite_url, "source")
+    export_parquet(source, out)
+
+    def interrupt(_cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE copies"):
+            raise KeyboardInterrupt
+
+    event.listen(Engine, "do_execute", interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            import_parquet(out, sqlite_url, "copy")
+    finally:
+        event.remove(Engine, "do_execute", interrupt)
+    assert import_parquet(out, sqlite_url, "copy").n_stored == len(source)
 
 
 def store_one(buffer: ReplayBuffer) -> None:

@@ -78,7 +78,8 @@ def export(
 ) -> None:
     """Write the steps of a buffer to files, while writers write.
 
-    The output appears when it is complete. A command that was broken off leaves nothing.
+    The output appears when it is complete. A command that was broken off leaves nothing; what one
+    that was killed leaves, the next export to the same path removes.
     """
     from sqlbuffer.cli.buffer_choice import opened
     from sqlbuffer.cli.condition_options import condition_of

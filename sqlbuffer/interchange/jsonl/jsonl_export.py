@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from uuid import uuid4
 
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import ExportError
@@ -15,6 +14,7 @@ from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.export_report import ExportReport
 from sqlbuffer.interchange.jsonl.json_steps import json_lines
 from sqlbuffer.interchange.output_folder import is_full
+from sqlbuffer.interchange.work_place import WorkPlace
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
@@ -92,7 +92,8 @@ def _output(path: "str | os.PathLike[str]", overwrite: bool) -> Iterator[Any]:
             f"overwrite=True (--overwrite)"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = target.parent / f".{target.name}.partial-{uuid4().hex[:8]}"
+    place = WorkPlace(target, Path.touch)
+    work = place.path
     try:
         with work.open("wb") as file:
             yield file
@@ -107,7 +108,7 @@ def _output(path: "str | os.PathLike[str]", overwrite: bool) -> Iterator[Any]:
             ) from error
         raise
     finally:
-        work.unlink(missing_ok=True)
+        place.close()
 
 
 class _Stdout:

@@ -1,14 +1,17 @@
 """Begin a copy: what its source holds now, and what the target is to hold."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.errors import CopyError, StorageReadOnlyError
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.copies.copied_parts import SourceIdentity
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.copies.tables import copies
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
@@ -16,12 +19,35 @@ from sqlbuffer.storage.holds.hold import Hold
 
 
 def take_hold(source: CopySource) -> None:
-    """Hold the steps of a source, where it may be written. Writers under way may not see it yet."""
+    """Hold the steps of a source, where it may be written. Writers under way may not see it yet.
+
+    Raises:
+        CopyError: The source is itself an unfinished copy or import.
+    """
+    _check_finished(source.buffer)
     source.hold = Hold(source.buffer)
     try:
         source.hold.take()
     except StorageReadOnlyError:
         source.hold = None
+
+
+def _check_finished(buffer: OpenBuffer) -> None:
+    """Raise if a buffer is an unfinished copy: what is read of it would look whole."""
+    own = select(copies).where(copies.c.buffer_id == buffer.info.id, copies.c.finished_at.is_(None))
+
+    def look() -> Any:
+        with translated(buffer.url), buffer.engine.connect() as connection:
+            return connection.execute(own).one_or_none()
+
+    found = buffer.with_retries(look)
+    if found is not None:
+        raise CopyError(
+            f"buffer {buffer.info.name!r} in {buffer.shown_url} is an unfinished copy or import of "
+            f"{found.source_buffer!r} in {found.source_database}: it has {found.n_steps:,} steps, "
+            f"and is at seq {found.copied_seq:,} of {found.high_seq:,}; copy or import again to "
+            f"complete it, or drop it"
+        )
 
 
 def resume_copy(source: CopySource, target: CopyTarget, progress: CopyProgress) -> None:

@@ -1,8 +1,9 @@
 """Reads and deletes rows by their numbers on SQLite."""
 
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import Connection
@@ -110,7 +111,9 @@ def small_cache(driver: Any, size_kib: int) -> Iterator[None]:
     try:
         yield
     finally:
-        driver.execute(f"PRAGMA cache_size = {int(size)}")
+        # An interrupt has closed the connection, and is to be the error.
+        with suppress(sqlite3.ProgrammingError):
+            driver.execute(f"PRAGMA cache_size = {int(size)}")
 
 
 def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:

@@ -1,0 +1,96 @@
+"""Where an output is written before it is complete: next to its place, by another name."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from sqlbuffer.errors import ExportError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+class WorkPlace:
+    """A file or a folder next to another one, locked as long as its process lives.
+
+    Making one removes those of the same output whose process was killed.
+
+    Args:
+        target: What it becomes.
+        make: Makes it: `Path.touch`, `Path.mkdir`.
+
+    Attributes:
+        path: Where it is.
+
+    Raises:
+        ExportError: It cannot be made there.
+    """
+
+    def __init__(self, target: Path, make: Callable[[Path], None]) -> None:
+        self._lock: int | None = None
+        _remove_ended(target)
+        while self._lock is None:
+            self.path = target.parent / f".{target.name}.partial-{uuid4().hex[:8]}"
+            try:
+                make(self.path)
+            except OSError as error:
+                raise ExportError(
+                    f"{target} cannot be made: {error.strerror}; name another path"
+                ) from error
+            # Another export to the same path may have removed it before it was locked.
+            with suppress(FileNotFoundError):
+                self._lock = _locked(self.path)
+
+    def close(self) -> None:
+        """Remove what is there, and unlock it."""
+        if self.path.is_dir():
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.path.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _locked(path: Path) -> int:
+    """Return an open descriptor; the lock ends with its process."""
+    number = os.open(path, os.O_RDONLY)
+    if fcntl is not None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not path.exists():
+        os.close(number)
+        raise FileNotFoundError(path)
+    return number
+
+
+def _remove_ended(target: Path) -> None:
+    """Remove what exports to a path have left that were killed."""
+    own = re.compile(re.escape(f".{target.name}.partial-") + "[0-9a-f]{8}")
+    with suppress(OSError):
+        for path in target.parent.iterdir():
+            if own.fullmatch(path.name) and _is_ended(path):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def _is_ended(path: Path) -> bool:
+    """Return whether no process has a lock on it; False where locks are unknown."""
+    if fcntl is None:
+        return False
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(number)
+    return True
