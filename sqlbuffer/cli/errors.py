@@ -42,6 +42,7 @@ EXIT_CODES: tuple[tuple[type[errors.SQLBufferError], int], ...] = (
     (errors.BufferConfigError, 2),
     (errors.ConditionError, 2),
     (errors.FieldError, 2),
+    (errors.FileImportError, 2),
     (errors.StorageUnreachableError, 3),
     (errors.BufferNotFoundError, 3),
     (TaskNotFoundError, 3),

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from sqlbuffer.interchange.export_report import counted
+
 
 @dataclass
 class ImportCounts:
@@ -45,8 +47,10 @@ class ImportReport:
     seconds: float
 
     def __str__(self) -> str:
+        if not self.n_steps:
+            return f"{self.source} has no steps: none is stored in {self.target}"
         verb = "restored" if self.is_restored else "appended"
-        counts = f"{self.n_stored:,} of {self.n_steps:,} steps"
+        counts = f"{self.n_stored:,} of {counted(self.n_steps, 'step')}"
         if self.n_duplicates:
             counts += f", {self.n_duplicates:,} were there already"
         if self.n_conflicts:

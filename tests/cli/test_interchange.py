@@ -64,12 +64,38 @@ def test_lines_of_a_pipe_make_a_buffer(run):
     assert "appended standard input to 'b' in sqlite:///" in done.stdout
     assert [row.exp_data.state for row in ReplayBuffer("new.db", "b")] == [1]
     done = run("insert", "new.db", "--buffer", "b", "-", input='{"state": 2}\n{"stat": 3}\n')
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "line 2: unknown key 'stat' (did you mean state?)" in done.stderr
     assert "steps stored before it: 1" in done.stderr
     Path("more.jsonl").write_text('{"state": 3}\n')
     assert run("import", "more.jsonl", "new.db", "--buffer", "b").exit_code == 0
     assert [row.exp_data.state for row in ReplayBuffer("new.db", "b")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("line", ["{", '{"reward": "much"}', '{"x": "text"}', "[1]"])
+def test_a_first_line_that_is_wrong_makes_nothing(run, line):
+    done = run("insert", "new.db", "--buffer", "b", "-", input=line + '\n{"state": 1}\n')
+    assert done.exit_code == 2
+    assert "sqlbuffer: line 1: " in done.stderr
+    assert "steps stored before it: 0" in done.stderr
+    assert not Path("new.db").exists()
+
+
+def test_a_wrong_name_makes_nothing(run):
+    done = run("insert", "new.db", "--buffer", "", "-", input='{"state": 1}\n')
+    assert done.exit_code == 2
+    assert not Path("new.db").exists()
+
+
+def test_no_line_makes_no_buffer(run):
+    done = run("insert", "new.db", "--buffer", "b", "-", input="\n")
+    assert done.exit_code == 0, done.stderr
+    assert "standard input has no steps: none is stored in 'b' in sqlite:///" in done.stdout
+    assert "which is not made" in done.stdout
+    assert not Path("new.db").exists()
+    done = run("insert", "new.db", "--buffer", "b", "-", input='{"x": 1}\n')
+    assert "1 of 1 step, in" in done.stdout
+    assert list(ReplayBuffer("new.db", "b").fields) == ["x"]
 
 
 def test_words_that_mean_nothing_are_named(run, buffer_url):
@@ -81,7 +107,7 @@ def test_words_that_mean_nothing_are_named(run, buffer_url):
     assert done.exit_code == 2
     assert "parquet is not written to standard output" in done.stderr
     done = run("import", "nothing", "copy.db")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "there is no nothing" in done.stderr
     done = run("import", "nothing", "copy.db", "--column", "obs")
     assert done.exit_code == 2

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -120,9 +121,40 @@ def test_a_missing_buffer_gets_fields_for_other_keys(
     assert (row.fields["obs"].tolist(), row.exp_data.actions) == ([[1.5, 2.0]], [1])
 
 
+def test_numbers_are_those_of_python(buffer_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = [2**63, -(2**63) - 1, 2**64 - 1, 2**64, 123456789012345678901234567890]
+    state = {"big": big, "odd": [math.nan, math.inf, -math.inf], "text": "NaN"}
+    line = json.dumps({"state": state, "reward": math.nan})
+    piped(monkeypatch, "\ufeff" + line + "\n" + line)
+    assert insert_jsonl("-", buffer_url, "new").n_stored == 2
+    for row in ReplayBuffer(buffer_url, "new", create=False):
+        assert repr(row.exp_data.state) == repr(state)
+        assert repr(row.exp_data.reward_t) == "nan"
+
+
+def test_types_follow_from_the_first_lines(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [
+        {"obs": [1, 2], "n": 1, "some": [1]},
+        {"obs": [1.5, 2], "n": 2, "some": []},
+    ]
+    last = {"obs": [1, 2], "n": 0.5, "some": [1, 2]}
+    rows = [*given, *[given[1]] * 1_000, last]
+    piped(monkeypatch, "\n".join(json.dumps(row) for row in rows))
+    with pytest.raises(FieldError, match=r"line 1,003: field 'n': .*`sqlbuffer create --config`"):
+        insert_jsonl("-", sqlite_url, "new")
+    buffer = ReplayBuffer(sqlite_url, "new", create=False)
+    shown = {name: str(spec) for name, spec in buffer.fields.items()}
+    assert shown == {"obs": "float64(2,)", "n": "int64", "some": "int64(-1,)"}
+    assert len(buffer) == 1_002
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
+        ('{"reward": 1e400}', "line 3: no JSON .*number is infinity.*; write null"),
+        ('{"reward": [NaN, 1e400]}', r"line 3: no float holds the number 1e400; write null, or {"),
         ("{", r"line 3: no JSON \("),
         ("[1]", r"line 3: expected a JSON object with the values of a step, got \[1\]"),
         ('{"rewrd": 1}', r"line 3: unknown key 'rewrd' \(did you mean reward\?\)"),

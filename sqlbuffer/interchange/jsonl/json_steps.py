@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.scalar_tags import tag_float
@@ -206,26 +207,40 @@ def _field_value(spec: FieldSpec, value: Any) -> Any:
     return spec.cast(value)
 
 
-def declared_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return declarations of fields for the keys of a step that are not built in.
+def declared_fields(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return declarations of fields for those keys of the first step that are not built in.
+
+    Args:
+        trees: The first steps. A field of integers is one of floats where another step has floats.
 
     Raises:
         FileImportError: A value that no field can hold; names the key.
     """
     found = {}
-    for key, value in tree.items():
+    for key, value in trees[0].items():
         name = _OTHER_NAMES.get(key, key)
         if name in COLUMNS or name in _IGNORED:
             continue
-        try:
-            array = np.asarray(untag(value, b""))
-        except (ValueError, TypeError, KeyError):
-            array = np.asarray("text")
+        array = _array(value)
+        others = [_array(tree[key]) for tree in trees[1:] if tree.get(key) is not None]
         if array.dtype.kind not in "biuf":
             raise FileImportError(
                 f"key {key!r}: no typed field can be made of {str(value)[:40]!r}; put it into "
                 f"extra, or make the buffer before, with the fields that it is to have"
             )
         # An empty list says nothing of its items; the length varies.
-        found[key] = (str(array.dtype), array.shape if array.size else (-1,))
+        shape = array.shape if array.size else (-1,)
+        if any(other.shape == (0,) for other in others) and len(shape) == 1:
+            shape = (-1,)
+        is_float = array.dtype.kind in "iu" and any(
+            other.dtype.kind == "f" and other.size for other in others
+        )
+        found[key] = ("float64" if is_float else str(array.dtype), shape)
     return found
+
+
+def _array(value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(untag(value, b""))
+    except (ValueError, TypeError, KeyError):
+        return np.asarray("text")

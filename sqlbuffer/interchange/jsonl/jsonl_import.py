@@ -3,12 +3,11 @@
 import os
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
-
-import orjson
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
@@ -17,11 +16,17 @@ from sqlbuffer.interchange.buffer_opening import found_buffer
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.jsonl.json_steps import declared_fields, row_of_json
 from sqlbuffer.interchange.jsonl.line_source import lines_of
+from sqlbuffer.interchange.jsonl.parsed_lines import parsed_line
 from sqlbuffer.steps.data_rows import DataRow
-from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.urls import Database, shown_url
 
 LINES_AT_ONCE = 1_000
 BYTES_AT_ONCE = 2**23
+_UNSAFE = "cast it, or allow it with casting='unsafe'"
+_OTHER_FIELD = (
+    "write another value, or make a buffer whose field holds it (`sqlbuffer create --config`)"
+)
 _ROW = re.compile(r"row (\d+): ")
 
 
@@ -44,9 +49,10 @@ def insert_jsonl(
     Args:
         path: The file; `-` is standard input.
         url: The database; see `ReplayBuffer`.
-        name: The buffer. A missing one is made.
+        name: The buffer. A missing one is made when the first line is known to be right.
         fields: The typed fields of a buffer that is made; by default those keys of the first line
-            that are not built in, with 64 bits.
+            that are not built in, with 64 bits. Their types follow from the first lines, up to
+            1,000: integers are floats where one of these lines has a float.
         on_progress: Called after each batch.
 
     Raises:
@@ -77,10 +83,13 @@ def insert_jsonl(
                 if on_progress is not None:
                     on_progress(own.counts.n_stored, own.n_lines, range(own.n_lines))
         own.store()
-        buffer = own.opened({})
         counts = own.counts
+        if own.buffer is None:
+            target = f"{name!r} in {shown_url(resolve_url(url))}, which is not made"
+        else:
+            target = f"{name!r} in {own.buffer.url}"
         return ImportReport(
-            "standard input" if str(path) == "-" else str(path), f"{name!r} in {buffer.url}",
+            "standard input" if str(path) == "-" else str(path), target,
             counts.n_steps, counts.n_stored, counts.n_duplicates, counts.n_conflicts, False,
             time.monotonic() - began_at,
         )  # fmt: skip
@@ -98,6 +107,13 @@ class _Waiting:
     n_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class _Line:
+    number: int
+    raw: bytes
+    tree: Any
+
+
 class _Insertion:
     """Takes lines, and stores their steps."""
 
@@ -110,50 +126,80 @@ class _Insertion:
         *,
         is_pipe: bool,
     ) -> None:
-        self._buffer, self._url, self._name, self._fields = buffer, url, name, fields
+        self.buffer, self._url, self._name, self._fields = buffer, url, name, fields
+        self._first: list[_Line] = []  # they wait for the buffer that is made for them
         self._is_pipe, self.counts, self.n_lines = is_pipe, ImportCounts(), 0
         self._waiting = _Waiting([], [], [])
 
-    def opened(self, tree: Mapping[str, Any]) -> ReplayBuffer:
-        """Return the buffer; a missing one is made for steps like one."""
-        if self._buffer is None:
-            fields = declared_fields(tree) if self._fields is None else self._fields
-            self._buffer = ReplayBuffer(self._url, self._name, fields=dict(fields) or None)
-        return self._buffer
-
     def close(self) -> None:
         """Close the buffer."""
-        if self._buffer is not None:
-            self._buffer.close()
+        if self.buffer is not None:
+            self.buffer.close()
 
     @property
     def is_due(self) -> bool:
         """Whether there are many steps to store."""
         own = self._waiting
-        return len(own.rows) >= LINES_AT_ONCE or own.n_bytes >= BYTES_AT_ONCE
+        n_lines = len(own.rows) + len(self._first)
+        return n_lines >= LINES_AT_ONCE or own.n_bytes >= BYTES_AT_ONCE
 
     def take(self, line: bytes) -> None:
         """Take the next line; an empty one is left out."""
         self.n_lines += 1
-        if not line.strip():
+        raw = line.removeprefix(BOM_UTF8) if self.n_lines == 1 else line
+        if not raw.strip():
             return
         try:
-            tree = orjson.loads(line)
-            buffer = self.opened(tree if isinstance(tree, dict) else {})
-            row, priority = row_of_json(tree, buffer.fields)
-        except (orjson.JSONDecodeError, FileImportError, FieldError) as error:
-            self.store()
-            is_json = not isinstance(error, orjson.JSONDecodeError)
-            problem = str(error) if is_json else f"no JSON ({error})"
+            found = _Line(self.n_lines, raw, parsed_line(raw))
+        except FileImportError as error:
+            raise self._named(error, self.n_lines) from None
+        if self.buffer is None:
+            self._first.append(found)
+            self._waiting.n_bytes += len(raw)
+        else:
+            self._add(found)
+
+    def _named(self, error: FileImportError | FieldError, number: int) -> Exception:
+        """Store what comes before a line; return the error of that line."""
+        self.store()
+        kind = FieldError if isinstance(error, FieldError) else FileImportError
+        text = str(error).replace(_UNSAFE, _OTHER_FIELD)
+        return kind(f"line {number:,}: {text}; {self._stored}")
+
+    def _begin(self) -> None:
+        """Make the buffer that is missing, for the lines that are there."""
+        first, self._first = self._first, []
+        if not first:
+            return
+        try:
+            trees = [line.tree for line in first if isinstance(line.tree, dict)]
+            fields = self._fields
+            if fields is None:
+                fields = declared_fields(trees) if isinstance(first[0].tree, dict) else {}
+            # Nothing is made before it is known that the first step can be stored.
+            with ReplayBuffer("sqlite://", self._name, fields=dict(fields) or None) as trial:
+                trial.store_batch([row_of_json(first[0].tree, trial.fields)[0]])
+        except (FileImportError, FieldError) as error:
             kind = FieldError if isinstance(error, FieldError) else FileImportError
-            raise kind(f"line {self.n_lines:,}: {problem}; {self._stored}") from None
+            raise self._named(kind(_ROW.sub("", str(error), 1)), first[0].number) from None
+        self.buffer = ReplayBuffer(self._url, self._name, fields=dict(fields) or None)
+        self._waiting.n_bytes = 0
+        for line in first:
+            self._add(line)
+
+    def _add(self, line: _Line) -> None:
+        assert self.buffer is not None
+        try:
+            row, priority = row_of_json(line.tree, self.buffer.fields)
+        except (FileImportError, FieldError) as error:
+            raise self._named(error, line.number) from None
         own = self._waiting
-        if not self._is_pipe and (not isinstance(tree, dict) or tree.get("id") is None):
-            row.id = f"{blake2b(line.strip(), digest_size=12).hexdigest()}-{self.n_lines}"
+        if not self._is_pipe and line.tree.get("id") is None:
+            row.id = f"{blake2b(line.raw.strip(), digest_size=12).hexdigest()}-{line.number}"
         own.rows.append(row)
         own.priorities.append(priority)
-        own.lines.append(self.n_lines)
-        own.n_bytes += len(line)
+        own.lines.append(line.number)
+        own.n_bytes += len(line.raw)
 
     @property
     def _stored(self) -> str:
@@ -161,10 +207,11 @@ class _Insertion:
 
     def store(self) -> None:
         """Store the steps that wait."""
+        self._begin()
         own, self._waiting = self._waiting, _Waiting([], [], [])
         if not own.rows:
             return
-        assert self._buffer is not None
+        assert self.buffer is not None
         try:
             self._store(own)
         except FieldError as error:
@@ -183,12 +230,12 @@ class _Insertion:
     def _store(self, own: _Waiting) -> None:
         if not own.rows:
             return
-        assert self._buffer is not None
+        assert self.buffer is not None
         given = [priority for priority in own.priorities if priority is not None]
-        if given and len(given) == len(own.rows) and self._buffer.config.priorities.enabled:
-            found = self._buffer.store_batch(own.rows, priority=own.priorities)
+        if given and len(given) == len(own.rows) and self.buffer.config.priorities.enabled:
+            found = self.buffer.store_batch(own.rows, priority=own.priorities)
         else:
-            found = self._buffer.store_batch(own.rows)
+            found = self.buffer.store_batch(own.rows)
         counts = self.counts
         counts.n_steps += len(own.rows)
         counts.n_stored += found.inserted

@@ -89,14 +89,15 @@ def _plan(files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any])
             raise FileImportError(
                 f"column {name!r}: buffer {buffer.name!r} has no field {meaning!r}{hint}; it has "
                 f"{', '.join(specs) or 'none'}; say what the column is with "
-                f"columns={{{name!r}: FIELD}}, or leave it out with columns={{{name!r}: None}}"
+                f"columns={{{name!r}: FIELD}} (--column {name}=FIELD), or leave it out with "
+                f"columns={{{name!r}: None}} (--column {name}=)"
             )
     for name, spec in specs.items():
         if name not in fields and spec.default is None:
             raise FileImportError(
                 f"{files.path} has no column {name!r}, a field of buffer {buffer.name!r} "
                 f"({spec}); it has {', '.join(files.schema.names)}; say which one it is with "
-                f"columns={{COLUMN: {name!r}}}"
+                f"columns={{COLUMN: {name!r}}} (--column COLUMN={name})"
             )
     if not buffer.config.priorities.enabled:
         built_in.pop("priority", None)
@@ -143,8 +144,9 @@ def _declared(name: str, column: Any) -> Any:
     if not is_number:
         raise FileImportError(
             f"column {name!r}: no typed field can be made of {column.type}; say what it is with "
-            f"columns={{{name!r}: 'extra'}} or another built-in column, declare the fields with "
-            f"fields={{...}}, or leave it out with columns={{{name!r}: None}}"
+            f"columns={{{name!r}: 'extra'}} (--column {name}=extra) or another built-in "
+            f"column, declare the fields with fields={{...}}, or leave it out with "
+            f"columns={{{name!r}: None}} (--column {name}=)"
         )
     return str(np.dtype(kind.to_pandas_dtype())), tuple(shape)
 
