@@ -9,8 +9,11 @@ import orjson
 
 from sqlbuffer.errors import FileImportError
 
-# What orjson refuses, or rounds: an integer of 64 bits has up to 20 digits.
-_ODD = re.compile(rb"[0-9]{19}|NaN|Infinity")
+# orjson rounds integers above 64 bits. Digits of a fraction do not count. A line is looked through
+# for any 19 digits first, which takes a fifth of the time.
+_LONG_INTEGER = re.compile(rb"(?<![.0-9])[0-9]{19}")
+_DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
+_NINETEEN = b"0" * 19
 _REMEDY = 'write null, or {"$float": "inf"}'
 
 
@@ -25,9 +28,14 @@ def parsed_line(line: bytes) -> Any:
         [123456789012345678901, nan, 1.5]
     """
     try:
-        if _ODD.search(line) is None:
+        if _NINETEEN in line.translate(_DIGITS) and _LONG_INTEGER.search(line):
+            return json.loads(line, parse_float=_finite)
+        try:
             return orjson.loads(line)
-        return json.loads(line, parse_float=_finite)
+        except orjson.JSONDecodeError:
+            if b"NaN" not in line and b"Infinity" not in line:
+                raise
+            return json.loads(line, parse_float=_finite)
     except orjson.JSONDecodeError as error:  # which is json.JSONDecodeError
         remedy = f"; {_REMEDY}" if "is infinity" in str(error) else ""
         raise FileImportError(f"no JSON ({error}){remedy}") from None
