@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -156,11 +157,17 @@ def test_a_ring_that_wraps_while_its_copy_is_killed_is_copied_as_it_was(
 
     assert shown(target, "copy") == before
     with ReplayBuffer(source, "source", create=False) as wrapped:
-        store(wrapped, "last", 0)
-        store(wrapped, "last", 1)
         held = "SELECT count(*) FROM step_numbers WHERE buffer_id = :id"
-        n_held = scalar(source, held, id=buffer_id(source, "source"))
-        assert len(wrapped) <= n_held <= len(wrapped) + 256 + STEPS
+        numbers = count()
+
+        def has_left() -> bool:
+            # An eviction removes a limited number of rows at a time.
+            store(wrapped, "last", next(numbers))
+            n_held = scalar(source, held, id=buffer_id(source, "source"))
+            assert n_held >= len(wrapped)
+            return n_held <= len(wrapped) + 256 + STEPS
+
+        wait_until(has_left, "what was held for the copy has left")
 
 
 def test_a_copy_that_begins_and_is_killed_next_to_writers_has_a_range_of_its_source(
