@@ -1,4 +1,5 @@
 import gc
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -61,6 +62,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the folder of what all workers of the run share, or take the one that was made."""
+    # Where its sockets are, for as long as this process lives: a test that is the first to start a
+    # process may have folders of its own, which are removed after it.
+    multiprocessing.util.get_temp_dir()
     worker: dict[str, str] | None = getattr(config, "workerinput", None)
     if worker is not None:
         folder = worker["shared_folder"]
