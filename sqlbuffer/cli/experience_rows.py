@@ -81,7 +81,7 @@ def _brief(row: "DataRow", names: Sequence[str], payloads: Sequence[str]) -> lis
 
 def _cell(value: Any) -> Any:
     """Return a value on a short line; None and scalars of numpy as Python has them."""
-    from sqlbuffer.cli.brief_values import brief
+    from sqlbuffer.display.brief_values import brief
 
     if value is None:
         return None

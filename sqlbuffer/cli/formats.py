@@ -75,7 +75,7 @@ def note(text: str) -> None:
 
 def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], out: _Writable) -> None:
     """Write a header and the rows. None is empty, values inside values are JSON."""
-    from sqlbuffer.cli.jsonable import csv_field
+    from sqlbuffer.display.jsonable import csv_field
 
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
@@ -90,7 +90,7 @@ def write_json(
     one_a_line: bool = False,
 ) -> None:
     """Write an object a row: as one array, or one a line."""
-    from sqlbuffer.cli.jsonable import dumps
+    from sqlbuffer.display.jsonable import dumps
 
     encoding = str(getattr(out, "encoding", None) or "utf-8").lower()
     ascii_only = not encoding.startswith("utf")

@@ -20,7 +20,7 @@ def for_people(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterato
 
 
 def _for_people(column: str, value: Any) -> Any:
-    from sqlbuffer.cli.jsonable import iso_time
+    from sqlbuffer.display.jsonable import iso_time
 
     if column == "fill" and value is not None:
         return f"{value:.0%}"

@@ -130,7 +130,7 @@ def shown_exactly(value: Any) -> str:
 
 
 def _shown_other(value: Any) -> str:
-    from sqlbuffer.cli.jsonable import dumps, iso_time
+    from sqlbuffer.display.jsonable import dumps, iso_time
 
     if isinstance(value, datetime):
         return iso_time(value)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlbuffer.cli.brief_values import brief
 from sqlbuffer.cli.experience_rows import ending, total_reward
-from sqlbuffer.cli.jsonable import dumps
 from sqlbuffer.cli.terminal import shown
+from sqlbuffer.display.brief_values import brief
+from sqlbuffer.display.jsonable import dumps
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,1 +1,1 @@
-"""How objects show themselves: short values, and HTML for notebooks."""
+"""How values and objects are shown: in short, as JSON and CSV, and as HTML for notebooks."""

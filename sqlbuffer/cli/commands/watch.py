@@ -181,7 +181,7 @@ def _print_lines(found: "list[Stats]") -> None:
 
 
 def _print_json(found: "list[Stats]") -> None:
-    from sqlbuffer.cli.jsonable import dumps
+    from sqlbuffer.display.jsonable import dumps
 
     for stats in found:
         sys.stdout.write(f"{dumps(as_json(stats))}\n")

@@ -4,7 +4,7 @@ import datetime as dt
 import json
 from typing import Any
 
-from sqlbuffer.cli.jsonable import iso_time, jsonable, safe_text
+from sqlbuffer.display.jsonable import iso_time, jsonable, safe_text
 
 BRIEF_ITEMS = 8
 BRIEF_TEXT = 60

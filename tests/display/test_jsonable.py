@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from sqlbuffer.cli.brief_values import brief
 from sqlbuffer.cli.formats import write_csv, write_json
-from sqlbuffer.cli.jsonable import dumps, jsonable
+from sqlbuffer.display.brief_values import brief
+from sqlbuffer.display.jsonable import dumps, jsonable
 from tests.support.payloads import payloads
 
 UTC = dt.UTC
