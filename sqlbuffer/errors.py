@@ -35,6 +35,12 @@ class StorageReadOnlyError(StorageError):
     """The database, or the role that opened it, may not write."""
 
 
+class ReadLimitError(StorageError):
+    """A statement took more time or memory than readers may: the message names the limit; ask for
+    less.
+    """
+
+
 class StorageFullError(StorageError):
     """The disk is full: free space and write again; nothing of the batch was stored."""
 

@@ -13,7 +13,7 @@ from sqlbuffer.demo.plan import BUFFER, DemoPlan
 from sqlbuffer.demo.writer import Stored, Writers
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.storage.database.engine import resolve_url
-from sqlbuffer.storage.database.readonly import refuse_memory
+from sqlbuffer.storage.database.sqlite_files import refuse_memory
 
 # The learner rests this long where no writer reports, and so leaves the processors to them.
 PAUSE_S = 0.05

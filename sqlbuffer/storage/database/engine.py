@@ -4,8 +4,9 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -198,19 +199,27 @@ def own_engine(url: Database, resolved: URL) -> Engine | None:
     return _create(resolved) if is_memory(resolved) else None
 
 
+def adopt_as_it_is(engine: Engine) -> None:
+    """Have buffers that are opened on an engine use it unchanged: it begins transactions in its own
+    way.
+    """
+    _adopted[engine] = engine
+
+
 def _adopt(engine: Engine) -> Engine:
+    if engine in _adopted:
+        return _adopted[engine]
     if engine.dialect.name != "sqlite":
         # An engine of its own over the same pool: the user's transactions begin as before.
-        if engine not in _adopted:
-            adopted = engine.execution_options()
-            listen_postgresql(adopted)
-            _adopted[engine] = adopted
+        _adopted[engine] = engine.execution_options()
+        listen_postgresql(_adopted[engine])
         return _adopted[engine]
     if is_memory(engine.url) and not isinstance(engine.pool, (StaticPool, QueuePool)):
         raise URLError(
             "an engine on a SQLite database in memory must be made with poolclass=StaticPool"
         )
-    _listen_sqlite(engine)
+    listen_sqlite(engine)
+    _listen_to_files(engine)
     if not is_memory(engine.url):
         if engine not in _adopted_sqlite:
             _adopted_sqlite.add(engine)
@@ -227,24 +236,29 @@ def _create(url: URL) -> Engine:
         if not is_memory(url):
             warn_of_network(sqlite_path(url))
         # One connection is the whole database when it lives in memory.
-        sizes = (
+        sizes: dict[str, Any] = (
             {"pool_size": 1, "max_overflow": 0}
             if is_memory(url)
             else {"pool_size": POOL_SIZE, "max_overflow": 20}
         )
-        engine = create_engine(
-            url,
-            poolclass=_Pool,
-            connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
-            **sizes,
-        )
-        _listen_sqlite(engine)
+        engine = sqlite_engine(url, **sizes)
+        listen_sqlite(engine)
         return engine
+    engine = postgresql_engine(url, pool_size=POOL_SIZE, max_overflow=5)
+    listen_postgresql(engine)
+    return engine
+
+
+def postgresql_engine(url: URL, **sizes: Any) -> Engine:
+    """Return a new engine of a server; how its transactions begin is up to the caller.
+
+    Args:
+        url: The resolved URL.
+        sizes: Arguments of the pool.
+    """
     engine = create_engine(
         url,
         poolclass=_Pool,
-        pool_size=POOL_SIZE,
-        max_overflow=5,
         # It would look for that type in the server's catalog before the first statement.
         use_native_hstore=False,
         connect_args={
@@ -256,11 +270,27 @@ def _create(url: URL) -> Engine:
             # Transactions begin in `transactions`.
             "autocommit": True,
         },
+        **sizes,
     )
-    listen_postgresql(engine)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)
     event.listen(engine, "invalidate", lambda *_: begin_epoch(engine))
+    return engine
+
+
+def sqlite_engine(
+    url: URL, connect_args: Mapping[str, Any] = MappingProxyType({}), **sizes: Any
+) -> Engine:
+    """Return a new engine of a SQLite database; how its transactions begin is up to the caller.
+
+    Args:
+        url: The resolved URL.
+        connect_args: What the driver is given beyond the library's own.
+        sizes: Arguments of the pool.
+    """
+    given = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, **connect_args}
+    engine = create_engine(url, poolclass=_Pool, connect_args=given, **sizes)
+    _listen_to_files(engine)
     return engine
 
 
@@ -293,8 +323,7 @@ def _ping_after_idling(connection: Any, record: ConnectionPoolEntry, _proxy: Any
         raise DisconnectionError("the connection died while idle") from error
 
 
-def _listen_sqlite(engine: Engine) -> None:
-    listen_sqlite(engine)
+def _listen_to_files(engine: Engine) -> None:
     if not event.contains(engine, "do_connect", _refuse_unread_log):
         event.listen(engine, "do_connect", _refuse_unread_log)
     listen_to_connections(engine, is_memory=is_memory(engine.url))

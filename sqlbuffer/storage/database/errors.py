@@ -15,6 +15,7 @@ from sqlbuffer.errors import (
     BufferNotFoundError,
     DatabaseMissingError,
     FieldError,
+    ReadLimitError,
     RoleMissingError,
     SchemaMissingError,
     SQLBufferError,
@@ -133,6 +134,8 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
             f"{shown}: the buffer is an unfinished copy, and takes no other steps; run the copy "
             f"again to complete it (`sqlbuffer info` names its source), or drop the buffer"
         )
+    if reason == "interrupted":
+        return ReadLimitError(f"{shown}: reading passed its time limit; ask for less")
     if isinstance(error, sqlite3.Error):
         return _translate_sqlite(error, url, reason)
     if _is_recovery_conflict(error, state):
@@ -205,9 +208,10 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
         return StorageBusyError(
             f"{shown}: {reason}; another program holds the file: close it or try again"
         )
-    if "readonly" in reason or "read-only" in reason:
+    if any(word in reason for word in ("readonly", "read-only", "not authorized")):
         # Other names: the folder is not writable, so that a log cannot even be read.
-        if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY" and is_read_only(url):
+        name = getattr(error, "sqlite_errorname", "")
+        if name in ("SQLITE_READONLY", "SQLITE_AUTH") and is_read_only(url):
             return StorageReadOnlyError(
                 f"{shown} was opened for reading only; to write, open it without mode=ro and "
                 f"immutable=1"

@@ -3,32 +3,28 @@
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.adapt import Loader
-from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoader
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import StorageUnreachableError, URLError
 from sqlbuffer.storage.database.engine import (
     BUSY_TIMEOUT_S,
     engine_for,
-    is_memory,
     refuse_unread_log,
     resolve_url,
 )
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.guarding import postgresql, sqlite
+from sqlbuffer.storage.database.guarding.postgresql import role_settings
+from sqlbuffer.storage.database.guarding.sqlite import GuardedConnection
 from sqlbuffer.storage.database.sqlite_connections import opened_file
+from sqlbuffer.storage.database.sqlite_files import existing_file
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
-from sqlbuffer.storage.database.urls import Database, is_immutable, sqlite_path
+from sqlbuffer.storage.database.urls import Database, is_immutable
 
-FETCH_ROWS = 1_000
-# Python notices Ctrl-C between two calls of the handler only.
-_STEPS_BETWEEN_SIGNALS = 100_000
 _Parameters = Mapping[str, Any]
 
 
@@ -89,44 +85,20 @@ def stream(
         yield found
 
 
-def existing_file(url: URL) -> Path:
-    """Return the file of a resolved SQLite URL.
-
-    Raises:
-        StorageUnreachableError: There is none; opening it would create it.
-        URLError: A database in memory.
-    """
-    refuse_memory(url)
-    path = sqlite_path(url).absolute()
-    if not path.is_file():
-        raise StorageUnreachableError(
-            f"there is no file {path}; check the path, or create it with "
-            f"`sqlbuffer db init 'sqlite:///{path}'`"
-        )
-    return path
-
-
-def refuse_memory(url: URL) -> None:
-    """Raise URLError for a database in memory."""
-    if is_memory(url):
-        raise URLError(
-            "a database in memory ends with its process; name a file: sqlite:///replay.db"
-        )
-
-
 @contextmanager
 def _stream_sqlite(url: URL, statement: str, parameters: _Parameters | None) -> Iterator[Stream]:
     uri = f"{existing_file(url).as_uri()}?mode=ro"
     if is_immutable(url):
         refuse_unread_log(url)
         uri += "&immutable=1"
-    with opened_file(uri, uri=True, timeout=BUSY_TIMEOUT_S) as connection:
-        # What another program stored as text may be no UTF-8.
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        connection.set_progress_handler(lambda: 0, _STEPS_BETWEEN_SIGNALS)
+    options: Any = {"uri": True, "timeout": BUSY_TIMEOUT_S, "cached_statements": 0}
+    with opened_file(uri, factory=GuardedConnection, **options) as connection:
+        assert isinstance(connection, GuardedConnection)
+        connection.guard()
+        connection.begin(None)
         try:
-            cursor = connection.execute(statement, parameters or {})
-            yield Stream([column[0] for column in cursor.description or ()], cursor)
+            with sqlite.answering(connection, statement, parameters) as cursor:
+                yield Stream([column[0] for column in cursor.description or ()], cursor)
         except sqlite3.OperationalError as error:
             if str(error) == "interrupted":
                 raise KeyboardInterrupt from error
@@ -139,39 +111,12 @@ def _stream_postgresql(
 ) -> Iterator[Stream]:
     if parameters:
         statement = re.sub(r"(?<!:):([a-z_]+)", r"%(\1)s", statement.replace("%", "%%"))
-    with ExitStack() as stack:
-        try:
-            cursor = stack.enter_context(_declared(url, statement, parameters))
-        except (psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
-            # No cursor can be declared for EXPLAIN or SHOW, nor for what writes or is wrong, where
-            # the server's own words are wanted.
-            cursor = stack.enter_context(_sent(url, statement, parameters))
+    with _reading(url) as driver, postgresql.answering(driver, statement, parameters) as cursor:
         described = cursor.description
         if described is None:
             yield Stream([], iter(()))
         else:
             yield Stream([column.name for column in described], iter(cursor))
-
-
-@contextmanager
-def _declared(url: URL, statement: str, parameters: _Parameters | None) -> Iterator[Any]:
-    """Yield a cursor that stays on the server."""
-    with _reading(url) as driver, psycopg.ServerCursor(driver, "sqlbuffer") as cursor:
-        cursor.itersize = FETCH_ROWS
-        for type_, loader in _LENIENT_LOADERS.items():
-            cursor.adapters.register_loader(type_, loader)
-        cursor.execute(statement, parameters)
-        yield cursor
-
-
-@contextmanager
-def _sent(url: URL, statement: str, parameters: _Parameters | None) -> Iterator[Any]:
-    """Yield a cursor that has received everything."""
-    with _reading(url) as driver, psycopg.Cursor(driver) as cursor:
-        # Asked for binary results the server refuses a second statement, which could leave the
-        # read-only transaction. (A declared cursor takes one only by itself.)
-        cursor.execute(statement, parameters, binary=True)
-        yield cursor
 
 
 @contextmanager
@@ -185,25 +130,6 @@ def _reading(url: URL) -> Iterator[Any]:
     ):
         driver = driver_of(connection)
         # Between two fetches a person may read a page.
-        psycopg.Cursor(driver).execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        settings = ["SET LOCAL idle_in_transaction_session_timeout = 0", role_settings(driver)]
+        psycopg.Cursor(driver).execute("; ".join(settings))
         yield driver
-
-
-def _lenient(loader: type[Loader]) -> type[Loader]:
-    """Return a loader that gives what Python has no date for (infinity, the year 55000) as text."""
-
-    class Lenient(loader):  # type: ignore[valid-type,misc]
-        def load(self, data: Any) -> Any:
-            try:
-                return super().load(data)
-            except psycopg.DataError:
-                return bytes(data).decode()
-
-    return Lenient
-
-
-_LENIENT_LOADERS = {
-    "date": _lenient(DateLoader),
-    "timestamp": _lenient(TimestampLoader),
-    "timestamptz": _lenient(TimestamptzLoader),
-}

@@ -110,11 +110,14 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def opened_file(name: str | Path, **options: Any) -> Iterator[sqlite3.Connection]:
+def opened_file(
+    name: str | Path, factory: type[FileConnection] = FileConnection, **options: Any
+) -> Iterator[FileConnection]:
     """Open a file past the engine, and close it at the end of the block; forks wait until then.
 
     Args:
         name: Its path, or a URI.
+        factory: What opens it.
         options: Those of `sqlite3.connect`.
 
     Raises:
@@ -122,7 +125,7 @@ def opened_file(name: str | Path, **options: Any) -> Iterator[sqlite3.Connection
     """
     with (
         forks_held_off(),
-        closing(sqlite3.connect(name, factory=FileConnection, **options)) as connection,
+        closing(factory(name, **options)) as connection,
     ):
         yield connection
 

@@ -120,6 +120,11 @@ def _begin_postgresql(connection: Connection) -> None:
             connection.info[_ANSWER] = cursor.fetchall()
 
 
+def keep_answer(connection: Connection, rows: Sequence[Any]) -> None:
+    """Keep what the query found which went along with the beginning, for `answer`."""
+    connection.info[_ANSWER] = rows
+
+
 def answer(connection: Connection) -> Sequence[Any]:
     """Return the rows that the query found which went along with the beginning."""
     found: Sequence[Any] = connection.info.pop(_ANSWER)

@@ -184,7 +184,7 @@ def keep_file_pragmas(connection: Connection) -> None:
         return
     connection.rollback()
     if connection.connection.cursor().execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        with suppress(sqlite3.OperationalError):
+        with suppress(sqlite3.DatabaseError):
             _set_file_pragmas(connection)
 
 

@@ -13,7 +13,7 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
-from sqlbuffer.storage.database.readonly import existing_file
+from sqlbuffer.storage.database.sqlite_files import existing_file
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.holds.tables import holds
 from sqlbuffer.storage.inspect.doctor import postgresql, sqlite

@@ -16,8 +16,8 @@ from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.buffers.hanging.hanging_writer import HANGING_S
 from sqlbuffer.storage.buffers.hanging.sqlite import lock_holder
 from sqlbuffer.storage.database.filesystems import filesystem_of, warn_of_network
-from sqlbuffer.storage.database.readonly import existing_file
 from sqlbuffer.storage.database.sqlite_connections import opened_file
+from sqlbuffer.storage.database.sqlite_files import existing_file
 from sqlbuffer.storage.database.wal import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
 from sqlbuffer.storage.database.wal import wal_path
 from sqlbuffer.storage.database.writer_lock import lock_path

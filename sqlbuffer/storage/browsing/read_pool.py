@@ -1,0 +1,207 @@
+"""The connections of the page in the browser: few, and none of them can change anything."""
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from sqlbuffer.errors import StorageBusyError
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.guarding import postgresql, sqlite
+from sqlbuffer.storage.database.guarding.guarded_engine import guarded_engine
+from sqlbuffer.storage.database.guarding.read_limits import (
+    TIME_S,
+    check_text,
+    passed_limit,
+    time_passed,
+)
+from sqlbuffer.storage.database.transactions import driver_of, invalidated_when_lost
+from sqlbuffer.storage.database.urls import Database, shown_url
+
+TIME_LIMIT_S = 5.0
+WAIT_S = 10.0
+_FETCH_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class LimitedAnswer:
+    """What a statement returned, as far as the limits go.
+
+    Attributes:
+        columns: Names of the columns.
+        rows: The rows, in order.
+        is_cut: There are more rows than the limits allow.
+        seconds: How long it took.
+    """
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+    is_cut: bool
+    seconds: float
+
+
+class ReadPool:
+    """At most `size` guarded connections that only read.
+
+    A buffer that is opened on `engine` reads through the same connections, with the same limits:
+
+        buffer = ReplayBuffer(pool.engine, "default", create=False, retry_s=1.0)
+        steps = buffer.get_all(condition)
+
+    Closing that buffer leaves the pool open. Do not use such a buffer inside of a block of
+    `connection`: each takes a connection, and threads that hold one while they wait for a second
+    one wait for each other, until `wait_s` has passed.
+
+    Args:
+        url: The database; a SQLite file must exist.
+        size: How many connections there are at most.
+        time_s: How long a transaction may take.
+        wait_s: How long a thread waits for a connection where all are in use.
+
+    Attributes:
+        engine: The engine over these connections.
+
+    Raises:
+        StorageUnreachableError: No such SQLite file. (A server is asked at first use.)
+        URLError: Not a database, or one in memory.
+    """
+
+    def __init__(
+        self,
+        url: Database,
+        *,
+        size: int = 4,
+        time_s: float = TIME_LIMIT_S,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._url, self._size, self._time_s, self._wait_s = resolve_url(url), size, time_s, wait_s
+        self.engine: Engine = guarded_engine(self._url, size=size, wait_s=wait_s, time_s=time_s)
+
+    @contextmanager
+    def connection(self, *, time_s: float | None = None) -> Iterator[Connection]:
+        """Yield a connection in one transaction, which sees one state of the database.
+
+        Args:
+            time_s: Another time limit than the pool's.
+
+        Raises:
+            ReadLimitError: The time limit passed, or a statement took too much memory.
+            StorageBusyError: No connection came free in time.
+            StorageUnreachableError: No file, or no server.
+        """
+        limit = self._time_s if time_s is None else time_s
+        with translated(self._url):
+            try:
+                connection = self.engine.connect().execution_options(**{TIME_S: limit})
+            except PoolTimeoutError:
+                raise StorageBusyError(
+                    f"{shown_url(self._url)}: all {self._size} connections of the page are in use, "
+                    f"and none came free within {self._wait_s:g} s; try again"
+                ) from None
+            with connection, connection.begin():
+                driver = driver_of(connection)
+                try:
+                    yield connection
+                except (DBAPIError, psycopg.Error, sqlite3.Error) as error:
+                    cause = error.orig if isinstance(error, DBAPIError) else error
+                    raise passed_limit(driver, cause, limit) or error from error
+
+    def query(
+        self,
+        statement: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        time_s: float | None = None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> LimitedAnswer:
+        """Run one statement of a user that reads, and return what the limits allow.
+
+        Args:
+            statement: SQL of that database: a SELECT, or an EXPLAIN of one (in SQLite also
+                EXPLAIN QUERY PLAN, on a server also SHOW).
+            parameters: Values of the `:name` in SQLite, of the `%(name)s` on a server.
+            time_s: Another time limit than the pool's.
+            max_rows: How many rows at most.
+            max_bytes: How many bytes their values may have.
+
+        Raises:
+            ReadLimitError: The time limit passed, or the statement took too much memory.
+            StorageBusyError: No connection came free in time.
+            StorageError: The statement is wrong; the message quotes the database.
+            StorageReadOnlyError: It does more than read.
+            StorageUnreachableError: No file, or no server.
+        """
+        check_text(statement)
+        started = time.monotonic()
+        limit = self._time_s if time_s is None else time_s
+        with self.connection(time_s=limit) as connection, invalidated_when_lost(connection):
+            driver = driver_of(connection)
+            if isinstance(driver, sqlite.GuardedConnection):
+                with (
+                    sqlite.small_values(driver),
+                    sqlite.answering(driver, statement, parameters) as found,
+                ):
+                    names = [column[0] for column in found.description or ()]
+                    rows, is_cut = _limited(found, max_rows, max_bytes)
+            else:
+                with postgresql.answering(driver, statement, parameters) as cursor:
+                    names = [column.name for column in cursor.description or ()]
+                    fetched = _fetched(cursor, max_rows, started + limit, limit)
+                    rows, is_cut = _limited(fetched if names else (), max_rows, max_bytes)
+        return LimitedAnswer(names, rows, is_cut, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Close the connections that are not in use, and the others when they come back."""
+        pool = self.engine.pool
+        self.engine.dispose()
+        pool.dispose()
+
+
+def _fetched(
+    cursor: "psycopg.Cursor[Any]", max_rows: int, ends_at: float, limit_s: float
+) -> Iterator[tuple[Any, ...]]:
+    """Yield rows; few large ones at a time."""
+    n_rows, n_bytes, size = 0, 0, 1
+    while n_rows <= max_rows:
+        if time.monotonic() > ends_at:
+            raise time_passed(limit_s)
+        found = cursor.fetchmany(min(size, max_rows + 1 - n_rows))
+        if not found:
+            return
+        yield from found
+        n_rows += len(found)
+        n_bytes += sum(map(_size_bytes, found))
+        size = max(1, min(1_000, _FETCH_BYTES * n_rows // n_bytes))
+
+
+def _limited(
+    found: Iterable[tuple[Any, ...]], max_rows: int, max_bytes: int
+) -> tuple[list[tuple[Any, ...]], bool]:
+    rows: list[tuple[Any, ...]] = []
+    n_bytes = 0
+    for row in found:
+        n_bytes += _size_bytes(row)
+        if len(rows) == max_rows or n_bytes > max_bytes:
+            return rows, True
+        rows.append(tuple(row))
+    return rows, False
+
+
+def _size_bytes(value: Any) -> int:
+    """Return about how much memory a value of an answer takes as text."""
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_size_bytes(part) for pair in value.items() for part in pair) + 8
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size_bytes, value)) + 8
+    return 8

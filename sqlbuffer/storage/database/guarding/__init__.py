@@ -1,0 +1,1 @@
+"""Connections that only read, and statements of users that change nothing."""

@@ -1,0 +1,255 @@
+"""Connections to PostgreSQL that only read, and statements of users on them.
+
+A transaction is read-only, and has the rights of the role sqlbuffer_analyst where it exists. That
+does not stop functions with effects outside of the transaction: advisory locks, signals to other
+sessions, files of the server, settings. They are all declared VOLATILE. So each name in a statement
+is looked up in the server's catalog, and names of volatile functions are refused, except those that
+only look. Quotes, comments and schemas around a name make no difference to that.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg.adapt import Loader
+from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoader
+
+from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.storage.database.guarding.read_limits import MAX_GROWTH_BYTES, memory_peak_bytes
+from sqlbuffer.storage.database.guarding.statement_tokens import (
+    Token,
+    explained,
+    is_show,
+    tokens,
+)
+from sqlbuffer.storage.database.transactions import Begin, postgresql_statement
+
+ANALYST = "sqlbuffer_analyst"
+FETCH_ROWS = 1_000
+# A server that does not end a statement by itself is left after this much more.
+_GRACE_S = 2.0
+
+# Volatile functions of PostgreSQL that only look. (A sleep ends at the time limit.)
+_HARMLESS = [
+    "array_sample", "array_shuffle", "bernoulli", "clock_timestamp", "current_query",
+    "gen_random_uuid", "pg_blocking_pids", "pg_current_wal_flush_lsn",
+    "pg_current_wal_insert_lsn", "pg_current_wal_lsn", "pg_database_size", "pg_indexes_size",
+    "pg_is_in_recovery", "pg_last_wal_receive_lsn", "pg_last_wal_replay_lsn",
+    "pg_last_xact_replay_timestamp", "pg_lock_status", "pg_partition_ancestors",
+    "pg_partition_tree", "pg_relation_size", "pg_sleep", "pg_sleep_for", "pg_sleep_until",
+    "pg_table_size", "pg_tablespace_size", "pg_total_relation_size", "pg_xact_commit_timestamp",
+    "random", "random_normal", "system", "timeofday", "uuidv4", "uuidv7",
+]  # fmt: skip
+# Not volatile, but they run a text as SQL (of the extension tablefunc).
+_RUN_SQL = ["connectby", "crosstab", "crosstab2", "crosstab3", "crosstab4", "crosstabn"]
+# `(1).name` calls a function as well as `name(1)`.
+_REFUSED_NAMES = """
+SELECT DISTINCT p.proname FROM pg_catalog.pg_proc p
+WHERE p.proname = ANY(%(names)s) AND p.proname <> ALL(%(harmless)s)
+  AND (p.provolatile = 'v' OR p.proname = ANY(%(run_sql)s))
+  AND (p.pronamespace = 'pg_catalog'::regnamespace OR p.proname = ANY(%(called)s))
+ORDER BY p.proname
+"""
+
+
+class GuardedServerConnection(psycopg.Connection[Any]):
+    """A connection to a server whose answers are limited in time and memory here as well."""
+
+    ends_at: float | None = None
+    passed: str | None = None
+    most_bytes = sys.maxsize
+    role_settings = ""
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """Run a step of the protocol; see `psycopg.Connection.wait`."""
+        return super().wait(self._limited(gen), *args, **options)
+
+    def unlimit(self) -> None:
+        """Set no limit any more."""
+        self.ends_at, self.most_bytes = None, sys.maxsize
+
+    def _limited(self, steps: Any) -> Any:
+        try:
+            wanted = next(steps)
+            while True:
+                ready = yield wanted
+                self._look()
+                wanted = steps.send(ready)
+        except StopIteration as end:
+            return end.value
+
+    def _look(self) -> None:
+        if memory_peak_bytes() > self.most_bytes:
+            self.passed = "memory"
+        elif self.ends_at is not None and time.monotonic() > self.ends_at + _GRACE_S:
+            self.passed = "time"
+        else:
+            return
+        # What is on its way would still arrive here: the connection is given up.
+        self.unlimit()
+        with suppress(psycopg.Error):
+            self.cancel_safe(timeout=1.0)
+        self.pgconn.finish()
+        raise psycopg.OperationalError("the connection was closed at a limit")
+
+
+def role_settings(driver: Any) -> str:
+    """Return the SQL that gives a transaction the rights of an analyst, where there is that role.
+
+    Args:
+        driver: The connection. It has the role, and the role may read this database.
+    """
+    has_set = driver.info.server_version >= 160_000
+    # Roles are the server's: in this database the role may have no rights. Names without a schema
+    # mean the same to both roles.
+    found = (
+        psycopg.Cursor(driver)
+        .execute(
+            """SELECT string_agg(pg_catalog.quote_ident(s), ', ')
+        FROM unnest(current_schemas(false)) s
+        WHERE EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = %(role)s
+            AND pg_has_role(current_user, r.oid, %(right)s)
+            AND has_table_privilege(r.oid, to_regclass('v_buffers'), 'SELECT'))""",
+            {"role": ANALYST, "right": "SET" if has_set else "MEMBER"},
+        )
+        .fetchone()
+    )
+    path = found[0] if found else None
+    # The lexer of `statement_tokens` knows this form of texts only.
+    form = "SET LOCAL standard_conforming_strings = on"
+    return f"{form}; SET LOCAL search_path = {path}; SET LOCAL ROLE {ANALYST}" if path else form
+
+
+def begin_reading(driver: Any, begin: Begin, time_s: float | None) -> None:
+    """Begin a transaction of a guarded connection.
+
+    Args:
+        driver: The connection.
+        begin: How; it always sees one state of the database.
+        time_s: When it is ended; None: it may take any time, and any memory.
+    """
+    driver.passed = None
+    if time_s is not None:
+        driver.ends_at = time.monotonic() + time_s
+        driver.most_bytes = memory_peak_bytes() + MAX_GROWTH_BYTES
+    as_asked = replace(begin, snapshot=True, patient=time_s is None, durability=None, query=None)
+    commands = [
+        postgresql_statement(as_asked, read_only=True),
+        # Readers leave the processors to training.
+        "SET LOCAL max_parallel_workers_per_gather = 0",
+    ]
+    if time_s is not None:
+        commands.append(f"SET LOCAL statement_timeout = {max(1, round(time_s * 1000))}")
+    commands.append(driver.role_settings)
+    psycopg.Cursor(driver).execute("; ".join(commands))
+
+
+@contextmanager
+def answering(
+    driver: Any, statement: str, parameters: Mapping[str, Any] | None
+) -> Iterator["psycopg.Cursor[Any]"]:
+    """Yield the cursor of a user's statement, in a read-only transaction.
+
+    Raises:
+        StorageReadOnlyError: It does not only read.
+    """
+    words = tokens(statement)
+    _refuse_names(driver, words)
+    with ExitStack() as stack:
+        if is_show(words):
+            yield stack.enter_context(_sent(driver, statement))
+            return
+        question = explained(statement, words)
+        try:
+            cursor = stack.enter_context(_declared(driver, question or statement, parameters))
+        except (psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
+            if parameters is None:
+                _parse(driver, statement)
+            raise StorageReadOnlyError(
+                "the statement is refused: this connection is read-only; write a SELECT"
+            ) from None
+        if question is not None:
+            cursor.close()
+            cursor = stack.enter_context(_sent(driver, statement))
+        yield cursor
+
+
+def _refuse_names(driver: Any, words: Sequence[Token]) -> None:
+    names = {word.text for word in words if word.kind in ("name", "quoted")}
+    called = {
+        word.text
+        for before, word, after in zip([None, *words], words, [*words[1:], None], strict=False)
+        if (before is not None and before.text == ".") or (after is not None and after.text == "(")
+    }
+    refused = (
+        psycopg.Cursor(driver)
+        .execute(
+            _REFUSED_NAMES,
+            {
+                "names": sorted(names),
+                "called": sorted(called & names),
+                "harmless": _HARMLESS,
+                "run_sql": _RUN_SQL,
+            },
+        )
+        .fetchall()
+    )
+    if refused:
+        raise StorageReadOnlyError(
+            f"{refused[0][0]} is refused: this connection is read-only, and a function that is "
+            "VOLATILE may change something; leave it out (or declare your own function STABLE)"
+        )
+
+
+@contextmanager
+def _declared(
+    driver: Any, statement: str, parameters: Mapping[str, Any] | None
+) -> Iterator["psycopg.Cursor[Any]"]:
+    """Yield a cursor that stays on the server. It takes one statement, and none but a query."""
+    with psycopg.ServerCursor(driver, "sqlbuffer") as cursor:
+        cursor.itersize = FETCH_ROWS
+        for type_, loader in _LENIENT_LOADERS.items():
+            cursor.adapters.register_loader(type_, loader)
+        cursor.execute(statement, parameters)
+        yield cursor
+
+
+@contextmanager
+def _sent(driver: Any, statement: str) -> Iterator["psycopg.Cursor[Any]"]:
+    """Yield a cursor that has received everything."""
+    with psycopg.Cursor(driver) as cursor:
+        # Asked for binary results the server refuses a second statement.
+        cursor.execute(statement, binary=True)
+        yield cursor
+
+
+def _parse(driver: Any, statement: str) -> None:
+    """Have the server say what is wrong with a statement; it is not run."""
+    psycopg.Cursor(driver).execute("ROLLBACK; BEGIN READ ONLY")
+    result = driver.pgconn.prepare(b"", statement.encode())
+    if result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
+        raise psycopg.errors.error_from_result(result)
+
+
+def _lenient(loader: type[Loader]) -> type[Loader]:
+    """Return a loader that gives what Python has no date for (infinity, the year 55000) as text."""
+
+    class Lenient(loader):  # type: ignore[valid-type,misc]
+        def load(self, data: Any) -> Any:
+            try:
+                return super().load(data)
+            except psycopg.DataError:
+                return bytes(data).decode()
+
+    return Lenient
+
+
+_LENIENT_LOADERS = {
+    "date": _lenient(DateLoader),
+    "timestamp": _lenient(TimestampLoader),
+    "timestamptz": _lenient(TimestamptzLoader),
+}

@@ -1,0 +1,168 @@
+"""Connections to SQLite that only read.
+
+The file is opened with `mode=ro`, and an authorizer allows only what a SELECT needs. With `mode=ro`
+alone `VACUUM INTO` and `ATTACH` write files, and a PRAGMA switches `query_only` off.
+"""
+
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sqlbuffer.errors import ReadLimitError, StorageReadOnlyError
+from sqlbuffer.storage.database.guarding.read_limits import MAX_GROWTH_BYTES, memory_peak_bytes
+from sqlbuffer.storage.database.sqlite_connections import FileConnection
+
+# How many steps of SQLite's machine are between two looks at the limits. A step makes at most one
+# value. Python notices Ctrl-C there, too.
+_STEPS_BETWEEN_LOOKS = 500
+# Limits of a statement of a user: on the bytes of a value, on the columns of an answer.
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 16 * 2**20,
+    sqlite3.SQLITE_LIMIT_COLUMN: 500,
+}
+
+_ALLOWED = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
+# What the library asks when it opens a buffer; statements of users cannot. They change nothing.
+LOOKS = frozenset({("journal_mode", None), ("table_info", "sqlbuffer_alembic_version")})
+_WRITES = {
+    "ANALYZE", "ATTACH", "DELETE", "DETACH", "INSERT", "PRAGMA", "REINDEX", "SAVEPOINT",
+    "TRANSACTION", "UPDATE",
+}  # fmt: skip
+_ACTIONS = {
+    getattr(sqlite3, name): name.removeprefix("SQLITE_").replace("_", " ")
+    for name in dir(sqlite3)
+    if name.startswith(("SQLITE_CREATE", "SQLITE_DROP", "SQLITE_ALTER"))
+    or name.removeprefix("SQLITE_") in _WRITES
+}
+# They load code, or take the address of code. The last three are in SQLite's own shell.
+_REFUSED_OF_SQLITE = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"}
+
+
+class GuardedConnection(FileConnection):
+    """A connection to a SQLite file that only reads, within limits.
+
+    The library begins and ends transactions on it; a statement of a user cannot.
+
+    Attributes:
+        ends_at: When what runs is ended, on the clock of `time.monotonic`; None: no limit.
+        passed: Which limit ended a statement.
+        denied: What the authorizer refused last.
+        looks: The PRAGMAs that are allowed, and their values.
+    """
+
+    ends_at: float | None = None
+    passed: str | None = None
+    denied: str | None = None
+    looks = LOOKS
+    _is_trusted = True
+    _most_bytes = sys.maxsize
+
+    def guard(self) -> None:
+        """Refuse from now on what does not read."""
+        # At their first use SQLite asks the authorizer whether it may write the schema.
+        self.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')").fetchall()
+        self._is_trusted = False
+        self.set_authorizer(self._authorize)
+        self.set_progress_handler(self._look, _STEPS_BETWEEN_LOOKS)
+
+    def begin(self, time_s: float | None) -> None:
+        """Begin a transaction.
+
+        Args:
+            time_s: When it is ended; None: it may take any time, and any memory.
+        """
+        self.passed = self.denied = None
+        if time_s is not None:
+            self.ends_at = time.monotonic() + time_s
+            self._most_bytes = memory_peak_bytes() + MAX_GROWTH_BYTES
+        with self._trusted():
+            self.execute("BEGIN")
+
+    def rollback(self) -> None:
+        """End the transaction."""
+        self.ends_at, self._most_bytes = None, sys.maxsize
+        with self._trusted():
+            super().rollback()
+
+    def commit(self) -> None:
+        """End the transaction: it has changed nothing."""
+        self.rollback()
+
+    @contextmanager
+    def _trusted(self) -> Iterator[None]:
+        before, self._is_trusted = self._is_trusted, True
+        try:
+            yield
+        finally:
+            self._is_trusted = before
+
+    def _authorize(self, action: int, first: Any, second: Any, *_: Any) -> int:
+        is_allowed = action in _ALLOWED and not (
+            action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _REFUSED_OF_SQLITE
+        )
+        is_look = action == sqlite3.SQLITE_PRAGMA and (first, second) in self.looks
+        if self._is_trusted or is_allowed or is_look:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_FUNCTION:
+            self.denied = f"{second}()"
+        else:
+            self.denied = f"{_ACTIONS.get(action, action)} {first or ''}".strip()
+        return sqlite3.SQLITE_DENY
+
+    def _look(self) -> bool:
+        """Return True to end the statement."""
+        if self.ends_at is not None and time.monotonic() > self.ends_at:
+            self.passed = "time"
+        elif memory_peak_bytes() > self._most_bytes:
+            self.passed = "memory"
+        return self.passed is not None
+
+
+@contextmanager
+def answering(
+    connection: GuardedConnection, statement: str, parameters: Mapping[str, Any] | None
+) -> Iterator[sqlite3.Cursor]:
+    """Yield the cursor of a user's statement, in a transaction.
+
+    Raises:
+        StorageReadOnlyError: It does not only read.
+    """
+    before = connection.text_factory, connection.looks
+    connection.looks = frozenset()
+    # What another program stored as text may be no UTF-8.
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    try:
+        yield connection.execute(statement, parameters or {})
+    except sqlite3.DatabaseError as error:
+        if connection.denied is not None:
+            raise StorageReadOnlyError(
+                f"{connection.denied} is refused: this connection is read-only; write a SELECT"
+            ) from error
+        raise
+    finally:
+        connection.text_factory, connection.looks = before
+
+
+@contextmanager
+def small_values(connection: GuardedConnection) -> Iterator[None]:
+    """Let statements of the block make values of 16 MiB at most, and 500 columns."""
+    before = {kind: connection.setlimit(kind, limit) for kind, limit in _LIMITS.items()}
+    try:
+        yield
+    except sqlite3.DataError as error:
+        if "too big" not in str(error):
+            raise
+        raise ReadLimitError(
+            "the statement makes a value of more than 16 MiB; ask for a part of it, as by substr"
+        ) from error
+    finally:
+        for kind, limit in before.items():
+            connection.setlimit(kind, limit)
