@@ -59,13 +59,17 @@ def stats(queries: RowQueries, window_s: float) -> Stats:
     return found[0]
 
 
-def look(connection: Connection, rows: Mapping[int, int], window_s: float) -> list[Stats]:
+def look(
+    connection: Connection, rows: Mapping[int, int], window_s: float, *, in_depth: bool = True
+) -> list[Stats]:
     """Return the figures of buffers by name, with rates over so many seconds.
 
     Args:
         connection: A snapshot.
         rows: The buffers, and how many rows each holds. Those that were dropped are left out.
         window_s: What the rates are over.
+        in_depth: Also count episodes, and look at a sample of the rows; else there are 0 episodes
+            and no distributions.
     """
     about = connection.execute(_about(list(rows))).all()
     ids = [buffer.buffer_id for buffer in about]
@@ -73,8 +77,8 @@ def look(connection: Connection, rows: Mapping[int, int], window_s: float) -> li
     totals = _totals(connection, ids)
     insert_rates = _insert_rates(connection, about, spans_s)
     sample_rates = _sample_rates(connection, about, spans_s)
-    n_episodes = _episodes(connection, ids)
-    distributions = _distributions(connection, about)
+    n_episodes = _episodes(connection, ids) if in_depth else dict.fromkeys(ids, 0)
+    distributions = _distributions(connection, about if in_depth else [])
     waiting = _waiting(connection, ids)
     return [
         _stats(
@@ -84,7 +88,7 @@ def look(connection: Connection, rows: Mapping[int, int], window_s: float) -> li
             spans_s[each.buffer_id],
             (insert_rates[each.buffer_id], sample_rates[each.buffer_id]),
             n_episodes[each.buffer_id],
-            distributions[each.buffer_id],
+            distributions.get(each.buffer_id, _NO_DISTRIBUTIONS),
             tuple(waiting[each.buffer_id]),
         )
         for each in about
@@ -280,12 +284,12 @@ def _episodes(connection: Connection, ids: Sequence[int]) -> dict[int, int]:
 
 
 _Distributions = tuple[Distribution | None, Distribution | None, Distribution | None]
+_NO_DISTRIBUTIONS: _Distributions = (None, None, None)
 
 
 def _distributions(connection: Connection, about: Sequence[Any]) -> dict[int, _Distributions]:
     """Return how uses, priorities and staleness of rows are distributed, where they have any."""
-    nothing: _Distributions = (None, None, None)
-    found = {each.buffer_id: nothing for each in about}
+    found = {each.buffer_id: _NO_DISTRIBUTIONS for each in about}
     wanted = [
         each
         for each in about

@@ -1,6 +1,9 @@
 """What the command line lists. Connections are read-only."""
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection, text
 
 from sqlbuffer.config.connection import RETRY_S
 from sqlbuffer.stats import Stats
@@ -136,6 +139,14 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
             return buffer_stats.look(connection, held, window_s)
 
     return retried(look, RETRY_S, lambda: close_idle(resolved))
+
+
+def held_rows(connection: Connection, ids: Collection[int]) -> dict[int, int]:
+    """Return how many rows each of some buffers holds; see `figures`."""
+    is_small = connection.execute(text(_TOTAL)).scalar_one() <= MOST_COUNTED
+    counted = _COUNTED_ROWS if is_small else _MEASURED_ROWS
+    held = connection.execute(text(f"SELECT buffer_id, rows FROM ({counted}) held"))
+    return {int(number): int(rows) for number, rows in held if number in ids}
 
 
 def _is_small(url: str | None) -> bool:

@@ -27,7 +27,7 @@ from sqlbuffer.storage.migrations import migrate
 from sqlbuffer.storage.migrations.schema_presence import OLDEST_VERSIONS
 from sqlbuffer.storage.schema.server_clock import in_seconds
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "glance"]
 
 _NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 _CHECKS = {"sqlite": sqlite.CHECKS, "postgresql": postgresql.CHECKS}
@@ -70,6 +70,17 @@ def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
         *((*checks.schema, _objects, _settings, _buffers, _copies, _holds) if has_schema else ()),
     ]:
         yield from _guarded(check, engine, resolved)
+
+
+def glance(connection: Connection, url: URL) -> list[Finding]:
+    """Check what takes no scan, no lock and no right to write.
+
+    Args:
+        connection: One that only reads will do.
+        url: The database, resolved.
+    """
+    checks = [*_CHECKS[connection.dialect.name].quick, _copies]
+    return [finding for check in checks for finding in check(connection, url)]
 
 
 def _guarded(check: Check, engine: Engine, url: URL) -> Sequence[Finding]:

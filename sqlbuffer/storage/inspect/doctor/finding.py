@@ -36,12 +36,15 @@ Check = Callable[[Connection, URL], Sequence[Finding]]
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one kind of database: of the server, the thorough ones, those of the schema."""
+    """The checks of one kind of database: of the server, the thorough ones, those of the schema,
+    and of all of them those that only read, and little.
+    """
 
     server: tuple[Check, ...]
     full: tuple[Check, ...]
     schema: tuple[Check, ...]
     objects: str
+    quick: tuple[Check, ...]
 
 
 def failure(name: str, error: SQLBufferError) -> Finding:

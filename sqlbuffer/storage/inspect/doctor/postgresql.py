@@ -268,4 +268,8 @@ CHECKS = Checks(
     SELECT 'trigger', t.tgname::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
     WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND c.relnamespace = (
         SELECT relnamespace FROM pg_class WHERE oid = 'experiences'::regclass)""",
+    (
+        *(_autovacuum, _old_transactions, _connections, _durability, _clock),
+        *(_citus, _vacuum, _dead_rows, _hanging_writers),
+    ),
 )

@@ -203,4 +203,5 @@ CHECKS = Checks(
     (_integrity,),
     (),
     "SELECT type, name FROM sqlite_master",
+    (_wal_size, _file_system),
 )

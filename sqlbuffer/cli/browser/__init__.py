@@ -1,0 +1,1 @@
+"""Commands that show a database in a browser."""

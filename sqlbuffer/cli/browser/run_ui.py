@@ -1,0 +1,169 @@
+"""`sqlbuffer ui`: show a database in the browser."""
+
+import errno
+import ipaddress
+import logging
+import secrets
+import socket
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from sqlbuffer.cli.errors import UsageError
+from sqlbuffer.cli.options import Url, database, example
+from sqlbuffer.errors import MissingExtraError
+
+EPILOG = example(
+    "sqlbuffer ui sqlite:///replay.db",
+    "sqlbuffer ui postgresql://me@db.internal/replay --no-open --port 0",
+)
+PORT = 8765
+_BACKLOG = 100
+# Open answers, such as live figures, have this long to end after Ctrl-C.
+_END_S = 1
+
+
+def ui(
+    url: Url = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The port; 0 takes a free one.")
+    ] = PORT,
+    host: Annotated[
+        str,
+        typer.Option(help="The address to listen at. 0.0.0.0 lets other machines in."),
+    ] = "127.0.0.1",
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Print the address, and open no browser.")
+    ] = False,
+) -> None:
+    """Show what a database holds, in the browser.
+
+    The page only reads, also while training writes. Its address, with a secret token, is printed on
+    standard output. Ctrl-C ends it.
+    """
+    from sqlbuffer.storage.migrations import status
+
+    named, token = database(url), secrets.token_urlsafe(24)
+    status.check(named)
+    serve = _server_of(named, host, token)
+    with _bound(host, port) as listening:
+        address = _address(host, listening.getsockname()[1])
+        if not _is_loopback(host):
+            typer.echo(_warning(address), err=True)
+        typer.echo(f"{address}/?token={token}")
+        if not no_open:
+            _open(f"{address}/?token={token}")
+        serve(listening)
+
+
+def _server_of(url: str | None, host: str, token: str) -> Any:
+    """Return what serves the page; that it can is known before anything is bound."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtraError(
+            "the page in the browser takes Starlette, uvicorn and Jinja2: "
+            "pip install 'sqlbuffer[ui]'"
+        ) from None
+    from sqlbuffer.web import app
+
+    made = app(url, token=token, hosts=_names_of(host))
+
+    def serve(listening: socket.socket) -> None:
+        config = uvicorn.Config(
+            made,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_END_S,
+        )
+        server = uvicorn.Server(config)
+
+        def end(*_: Any) -> None:
+            # What is cut off now is not worth a line.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            made.state.site.live.close()
+            server.should_exit = True
+
+        # Its own handler would raise the signal again, in the middle of the loop's end.
+        server.handle_exit = end
+        server.run(sockets=[listening])
+
+    return serve
+
+
+def _names_of(host: str) -> set[str]:
+    """Return the names by which a browser may reach a server."""
+    if _is_loopback(host):
+        return {"localhost", host}
+    return {"localhost", host, socket.gethostname(), socket.getfqdn()}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens: the kernel keeps a browser waiting until the server answers."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise UsageError(
+            f"there is no address {host!r} on this machine; give --host 127.0.0.1, or 0.0.0.0 for "
+            "all of them"
+        ) from None
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise UsageError(_refusal(host, port, error)) from None
+    return listening
+
+
+def _refusal(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is taken, perhaps by another `sqlbuffer ui`; give another one "
+            "with --port, or --port 0 for one that is free"
+        )
+    if error.errno == errno.EACCES:
+        return f"port {port} is not for this user; give --port a number from 1024 on"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"this machine does not have the address {host!r}; give --host 127.0.0.1"
+    return f"{host} port {port}: {error.strerror}; give another one with --host or --port"
+
+
+def _address(host: str, port: int) -> str:
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _warning(address: str) -> str:
+    return (
+        f"sqlbuffer: every machine that reaches {address} can ask for the page, and who has the "
+        "token reads the whole database. Nothing is encrypted, the token neither: on a network "
+        "that others use, leave out --host and forward the port: ssh -L "
+        f"{PORT}:127.0.0.1:{PORT} THIS_MACHINE"
+    )
+
+
+def _open(address: str) -> None:
+    """Open a browser with windows of its own, if there is one."""
+    import webbrowser
+
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return
+    # One of text would take over the terminal.
+    if type(browser) is not webbrowser.GenericBrowser:
+        threading.Thread(target=browser.open, args=(address,), daemon=True).start()

@@ -1,0 +1,328 @@
+"""What the curves of a buffer are drawn from: bounded numbers of rows, looked up by indexes.
+
+Times are Unix seconds by the database's clock.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
+
+from sqlbuffer.storage.buffers.buffer_window import windows
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.step_relations import steps_at
+from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.flow import limiters
+from sqlbuffer.storage.flow.tables import flow_history
+from sqlbuffer.storage.inspect.step_ages import first_step
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
+from sqlbuffer.storage.schema.server_clock import age_s, seconds_ago, unix_now
+from sqlbuffer.storage.use_counts.tables import samples
+
+MOST_EPISODES = 10_000
+# Of more, that many are looked at, at even distances.
+SAMPLED_EPISODES = 2_000
+LOOKED_AT_STEPS = 400
+LOOKED_AT_BATCHES = 100
+ROWS_OF_A_BATCH = 16
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimeSpan:
+    """A part of the history.
+
+    Attributes:
+        since: Unix time; None: from the beginning.
+        until: Unix time; None: up to now.
+    """
+
+    since: float | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class EpisodePoints:
+    """Ended episodes, in the order of their ends.
+
+    Attributes:
+        ended_at: When each ended.
+        returns: The sum of its rewards; NaN where it had none.
+        lengths: Its steps.
+        is_sample: They are some of the episodes, at even distances, and not all.
+    """
+
+    ended_at: Floats
+    returns: Floats
+    lengths: Floats
+    is_sample: bool
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """When steps were written: some of a buffer, at even distances.
+
+    Attributes:
+        seqs: Their numbers, increasing.
+        written_at: When each was written.
+    """
+
+    seqs: Floats
+    written_at: Floats
+
+
+@dataclass(frozen=True)
+class DrawnCounts:
+    """How many rows were sampled, in intervals of ten seconds; kept for an hour.
+
+    Attributes:
+        begun_at: When each interval began.
+        rows: Rows sampled in it.
+        interval_s: How long it is.
+    """
+
+    begun_at: Floats
+    rows: Floats
+    interval_s: float
+
+
+@dataclass(frozen=True)
+class DrawnStaleness:
+    """How far behind the clock the rows of batches were, of buffers with `track_samples`.
+
+    Attributes:
+        drawn_at: When each batch was drawn.
+        mean: Mean of its rows that are still held; NaN where none of them is.
+    """
+
+    drawn_at: Floats
+    mean: Floats
+
+
+def now_of(connection: Connection) -> float:
+    """Return the time of the database."""
+    return float(connection.execute(select(unix_now())).scalar_one())
+
+
+def buffer_number(connection: Connection, name: str) -> int | None:
+    """Return the key of a buffer in the tables; None where there is none of that name."""
+    if "\0" in name:  # which no server takes
+        return None
+    found = connection.execute(select(windows.c.buffer_id).where(windows.c.buffer == name))
+    number = found.scalar_one_or_none()
+    return None if number is None else int(number)
+
+
+def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
+    """Return the ended episodes of a buffer in a part of its history, or a sample of them."""
+    own = episodes.c
+    low, high = connection.execute(
+        select(
+            select(own.id)
+            .where(own.buffer_id == buffer_id)
+            .order_by(own.id)
+            .limit(1)
+            .scalar_subquery(),
+            select(own.id)
+            .where(own.buffer_id == buffer_id)
+            .order_by(own.id.desc())
+            .limit(1)
+            .scalar_subquery(),
+        )
+    ).one()
+    if low is None:
+        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
+    now = now_of(connection)
+    first, last = _between(
+        span, low, high, lambda number: _started_at(connection, buffer_id, number, now)
+    )
+    own_id = (own.buffer_id == buffer_id, own.id >= first, own.id <= last)
+    query = select(
+        age_s(func.coalesce(own.ended_at, own.started_at)), own["return"], own.length
+    ).where(own.status != "open", own.length.is_not(None))
+    newest = select(own.id).where(*own_id).order_by(own.id.desc()).limit(MOST_EPISODES + 1)
+    ids = list(connection.execute(newest).scalars())
+    is_sample = len(ids) > MOST_EPISODES
+    if is_sample:
+        ids = _evenly_spaced_ids(connection, buffer_id, first, last)
+        query = query.where(is_number_of(own.id, bindparam("ids", ids, SeqList())))
+    else:
+        query = query.where(*own_id)
+    found = connection.execute(query).all()
+    table = np.array(
+        [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in found],
+        np.float64,
+    ).reshape(-1, 3)
+    ended_at, returns, lengths = table[np.argsort(table[:, 0], kind="stable")].T
+    return EpisodePoints(ended_at, returns, lengths, is_sample)
+
+
+def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
+    own = episodes.c
+    given = _given(np.linspace(first, last, SAMPLED_EPISODES).astype(np.int64))
+    nearest = (
+        select(own.id)
+        .where(own.buffer_id == buffer_id, own.id >= given.c.value)
+        .order_by(own.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = connection.execute(select(nearest).select_from(given)).scalars()
+    return sorted({int(number) for number in found if number is not None})
+
+
+def _started_at(connection: Connection, buffer_id: int, number: int, now: float) -> float:
+    own = episodes.c
+    age = connection.execute(
+        select(age_s(own.started_at))
+        .where(own.buffer_id == buffer_id, own.id >= number)
+        .order_by(own.id)
+        .limit(1)
+    ).scalar_one_or_none()
+    return now if age is None else now - float(age)
+
+
+def _between(
+    span: TimeSpan, low: int, high: int, time_of: Callable[[int], float]
+) -> tuple[int, int]:
+    """Return the numbers that a part of the history begins and ends with, by bisection: numbers are
+    given about in the order of time.
+    """
+    first = low if span.since is None else _first_from(span.since, low, high + 1, time_of)
+    last = high if span.until is None else _first_from(span.until, low, high + 1, time_of)
+    return first, last
+
+
+def _first_from(time: float, low: int, high: int, time_of: Callable[[int], float]) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        if time_of(middle) < time:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _given(numbers: Sequence[int] | NDArray[np.int64]) -> Any:
+    """Return a table of numbers, its columns `value` and `place`."""
+    listed = numbers.tolist() if isinstance(numbers, np.ndarray) else list(numbers)
+    bound = bindparam(None, listed, SeqList(), unique=True)
+    return numbers_in(bound).table_valued(column("value", BigInteger), column("place", BigInteger))
+
+
+def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTimes:
+    """Return when steps of a buffer were written, of some at even distances."""
+    window = windows.c
+    low, high = connection.execute(
+        select(window.low_seq, window.high_seq).where(window.buffer_id == buffer_id)
+    ).one()
+    if high <= low:
+        return StepTimes(np.empty(0), np.empty(0))
+    now = now_of(connection)
+
+    def written_at(number: int) -> float:
+        _, found = _ages(connection, buffer_id, [number])
+        return now - found[0] if found.size else now
+
+    first, last = _between(span, low + 1, high, written_at)
+    wanted = np.unique(np.linspace(first, max(first, last), LOOKED_AT_STEPS).astype(np.int64))
+    seqs, ages = _ages(connection, buffer_id, wanted)
+    seqs, places = np.unique(seqs, return_index=True)
+    # Writers that commit late have numbers below those of earlier commits.
+    return StepTimes(seqs, np.maximum.accumulate(now - ages[places]))
+
+
+def _ages(
+    connection: Connection, buffer_id: int, numbers: Sequence[int] | NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Return the first steps from each number on, and how old they are."""
+    given = _given(numbers)
+    seq, age = first_step(literal(buffer_id), given.c.value)
+    found = connection.execute(select(seq, age).select_from(given).order_by(given.c.place))
+    table = np.array([tuple(row) for row in found if row[0] is not None], np.float64)
+    seqs, ages = table.reshape(-1, 2).T
+    return seqs, ages
+
+
+def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
+    """Return how many rows of a buffer were sampled in the last hour."""
+    own = flow_history.c
+    rows = connection.execute(
+        select(own.bucket, func.sum(own.n_sampled))
+        .where(own.buffer_id == buffer_id)
+        .group_by(own.bucket)
+        .order_by(own.bucket)
+    )
+    table = np.array([(bucket, float(n)) for bucket, n in rows], np.float64).reshape(-1, 2)
+    interval_s = float(limiters.BUCKET_S)
+    return DrawnCounts(table[:, 0] * interval_s, table[:, 1], interval_s)
+
+
+def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> DrawnStaleness:
+    """Return how stale the rows of some batches were, at even distances in time."""
+    own, now = samples.c, now_of(connection)
+    first = select(age_s(func.min(own.sampled_at))).where(own.buffer_id == buffer_id)
+    oldest_s = connection.execute(first).scalar_one_or_none()
+    if oldest_s is None:
+        return DrawnStaleness(np.empty(0), np.empty(0))
+    begin_s = float(oldest_s) if span.since is None else min(float(oldest_s), now - span.since)
+    end_s = 0.0 if span.until is None else max(0.0, now - span.until)
+    given = _given((np.linspace(begin_s, end_s, LOOKED_AT_BATCHES) * 1_000 + 1).astype(np.int64))
+    batch = (
+        select(own.id)
+        .where(
+            own.buffer_id == buffer_id,
+            own.sampled_at >= seconds_ago(given.c.value / 1_000.0),
+        )
+        .order_by(own.sampled_at)
+        .limit(1)
+        .scalar_subquery()
+    )
+    ids = set(connection.execute(select(batch).select_from(given)).scalars())
+    listed = bindparam("ids", sorted(number for number in ids if number is not None), SeqList())
+    query = select(age_s(own.sampled_at), own.clock, own.seqs).where(
+        is_number_of(own.id, listed), own.clock.is_not(None)
+    )
+    batches = [
+        (now - float(age), int(clock), _numbers(seqs)[:ROWS_OF_A_BATCH])
+        for age, clock, seqs in connection.execute(query.order_by(own.id))
+    ]
+    versions = _versions_of(
+        connection, buffer_id, sorted({n for *_, seqs in batches for n in seqs})
+    )
+    means = [
+        [max(0, clock - versions[seq]) for seq in seqs if seq in versions]
+        for _, clock, seqs in batches
+    ]
+    return DrawnStaleness(
+        np.array([drawn_at for drawn_at, *_ in batches], np.float64),
+        np.array([np.mean(found) if found else np.nan for found in means], np.float64),
+    )
+
+
+def _numbers(seqs: Any) -> list[int]:
+    """Return numbers: SQLite has them as JSON, PostgreSQL as an array."""
+    return list(orjson.loads(seqs) if isinstance(seqs, str) else seqs)
+
+
+def _versions_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> dict[int, int]:
+    """Return the model versions of those steps that are held and have one."""
+    given = _given(seqs)
+    row = experiences.c
+    version = (
+        select(row.model_version)
+        .where(row.buffer_id == buffer_id, row.seq == given.c.value)
+        .scalar_subquery()
+    )
+    step = steps_at(literal(buffer_id), bindparam("seqs", list(seqs), SeqList())).c
+    found = [
+        *connection.execute(select(given.c.value, version).select_from(given)),
+        *connection.execute(select(step.seq, step.model_version)),
+    ]
+    return {int(seq): int(number) for seq, number in found if number is not None}

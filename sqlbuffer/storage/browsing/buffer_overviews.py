@@ -1,0 +1,188 @@
+"""What the page of all buffers shows, at a cost that does not grow with them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, column, func, select, table
+
+from sqlbuffer.rate_limits import Waiting
+from sqlbuffer.stats import Stats
+from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.buffers.buffer_window import windows
+from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.changes.tables import followers
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.flow.tables import flow
+from sqlbuffer.storage.inspect import buffer_stats, listings
+from sqlbuffer.storage.schema.column_types import IntegerList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.server_clock import age_s
+
+WINDOW_S = 60.0
+# What counts as lately for writers and readers.
+LATELY_S = 60.0
+MOST_BUFFERS = 200
+NEWEST_STEPS = 1_000
+
+# Of compat, which this knows by its name alone.
+_participants = table(
+    "participants", column("buffer_id"), column("role"), column("name"), column("seen_at")
+)
+_size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)
+
+
+@dataclass(frozen=True)
+class BufferOverview:
+    """What is shown of a buffer.
+
+    Attributes:
+        stats: Its figures; episodes and distributions are left out.
+        writers: Agents of the newest steps, if those were written lately.
+        readers: Processes that sampled or followed it lately.
+        versions: Model versions of the oldest and the newest step held.
+    """
+
+    stats: Stats
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    versions: tuple[int | None, int | None]
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """Calls that wait for a rate limiter now."""
+        return tuple(call for call in self.stats.waiting if call.alive)
+
+
+@dataclass(frozen=True)
+class DatabaseOverview:
+    """What is shown of a database.
+
+    Attributes:
+        buffers: Its buffers by name, up to a limit.
+        n_buffers: How many it has.
+        size_bytes: What it takes on disk.
+    """
+
+    buffers: tuple[BufferOverview, ...]
+    n_buffers: int
+    size_bytes: int
+
+
+def overviews(connection: Connection, *, most: int = MOST_BUFFERS) -> DatabaseOverview:
+    """Return what a database holds, buffer by buffer.
+
+    Args:
+        connection: A snapshot.
+        most: How many buffers at most, by name.
+    """
+    own = buffers.c
+    named = connection.execute(select(own.name, own.id).order_by(own.name).limit(most))
+    ids = {str(name): int(number) for name, number in named}
+    n_buffers = connection.execute(select(func.count()).select_from(buffers)).scalar_one()
+    held = listings.held_rows(connection, list(ids.values()))
+    found = buffer_stats.look(connection, held, WINDOW_S, in_depth=False)
+    readers, versions = _readers(connection), _versions(connection, list(ids.values()))
+    listed = []
+    for stats in found:
+        number = ids[stats.buffer]
+        writers = _writers(connection, number) if _is_written(stats) else ()
+        known = versions.get(number, (None, None))
+        listed.append(BufferOverview(stats, writers, tuple(readers[number]), known))
+    return DatabaseOverview(tuple(listed), int(n_buffers), _size_bytes(connection))
+
+
+def buffer_names(connection: Connection, *, most: int) -> list[str]:
+    """Return the names of the first buffers."""
+    own = buffers.c
+    return [
+        str(name)
+        for name in connection.execute(select(own.name).order_by(own.name).limit(most)).scalars()
+    ]
+
+
+def _is_written(stats: Stats) -> bool:
+    return stats.newest_age_s is not None and stats.newest_age_s <= LATELY_S
+
+
+def _readers(connection: Connection) -> dict[int, list[str]]:
+    """Return the processes that read each buffer lately; a sampler counts every few seconds."""
+    found: dict[int, list[str]] = defaultdict(list)
+    samplers = select(flow.c.buffer_id, flow.c.holder).where(
+        flow.c.holder != "", flow.c.n_sampled > 0, age_s(flow.c.heartbeat_at) < LATELY_S
+    )
+    for number, holder in connection.execute(samplers):
+        # Host and process, without what tells two objects of a process apart.
+        name = holder.rpartition(" ")[0]
+        if name not in found[number]:
+            found[number].append(name)
+    mirrors = (
+        select(followers.c.buffer_id, func.count())
+        .where(age_s(followers.c.live_until) < 0)
+        .group_by(followers.c.buffer_id)
+    )
+    for number, n in connection.execute(mirrors):
+        found[number] += [f"mirror {place}" for place in range(1, n + 1)]
+    own = _participants.c
+    others = select(own.buffer_id, own.role, own.name).where(
+        own.role != "writer", own.name != "", age_s(own.seen_at) < LATELY_S
+    )
+    for number, role, name in connection.execute(others):
+        found[number].append(f"{role} {name}")
+    return found
+
+
+def _writers(connection: Connection, number: int) -> tuple[str, ...]:
+    """Return the agents among the newest steps of a buffer that were written lately."""
+    high = select(windows.c.high_seq).where(windows.c.buffer_id == number).scalar_subquery()
+    (last,) = connection.execute(select(high)).one()
+    seq, first = experiences.c.seq, chunks.c.first_seq
+    agents: set[str] = set()
+    for of, numbered, since in (
+        (experiences, seq, last - NEWEST_STEPS),
+        (chunks, first, last - NEWEST_STEPS - MOST_STEPS),
+    ):
+        newest = (
+            select(of.c.agent_id, of.c.inserted_at)
+            .where(of.c.buffer_id == number, numbered > since)
+            .order_by(numbered.desc())
+            .limit(NEWEST_STEPS)
+            .subquery()
+        )
+        lately = age_s(newest.c.inserted_at) < LATELY_S
+        agents.update(
+            connection.execute(select(newest.c.agent_id).where(lately).distinct()).scalars()
+        )
+    return tuple(sorted(agents))
+
+
+def _versions(
+    connection: Connection, ids: Sequence[int]
+) -> dict[int, tuple[int | None, int | None]]:
+    """Return the model versions of the oldest and the newest step of each buffer."""
+    window, row, own = windows.c, experiences.c, chunks.c
+    of_row = (row.buffer_id == window.buffer_id, row.seq > window.low_seq)
+    of_chunk = (
+        own.buffer_id == window.buffer_id,
+        own.first_seq > window.low_seq - MOST_STEPS,
+        own.first_seq + own.n_steps - 1 > window.low_seq,
+    )
+    oldest = (
+        _one(row.model_version, of_row, row.seq),
+        _one(own.model_version, of_chunk, own.first_seq),
+    )
+    newest = (
+        _one(row.model_version, of_row, row.seq.desc()),
+        _one(own.model_version, of_chunk, own.first_seq.desc()),
+    )
+    listed = bindparam("ids", list(ids), IntegerList())
+    statement = select(window.buffer_id, func.coalesce(*oldest), func.coalesce(*newest)).where(
+        is_one_of(window.buffer_id, listed)
+    )
+    return {number: (first, last) for number, first, last in connection.execute(statement)}
+
+
+def _one(value: Any, where: Sequence[Any], order: Any) -> Any:
+    return select(value).where(*where).order_by(order).limit(1).scalar_subquery()

@@ -1,0 +1,21 @@
+"""What the page asks of SQLite alone."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.database.wal import wal_path
+
+
+def size_bytes(connection: Connection) -> int:
+    """Return what the file and its log take on disk."""
+    path = sqlite_path(connection.engine.url)
+    return _size_of(path) + _size_of(wal_path(path))
+
+
+def _size_of(path: Path) -> int:
+    with suppress(OSError):  # the log leaves with the last connection
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,56 @@
+"""A page in the browser that shows what a database holds. It only reads."""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.storage.database.urls import Database
+
+__all__ = ["app"]
+
+_OF_EXTRA = {"jinja2", "starlette"}
+
+
+def app(url: Database = None, *, token: str | None = None, hosts: Collection[str] = ()) -> Any:
+    """Return the page as an ASGI application, to serve it yourself.
+
+    It reads the database with at most four connections, and changes nothing. Requests other than
+    GET and HEAD are refused, and so are those that a page of another site makes.
+
+    Without a token the application has no login: mount it behind your own. It may be mounted under
+    a path.
+
+    Args:
+        url: The database; by default that of the environment.
+        token: A secret of your choice. A browser has to open the page once with `?token=` and this
+            value; a cookie keeps it from then on.
+        hosts: Names under which the page is reached, without ports: requests with another `Host`
+            header are refused. Empty: any name.
+
+    Returns:
+        The ASGI application.
+
+    Raises:
+        MissingExtraError: Starlette or Jinja2 is not installed.
+        URLError: Not a URL of SQLite or PostgreSQL, or a database in memory.
+
+    Example:
+        >>> import tempfile
+        >>> from sqlbuffer import ReplayBuffer
+        >>> from starlette.applications import Starlette
+        >>> from starlette.routing import Mount
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     url = f"sqlite:///{folder}/replay.db"
+        ...     ReplayBuffer(url).close()
+        ...     yours = Starlette(routes=[Mount("/replay", app(url))])
+    """
+    try:
+        from sqlbuffer.web.application import make_app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_EXTRA:
+            raise
+        raise MissingExtraError(
+            "the page in the browser takes Starlette, uvicorn and Jinja2: "
+            "pip install 'sqlbuffer[ui]'"
+        ) from None
+    return make_app(url, token=token, hosts=hosts)

@@ -1,0 +1,138 @@
+"""One poller for all clients: it looks while someone watches, and sends what it saw to all."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+EVERY_S = 2.0
+MOST_WATCHERS = 100
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What one look of the poller found.
+
+    Attributes:
+        found: What it saw; None after an error.
+        trouble: What went wrong, for people; None where nothing did.
+    """
+
+    found: Any = None
+    trouble: str | None = None
+
+
+class LivePoller:
+    """Looks every few seconds while there is a watcher, from one thread.
+
+    Args:
+        look: Returns what is shown; its errors are told to the watchers, and it is asked again.
+        every_s: Seconds between two looks.
+    """
+
+    def __init__(self, look: Callable[[], Any], every_s: float = EVERY_S) -> None:
+        self._look, self._every_s = look, every_s
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._watchers: set[_Watcher] = set()
+        self._thread: threading.Thread | None = None
+        self._latest: tuple[float, Sighting] | None = None
+        self._is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a thread that looks."""
+        return self._thread is not None
+
+    @property
+    def n_watchers(self) -> int:
+        """How many clients watch."""
+        return len(self._watchers)
+
+    async def sightings(self) -> AsyncIterator[Sighting]:
+        """Yield what each look finds, the newest where the client is slow, until `close`."""
+        watcher = _Watcher(asyncio.get_running_loop())
+        self._add(watcher)
+        try:
+            while (seen := await watcher.next()) is not None:
+                yield seen
+        finally:
+            self._remove(watcher)
+
+    def close(self) -> None:
+        """End all streams, and the thread."""
+        with self._lock:
+            self._is_closed = True
+            for watcher in self._watchers:
+                watcher.put(None)
+        self._wake.set()
+
+    def _add(self, watcher: "_Watcher") -> None:
+        with self._lock:
+            self._watchers.add(watcher)
+            if self._is_closed:
+                watcher.put(None)
+                return
+            if self._latest is not None and time.monotonic() - self._latest[0] < self._every_s:
+                watcher.put(self._latest[1])
+            if self._thread is None:
+                self._wake.clear()
+                self._thread = threading.Thread(
+                    target=self._run, name="sqlbuffer-ui-live", daemon=True
+                )
+                self._thread.start()
+
+    def _remove(self, watcher: "_Watcher") -> None:
+        with self._lock:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            seen = self._seen()
+            with self._lock:
+                self._latest = (time.monotonic(), seen)
+                for watcher in self._watchers:
+                    watcher.put(seen)
+            self._wake.wait(max(0.1, began + self._every_s - time.monotonic()))
+            with self._lock:
+                self._wake.clear()
+                if self._is_closed or not self._watchers:
+                    self._thread = None
+                    return
+
+    def _seen(self) -> Sighting:
+        try:
+            return Sighting(self._look())
+        # The thread goes on whatever happens: the next look may succeed.
+        except Exception as error:
+            return Sighting(trouble=str(error) or type(error).__name__)
+
+
+class _Watcher:
+    """What waits for a client: the newest sighting alone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._arrived = loop, asyncio.Event()
+        self._seen: Sighting | None = None
+
+    def put(self, seen: Sighting | None) -> None:
+        """Have a client get a sighting; None ends its stream."""
+        try:
+            self._loop.call_soon_threadsafe(self._set, seen)
+        except RuntimeError:  # its loop has ended, and its stream with it
+            return
+
+    def _set(self, seen: Sighting | None) -> None:
+        self._seen = seen
+        self._arrived.set()
+
+    async def next(self) -> Sighting | None:
+        """Wait for the next sighting."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        return self._seen

@@ -1,0 +1,93 @@
+"""Page 2: the curves and distributions of one buffer."""
+
+import math
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.storage.browsing.buffer_curves import TimeSpan, now_of
+from sqlbuffer.web.buffer_figures import figures_of
+from sqlbuffer.web.rendering import page
+from sqlbuffer.web.shell_words import command_line, python_call
+from sqlbuffer.web.site import site_of
+
+TAB = ("/buffer", "Figures")
+# Up to now: the name in the address, in words, and how many seconds.
+RANGES = (
+    ("15m", "15 min", 900.0),
+    ("1h", "1 h", 3_600.0),
+    ("6h", "6 h", 21_600.0),
+    ("24h", "24 h", 86_400.0),
+    ("7d", "7 days", 604_800.0),
+    ("all", "all", math.inf),
+)
+_SECONDS = {name: seconds for name, _, seconds in RANGES}
+
+
+def show(request: Request) -> Response:
+    """Return the page."""
+    site, name = site_of(request), buffer_of(request)
+    chosen = request.query_params.get("last", "all")
+    with site.pool.connection() as connection:
+        span = _span(request, chosen, now_of(connection))
+        figures = figures_of(connection, name, span)
+    if figures is None:
+        raise unknown_buffer(name)
+    return page(
+        request,
+        "buffer.html",
+        place="/buffer",
+        buffer=name,
+        stats=figures.stats,
+        curves=figures.curves,
+        histograms=figures.histograms,
+        ranges=RANGES,
+        chosen="" if _number(request, "since") is not None else chosen,
+        span=span,
+        commands=[
+            command_line("watch", site.shown_url, buffer=name),
+            python_call(site.shown_url, name, "stats()"),
+        ],
+    )
+
+
+def buffer_of(request: Request) -> str:
+    """Return the name of the buffer that a request is about.
+
+    Raises:
+        BufferNotFoundError: It names none.
+    """
+    name = request.query_params.get("buffer")
+    if name is None:
+        raise BufferNotFoundError("the address names no buffer; choose one from the list")
+    return str(name)
+
+
+def unknown_buffer(name: str) -> BufferNotFoundError:
+    """Return the error for a buffer that is not there."""
+    return BufferNotFoundError(
+        f"there is no buffer {name!r}: it was dropped, or never made; choose one from the list"
+    )
+
+
+def _span(request: Request, chosen: str, now: float) -> TimeSpan:
+    since, until = _number(request, "since"), _number(request, "until")
+    if since is not None or until is not None:
+        return TimeSpan(since, until)
+    seconds = _SECONDS.get(chosen, math.inf)
+    return TimeSpan(None if math.isinf(seconds) else now - seconds)
+
+
+def _number(request: Request, name: str) -> float | None:
+    """Return a Unix time of the address; None where it is none."""
+    try:
+        found: Any = float(request.query_params.get(name, ""))
+    except ValueError:
+        return None
+    return float(found) if 0 <= found < 1e11 else None
+
+
+ROUTES = [Route("/buffer", show)]

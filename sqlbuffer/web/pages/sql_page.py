@@ -1,0 +1,128 @@
+"""Page 6: one SQL statement that reads."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sqlbuffer.display.jsonable import csv_field, dumps
+from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.storage.browsing.buffer_overviews import buffer_names
+from sqlbuffer.storage.schema.views import VIEWS
+from sqlbuffer.web.access import is_from_here
+from sqlbuffer.web.rendering import encoded, page
+from sqlbuffer.web.shell_words import command_line
+from sqlbuffer.web.site import site_of
+from sqlbuffer.web.sql_examples import EXAMPLES
+
+TIME_S = 5.0
+MOST_ROWS, MOST_BYTES = 1_000, 4 * 2**20
+CSV_TIME_S = 30.0
+MOST_CSV_ROWS, MOST_CSV_BYTES = 100_000, 50 * 2**20
+# Longer ones make an address that servers refuse.
+MOST_CHARACTERS = 10_000
+_CELL_CHARACTERS = 2_000
+
+
+def show(request: Request) -> Response:
+    """Return the page, with the answer to the statement in the address."""
+    statement = request.query_params.get("q", "").strip()
+    # A link on another site must not make this database work.
+    is_foreign = bool(statement) and not is_from_here(request)
+    answer, trouble = (None, None) if is_foreign else _answer(request, statement)
+    site = site_of(request)
+    commands = [command_line("sql", site.shown_url, statement)] if statement else []
+    return page(
+        request,
+        "sql.html",
+        status_code=200 if trouble is None else 400,
+        place="sql",
+        statement=statement,
+        is_foreign=is_foreign,
+        answer=answer,
+        trouble=trouble,
+        cells=[] if answer is None else [[*map(_cell, row)] for row in answer.rows],
+        examples=_examples(request, statement),
+        views=VIEWS,
+        most_rows=MOST_ROWS,
+        most_bytes=MOST_BYTES,
+        time_s=TIME_S,
+        most_csv_rows=MOST_CSV_ROWS,
+        most_csv_bytes=MOST_CSV_BYTES,
+        csv_time_s=CSV_TIME_S,
+        most_characters=MOST_CHARACTERS,
+        commands=commands,
+    )
+
+
+def _answer(request: Request, statement: str) -> tuple[Any, str | None]:
+    """Return what a statement found, or why it could not be run."""
+    if not statement:
+        return None, None
+    try:
+        return _run(request, statement, TIME_S, MOST_ROWS, MOST_BYTES), None
+    except SQLBufferError as error:
+        return None, str(error)
+
+
+def _run(request: Request, statement: str, time_s: float, rows: int, n_bytes: int) -> Any:
+    if len(statement) > MOST_CHARACTERS:
+        raise SQLBufferError(
+            f"the statement has {len(statement):,} characters, and this page takes "
+            f"{MOST_CHARACTERS:,}; `sqlbuffer sql URL -` reads longer ones from a file"
+        )
+    pool = site_of(request).pool
+    return pool.query(statement, time_s=time_s, max_rows=rows, max_bytes=n_bytes)
+
+
+def _examples(request: Request, statement: str) -> Sequence[tuple[str, str]]:
+    """Return questions with their SQL, about a buffer that is there."""
+    if statement:
+        return [(each.question, each.sql) for each in EXAMPLES]
+    with site_of(request).pool.connection() as connection:
+        names = buffer_names(connection, most=1)
+    name = names[0] if names else "default"
+    return [(each.question, each.about(name)) for each in EXAMPLES]
+
+
+def _cell(value: Any) -> tuple[str, str, bool]:
+    """Return the class of a value, its text, and whether the text is cut."""
+    if value is None:
+        return "quiet", "NULL", False
+    if isinstance(value, (bool, int, float)):
+        return "n", str(value), False
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raw = bytes(value)
+        return "mono", f"{len(raw):,} bytes: {raw[:16].hex(' ')}", len(raw) > 16
+    text = value if isinstance(value, str) else str(csv_field(value))
+    if isinstance(value, (dict, list)):
+        text = dumps(value)
+    return "text", text[:_CELL_CHARACTERS], len(text) > _CELL_CHARACTERS
+
+
+def download(request: Request) -> Response:
+    """Return the answer as CSV; the name of the file says so where it is cut."""
+    statement = request.query_params.get("q", "").strip()
+    if not statement or not is_from_here(request):
+        return show(request)
+    try:
+        answer = _run(request, statement, CSV_TIME_S, MOST_CSV_ROWS, MOST_CSV_BYTES)
+    except SQLBufferError:
+        return show(request)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(answer.columns)
+    writer.writerows([csv_field(value) for value in row] for row in answer.rows)
+    name = "answer-cut.csv" if answer.is_cut else "answer.csv"
+    return Response(
+        encoded(out.getvalue()),
+        media_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
+
+
+ROUTES = [Route("/sql", show), Route("/sql.csv", download)]

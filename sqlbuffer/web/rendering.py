@@ -1,0 +1,220 @@
+"""Templates to answers: everything that users stored is escaped."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sqlbuffer.web.site import site_of
+
+FOLDER = Path(__file__).parent
+_NOTHING = "\u2013"
+_MOST_NAMES = 4
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_AGES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+# In a file of JSON inside HTML these could end the element.
+_JSON_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+
+
+def page(request: Request, template: str, *, status_code: int = 200, **context: Any) -> Response:
+    """Return a page, or a part of one.
+
+    Args:
+        request: What it answers.
+        template: Name of a file in `templates`.
+        status_code: Status of the answer.
+        **context: What the template shows. `link(path, **query)`, `site` and `here` are there for
+            all of them.
+    """
+    text = fragment(request, template, **context)
+    return Response(encoded(text), status_code, media_type="text/html; charset=utf-8")
+
+
+def fragment(request: Request, template: str, **context: Any) -> str:
+    """Return the text of a page or of a part; the arguments are those of `page`."""
+    found = environment().get_template(template)
+    return str(
+        found.render(
+            link=lambda path, **query: link(request, path, **query),
+            site=site_of(request),
+            here=here_of(request),
+            **context,
+        )
+    )
+
+
+def encoded(text: str) -> bytes:
+    """Return UTF-8; a lone surrogate, which has none, is written as its escape."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def link(request: Request, path: str, **query: Any) -> str:
+    """Return the address of a page below the place that the application is mounted at.
+
+    Args:
+        request: The request that is answered.
+        path: From "/" on.
+        **query: The state of the page; what is None is left out.
+    """
+    root = request.scope.get("root_path", "")
+    given = {name: value for name, value in query.items() if value is not None}
+    text = urlencode(given, doseq=True, quote_via=quote, errors="backslashreplace")
+    return f"{quote(root)}{path}{f'?{text}' if text else ''}"
+
+
+def here_of(request: Request) -> str:
+    """Return the address of a request without its token, for a link to the same page."""
+    query = {k: v for k, v in request.query_params.multi_items() if k != "token"}
+    path, root = request.scope["path"], request.scope.get("root_path", "")
+    below = path.removeprefix(root) if root else path
+    return link(request, quote("/" + below.lstrip("/")), **query)
+
+
+@cache
+def environment() -> Environment:
+    """Return what renders the templates."""
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "age": age,
+        "as_json": as_json,
+        "count": count,
+        "figure": figure,
+        "moment": moment,
+        "names": names,
+        "percent": percent,
+        "rate": rate,
+        "size": size,
+        "versions": versions,
+        "when": when,
+    }
+    return made
+
+
+def _shown(value: Any) -> Any:
+    """Return what stands for a value in a page."""
+    if value is None:
+        return _NOTHING
+    if isinstance(value, str) and "\0" in value:
+        # A browser would drop it.
+        return Markup(str(escape(value)).replace("\0", "\u2400"))
+    return value
+
+
+def count(value: int | None) -> str:
+    """Return a number of things: 1,234."""
+    return _NOTHING if value is None else f"{value:,}"
+
+
+def figure(value: Any) -> str:
+    """Return a measured number with four digits; whole numbers in full."""
+    if value is None:
+        return _NOTHING
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    number = float(value)
+    if not math.isfinite(number):
+        return str(number)
+    if number.is_integer() and abs(number) < 1e15:
+        return f"{int(number):,}"
+    return f"{number:,.4g}" if abs(number) < 1e4 else f"{number:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Return a number per second."""
+    if value is None:
+        return _NOTHING
+    return f"{value:,.1f}" if 0 < value < 10 else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share of 1."""
+    return _NOTHING if value is None else f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
+
+
+def size(n_bytes: float | None) -> str:
+    """Return a number of bytes."""
+    if n_bytes is None:
+        return _NOTHING
+    left = float(n_bytes)
+    for unit in _UNITS[:-1]:
+        if abs(left) < 1024:
+            return f"{left:.0f} {unit}" if unit == "B" else f"{left:.1f} {unit}"
+        left /= 1024
+    return f"{left:.1f} {_UNITS[-1]}"
+
+
+def age(seconds: float | None) -> str:
+    """Return how long ago something was."""
+    if seconds is None:
+        return _NOTHING
+    for length, unit in _AGES:
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def names(found: Sequence[str]) -> str:
+    """Return how many there are, and the first few names."""
+    if not found:
+        return _NOTHING
+    more = "" if len(found) <= _MOST_NAMES else ", ..."
+    return f"{len(found)}: {', '.join(found[:_MOST_NAMES])}{more}"
+
+
+def versions(found: tuple[int | None, int | None]) -> str:
+    """Return the versions from the oldest to the newest step."""
+    first, last = found
+    if first is None or last is None or first == last:
+        return count(last if first is None else first)
+    return f"{first:,} to {last:,}"
+
+
+def when(value: Any) -> str:
+    """Return a moment to the second, in UTC. SQLite has text, and so have dates without a year that
+    Python knows.
+    """
+    if value is None:
+        return _NOTHING
+    if isinstance(value, datetime):
+        value = value.astimezone(UTC).isoformat()
+    text = str(value)
+    return f"{text[:10]} {text[11:19]}" if text[10:11] == "T" else text
+
+
+def moment(seconds: float | None) -> str:
+    """Return a Unix time to the second, in UTC; None is now."""
+    if seconds is None:
+        return "now"
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def as_json(value: Any) -> Markup:
+    """Return JSON for a data block of a page; NaN and infinities are null."""
+    text = json.dumps(_finite(value), separators=(",", ":"))
+    return Markup(text.translate(_JSON_ESCAPES))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value
