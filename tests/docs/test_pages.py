@@ -55,6 +55,7 @@ READ = {
     "docs/mirror.md",
     "docs/transitions.md",
     "docs/watching.md",
+    "docs/web.md",
 }
 LANGUAGES = {"python", "console", "sql", "postgresql", "text"}
 
@@ -372,3 +373,8 @@ def test_performance_page_names_commands_that_there_are(read):
     page = read("docs/performance.md")
     assert {line.split()[0] for line in all_commands("docs/performance.md")} == {"make"}
     assert page.printed == {}
+
+
+def test_web(read):
+    page = read("docs/web.md")
+    assert [route.path for route in page.names["yours"].routes] == ["/replay"]
