@@ -113,7 +113,7 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
         new = [normal_message(message) for message in _listed(messages)]
         conversation = _extended(conversation, new)
         # Numbers and other values of an agent without messages are not a conversation.
-        if conversation or _is_said(actions):
+        if conversation or is_said(actions):
             answers = answer_messages(actions)
             conversation += answers[_overlap(conversation, answers) :]
     return conversation
@@ -140,7 +140,8 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
-def _is_said(actions: Any) -> bool:
+def is_said(actions: Any) -> bool:
+    """Return True if actions have a text, a message, or an action of AWorld."""
     values = actions if isinstance(actions, (list, tuple)) else [actions]
     return any(
         isinstance(value, str) or _is_message(value) or "policy_info" in value

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,12 +18,12 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.sqlite_files import refuse_memory
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.web.access import Access
-from sqlbuffer.web.pages import buffer_page, buffers_page, sql_page
+from sqlbuffer.web.pages import buffer_page, buffers_page, episode, episode_parts, sql_page
 from sqlbuffer.web.rendering import FOLDER, here_of, link, page
 from sqlbuffer.web.site import Site
 
 # Each page has a module with its ROUTES; one about a whole buffer has a TAB: its path and name.
-PAGES: tuple[Any, ...] = (buffers_page, buffer_page, sql_page)
+PAGES: tuple[Any, ...] = (buffers_page, buffer_page, episode, episode_parts, sql_page)
 
 
 def make_app(url: Database, *, token: str | None, hosts: Collection[str]) -> Starlette:
@@ -82,9 +83,10 @@ def failed(request: Request, error: Exception) -> Response:
 
 
 def _not_found(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
+    status, detail = getattr(error, "status_code", 404), str(getattr(error, "detail", ""))
+    if status == 404 and detail != HTTPStatus.NOT_FOUND.phrase:
+        return message(request, 404, "There is no such thing", detail, "It may have been evicted.")
     if status != 404:
-        detail = str(getattr(error, "detail", ""))
         return message(request, status, "Not possible", detail, "Start from the list of buffers.")
     return message(
         request,

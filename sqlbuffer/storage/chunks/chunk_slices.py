@@ -1,6 +1,5 @@
 """Steps of episodes near to others, read as slices of chunks: one row for many steps."""
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.sliced_steps import Slice
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.schema.column_types import listed
 
 _REWARD, _NO_END = struct.Struct(">d"), b"\0"
 _NO_REWARD = _REWARD.pack(float("nan"))
@@ -68,7 +68,7 @@ def steps_of_slices(
     if rewards:
         reward = _replaced(reward, seq, rewards)
     blobs = _records(layout, slices)
-    gone = [seq for each in slices for seq in _listed(each.deleted)]
+    gone = [seq for each in slices for seq in listed(each.deleted)]
     kept = seq > low
     if gone:
         kept &= ~np.isin(seq, np.array(gone, np.int64))
@@ -162,14 +162,8 @@ def _blobs(layout: Layout, found: Slice) -> list[Any]:
 
 def _blocks(found: Slice, places: Sequence[int]) -> list[Any]:
     """Return the block of each place; the same object for places in the same one."""
-    ends, size = _listed(found.offsets), found.block_steps
+    ends, size = listed(found.offsets), found.block_steps
     before = ends[found.place // size]
     numbers = range(places[0] // size, places[-1] // size + 1)
     blocks = {i: found.records[ends[i] - before : ends[i + 1] - before] for i in numbers}
     return [blocks[place // size] for place in places]
-
-
-def _listed(found: Any) -> Sequence[int]:
-    """Return a list of the database: JSON on SQLite; empty for None."""
-    listed: Sequence[int] = json.loads(found) if isinstance(found, str) else found or ()
-    return listed

@@ -1,7 +1,7 @@
 """Types of parameters and columns that the two databases take differently."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -43,6 +43,12 @@ class SeqList(TypeDecorator[Any]):
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         numbers = ",".join(map(str, value))
         return f"{{{numbers}}}" if dialect.name == "postgresql" else f"[{numbers}]"
+
+
+def listed(found: Any) -> Sequence[Any]:
+    """Return a list of the database: JSON on SQLite; empty for None."""
+    values: Sequence[Any] = orjson.loads(found) if isinstance(found, str) else found or ()
+    return values
 
 
 class IntegerList(_List):

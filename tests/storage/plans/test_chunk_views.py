@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.database.vacuum import cleaner_for
-from tests.storage.plans.watch import watched
+from tests.storage.plans.watch import wait_for_cleaner, watched
 
 N_STEPS = 100_000
 PER_TASK = 100
@@ -36,13 +35,6 @@ def fill_large(url):
         for n in range(N_STEPS // PER_TASK):
             buffer.store_episode(columns, task_id=f"t{n}", agent_id="a", episode_id=f"e{n}")
         wait_for_cleaner(buffer)
-
-
-def wait_for_cleaner(buffer):
-    """Wait for the thread that looks after dead rows: a database in use cannot be copied."""
-    cleaner = cleaner_for(buffer._store.engine)
-    if cleaner.thread is not None:
-        cleaner.thread.join()
 
 
 @pytest.mark.parametrize("condition", FILTERS)

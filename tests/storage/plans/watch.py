@@ -25,6 +25,13 @@ def rows_read(connection, tables=TABLES):
     return row
 
 
+def wait_for_cleaner(buffer):
+    """Wait for the thread that looks after dead rows: a database in use cannot be copied."""
+    cleaner = cleaner_for(buffer._store.engine)
+    if cleaner.thread is not None:
+        cleaner.thread.join()
+
+
 class Watch:
     """Notes the statements that an engine sends, and what the database does for them.
 

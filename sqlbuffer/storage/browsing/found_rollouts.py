@@ -1,0 +1,83 @@
+"""Find a rollout: an episode by its number, or the steps of a task that belong to no episode."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Text, cast, select
+from sqlalchemy.engine import URL
+
+from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.storage.buffers.buffer_info import find_buffer
+from sqlbuffer.storage.buffers.catalog import not_found
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.rows.statements import episode_states
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An episode, or the steps of a task that belong to none.
+
+    Attributes:
+        number: The key of the episode in `episodes`; None: steps without an episode.
+        task_id: The task.
+        agent_id: Who acts; of steps without an episode None for all agents.
+        episode_id: The user's id of the episode.
+        status: `open`, `complete`, `aborted` or `abandoned`.
+        length: How many steps it has; None: it has not ended.
+        return_: The sum of its rewards; None: it has not ended, or has none.
+        reward: Its own reward.
+        model_version: Version of the model at its start.
+        meta: JSON of the values that were given when it was stored.
+        started_at: When its first step was written; text on SQLite.
+        ended_at: When its end was written.
+    """
+
+    task_id: str
+    number: int | None = None
+    agent_id: str | None = None
+    episode_id: str | None = None
+    status: str | None = None
+    length: int | None = None
+    return_: float | None = None
+    reward: float | None = None
+    model_version: int | None = None
+    meta: str | None = None
+    started_at: Any = None
+    ended_at: Any = None
+
+
+def browsed_buffer(connection: Connection, url: URL, name: str) -> OpenBuffer:
+    """Return a buffer by name. It opens no connection of its own as long as only functions that
+    take one are called with it.
+
+    Raises:
+        BufferNotFoundError: No such buffer.
+    """
+    info = find_buffer(connection, name) if is_storable_text(name) else None
+    if info is None:
+        raise not_found(name, url)
+    return OpenBuffer(url, info)
+
+
+def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rollout | None:
+    """Return an episode of a buffer; None: it has none of that number."""
+    own, state = episodes.c, episode_states.c
+    if not 0 < number < 2**63:
+        return None
+    found = connection.execute(
+        select(
+            own.task_id, own.agent_id, own.key, state.status, own.length, own["return"],
+            own.reward, own.model_version, cast(own.meta, Text), own.started_at, own.ended_at,
+        )
+        .join(episode_states, state.id == own.id)
+        .where(own.id == number, own.buffer_id == buffer.info.id)
+    ).one_or_none()  # fmt: skip
+    if found is None:
+        return None
+    task_id, agent_id, key, status, length, return_, *rest = found
+    # While it is open: by how much annotations have changed it.
+    is_open = status in ("open", "abandoned")
+    return Rollout(
+        task_id, number, agent_id, key, status, length, None if is_open else return_, *rest
+    )

@@ -1,0 +1,106 @@
+"""Read the steps of a rollout as the library returns them, a bounded page at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlbuffer.encoding.records import Decoder, Record
+from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
+from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.storage.browsing.step_keys import StepKey
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS
+
+STEPS_AT_ONCE = 8
+# Pages of large steps have fewer of them.
+PAGE_BYTES = 16 * 2**20
+_INITIAL_PRIORITY = 1 + Record._fields.index("initial_priority")
+
+
+@dataclass(frozen=True)
+class BrowsedStep:
+    """A step as it is read for a page.
+
+    Attributes:
+        key: Where it stands.
+        row: The step, with annotated values in the place of its own; None: it cannot be rebuilt.
+        trouble: Why not.
+        initial_priority: The priority that it began with.
+    """
+
+    key: StepKey
+    row: DataRow | None
+    trouble: str | None = None
+    initial_priority: float | None = None
+
+
+def read_steps(
+    connection: Connection,
+    buffer: OpenBuffer,
+    keys: Sequence[StepKey],
+    *,
+    without: Sequence[str] = (),
+    most_bytes: int = PAGE_BYTES,
+) -> tuple[list[BrowsedStep], int]:
+    """Return steps in the order given, and how many of the keys they are of. Steps that have left
+    since are left out.
+
+    Args:
+        connection: A transaction.
+        buffer: The buffer.
+        keys: The steps.
+        without: Typed fields that are not read.
+        most_bytes: Fewer steps are returned, but one, where they are larger in all.
+    """
+    reader = _StepReader(connection, buffer, without)
+    found: list[BrowsedStep] = []
+    start, n, left = 0, STEPS_AT_ONCE, most_bytes
+    while start < len(keys) and (left > 0 or not found):
+        steps, n_bytes = reader.read(keys[start : start + n])
+        found += steps
+        start, left = start + n, left - n_bytes
+        n = max(1, min(4 * n, left * n // max(n_bytes, 1)))
+    return found, min(start, len(keys))
+
+
+class _StepReader:
+    def __init__(self, connection: Connection, buffer: OpenBuffer, without: Sequence[str]) -> None:
+        self._connection, self._buffer = connection, buffer
+        info, layout = buffer.info, buffer.layout
+        wanted = None
+        if without:
+            typed = tuple(name for name in layout.specs if name not in without)
+            wanted = SelectedFields(dict.fromkeys((*PAYLOADS, *PLAIN)), typed)
+        self._payloads = Payloads(info.id, layout, wanted, has_chunks=info.has_chunks)
+        self._decoder = Decoder(layout=layout, fields=None if wanted is None else wanted.typed)
+        self._statement = self._payloads.reading.statement(
+            EVERYTHING,
+            has_labels=buffer.window_in(connection).has_labels,
+            has_chunks=info.has_chunks,
+        )
+
+    def read(self, keys: Sequence[StepKey]) -> tuple[list[BrowsedStep], int]:
+        """Return some steps, and how many bytes were read of them."""
+        given = {BUFFER_ID: self._buffer.info.id, SEQS: [key.seq for key in keys]}
+        found = fetch(self._connection, self._statement, given)
+        rows = {row[0]: row for row in self._payloads.held(self._connection, found)}
+        steps = [self._step(key, rows[key.seq]) for key in keys if key.seq in rows]
+        return steps, sum(map(_n_bytes, rows.values()))
+
+    def _step(self, key: StepKey, row: Sequence[Any]) -> BrowsedStep:
+        priority = row[_INITIAL_PRIORITY]
+        try:
+            return BrowsedStep(key, self._decoder.row(row), None, priority)
+        except (SQLBufferError, ValueError, TypeError, KeyError, RecursionError) as error:
+            # What plain SQL has stored may be anything.
+            return BrowsedStep(key, None, f"{type(error).__name__}: {error}", priority)
+
+
+def _n_bytes(row: Sequence[Any]) -> int:
+    return sum(len(value) for value in row if isinstance(value, (str, bytes, memoryview)))

@@ -1,0 +1,1 @@
+"""Conversations as a page shows them: turns, search, differences. Nothing here reads a database."""

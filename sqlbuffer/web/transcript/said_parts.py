@@ -1,0 +1,179 @@
+"""What one message says: its text, its reasoning, its calls of tools, or the result of one.
+
+Any value is a message here: a page shows what there is, where `sqlbuffer.llm` refuses it.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlbuffer.llm.messages import answer_messages, is_said, normal_message
+from sqlbuffer.web.readable_values import readable
+
+# Longer arguments are shown as they are stored.
+MOST_FORMATTED = 200_000
+_THOUGHT = re.compile(r"\s*<think(?:ing)?>(.*?)</think(?:ing)?>\s*", re.DOTALL)
+_THINKING = {"thinking": "thinking", "reasoning": "text", "redacted_thinking": "data"}
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool.
+
+    Attributes:
+        id: What its result names; None: it has none.
+        name: The tool.
+        arguments: The arguments, as JSON with indents where they are JSON.
+    """
+
+    id: str | None
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message.
+
+    Attributes:
+        role: Who says it.
+        text: The text.
+        name: The name of who says it.
+        reasoning: What was thought before.
+        calls: Calls of tools.
+        answers: The id of the call whose result it is.
+        is_answer: It is what the agent did in the step, and not its context.
+    """
+
+    role: str
+    text: str
+    name: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    answers: str | None = None
+    is_answer: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that can be read of it."""
+        called = (part for call in self.calls for part in (call.name, call.arguments))
+        return (self.text, self.reasoning, self.name, *called)
+
+
+def said_in_step(messages: Any, actions: Any, state: Any = None) -> list[Said]:
+    """Return what is said in a step: its messages, and then what the agent did.
+
+    Args:
+        messages: The messages of the step.
+        actions: Its actions. Numbers and the like are not said, unless there are messages.
+        state: A text is a message of the user where there are no messages.
+
+    Example:
+        >>> [said.role for said in said_in_step(["2 + 2?"], ["4"])]
+        ['user', 'assistant']
+    """
+    if messages is None and isinstance(state, str):
+        messages = state
+    listed = messages if isinstance(messages, (list, tuple)) else [messages]
+    found = [said for message in listed if message is not None for said in said_of(message)]
+    if found or is_said(actions):
+        found += _answers(actions)
+    return found
+
+
+def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
+    """Yield what a message says; results of tools that are parts of it one by one."""
+    role, parts = _role(message), _parts(message)
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    rest: list[Any] = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _THINKING:
+            thoughts.append(_text(part.get(_THINKING[kind])))
+        elif kind == "tool_use":
+            calls.append(_call(part.get("id"), part.get("name"), part.get("input")))
+        elif kind == "tool_result":
+            yield Said("tool", _text(part.get("content")), answers=_id(part.get("tool_use_id")))
+        else:
+            rest.append(part)
+    if parts and not (rest or thoughts or calls):
+        return
+    if parts and len(rest) < len(parts):
+        message = {**message, "content": rest}
+    yield _said(role, message, thoughts, calls, is_answer)
+
+
+def _said(
+    role: str, message: Any, thoughts: list[str], calls: list[ToolCall], is_answer: bool
+) -> Said:
+    try:
+        normal = normal_message(message)
+    except (ValueError, TypeError, RecursionError):
+        return Said(role, readable(message), is_answer=is_answer)
+    text = normal["content"]
+    thoughts += [normal[key] for key in ("reasoning_content", "thinking") if normal.get(key)]
+    if role == "assistant" and (thought := _THOUGHT.match(text)):
+        thoughts.append(thought[1].strip())
+        text = text[thought.end() :]
+    for call in normal.get("tool_calls", ()):
+        function = call["function"]
+        calls.append(_call(call["id"], function["name"], function["arguments"]))
+    return Said(
+        role, text, normal.get("name", ""), "\n\n".join(thoughts), tuple(calls),
+        normal.get("tool_call_id"), is_answer,
+    )  # fmt: skip
+
+
+def _answers(actions: Any) -> list[Said]:
+    try:
+        answers: list[Any] = answer_messages(actions)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        answers = [{"role": "assistant", "content": readable(actions)}]
+    return [said for answer in answers for said in said_of(answer, is_answer=True)]
+
+
+def _role(message: Any) -> str:
+    if isinstance(message, str):
+        return "user"
+    role = message.get("role") if isinstance(message, dict) else None
+    return role if isinstance(role, str) and role else "?"
+
+
+def _parts(message: Any) -> list[Any]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return list(content) if isinstance(content, (list, tuple)) else []
+
+
+def _text(content: Any) -> str:
+    """Return the text of a part; parts of texts are joined."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(str(text) for text in texts)
+    return readable(content)
+
+
+def _id(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _call(identity: Any, name: Any, arguments: Any) -> ToolCall:
+    if isinstance(arguments, str):
+        arguments = _formatted(arguments)
+    elif arguments is not None:
+        arguments = readable(arguments)
+    return ToolCall(_id(identity), "" if name is None else str(name), arguments or "")
+
+
+def _formatted(text: str) -> str:
+    if len(text) > MOST_FORMATTED:
+        return text
+    try:
+        return readable(json.loads(text)) if text[:1] in "[{" else text
+    except (ValueError, RecursionError):
+        return text
