@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
+from sqlalchemy import BigInteger, Connection, bindparam, column, false, func, literal, select
 
+from sqlbuffer.storage.browsing import postgresql, sqlite
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.step_relations import steps_at
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.tables import flow_history
-from sqlbuffer.storage.inspect.step_ages import first_step
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
+from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.schema.server_clock import age_s, seconds_ago, unix_now
 from sqlbuffer.storage.use_counts.tables import samples
 
@@ -30,6 +33,8 @@ SAMPLED_EPISODES = 2_000
 LOOKED_AT_STEPS = 400
 LOOKED_AT_BATCHES = 100
 ROWS_OF_A_BATCH = 16
+
+_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 Floats = NDArray[np.float64]
 
@@ -147,13 +152,16 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         age_s(func.coalesce(own.ended_at, own.started_at)), own["return"], own.length
     ).where(own.status != "open", own.length.is_not(None))
     newest = select(own.id).where(*own_id).order_by(own.id.desc()).limit(MOST_EPISODES + 1)
-    ids = list(connection.execute(newest).scalars())
+    with _in_order(connection):
+        ids = list(connection.execute(newest).scalars())
     is_sample = len(ids) > MOST_EPISODES
     if is_sample:
         ids = _evenly_spaced_ids(connection, buffer_id, first, last)
         query = query.where(is_number_of(own.id, bindparam("ids", ids, SeqList())))
+    elif ids:
+        query = query.where(own.buffer_id == buffer_id, own.id >= ids[-1], own.id <= ids[0])
     else:
-        query = query.where(*own_id)
+        query = query.where(false())
     found = connection.execute(query).all()
     table = np.array(
         [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in found],
@@ -227,27 +235,50 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
     now = now_of(connection)
 
     def written_at(number: int) -> float:
-        _, found = _ages(connection, buffer_id, [number])
-        return now - found[0] if found.size else now
+        _, found = _ages(connection, buffer_id, low, [number])
+        return now - found[0] if found.size else -np.inf
 
     first, last = _between(span, low + 1, high, written_at)
     wanted = np.unique(np.linspace(first, max(first, last), LOOKED_AT_STEPS).astype(np.int64))
-    seqs, ages = _ages(connection, buffer_id, wanted)
-    seqs, places = np.unique(seqs, return_index=True)
+    seqs, ages = _ages(connection, buffer_id, low, wanted)
     # Writers that commit late have numbers below those of earlier commits.
-    return StepTimes(seqs, np.maximum.accumulate(now - ages[places]))
+    return StepTimes(seqs, np.maximum.accumulate(now - ages))
 
 
 def _ages(
-    connection: Connection, buffer_id: int, numbers: Sequence[int] | NDArray[np.int64]
+    connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Return the first steps from each number on, and how old they are."""
-    given = _given(numbers)
-    seq, age = first_step(literal(buffer_id), given.c.value)
-    found = connection.execute(select(seq, age).select_from(given).order_by(given.c.place))
-    table = np.array([tuple(row) for row in found if row[0] is not None], np.float64)
-    seqs, ages = table.reshape(-1, 2).T
-    return seqs, ages
+    """Return of each number the step that it is of, or that is before it, and how old that is: of a
+    chunk its last step. They are sorted, and each is there once.
+    """
+    given, row, own = _given(numbers), experiences.c, chunks.c
+    of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= given.c.value)
+    of_chunk = (
+        own.buffer_id == buffer_id,
+        own.first_seq > low - MOST_STEPS,
+        own.first_seq <= given.c.value,
+    )
+    # Not max(): it would read all that are below.
+    nearest = select(_last(row.seq, of_row), _last(own.first_seq, of_chunk))
+    found = connection.execute(nearest.select_from(given)).all()
+    last_of_chunk = own.first_seq + own.n_steps - 1
+    ages: dict[int, float] = {}
+    for place, number, last, written_at in (
+        (0, row.seq, row.seq, row.inserted_at),
+        (1, own.first_seq, last_of_chunk, own.inserted_at),
+    ):
+        listed = sorted({int(each[place]) for each in found if each[place] is not None})
+        is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
+        if listed:
+            query = select(last, age_s(written_at)).where(is_one)
+            ages.update((seq, float(age)) for seq, age in connection.execute(query))
+    table = np.array(sorted(ages.items()), np.float64)
+    seqs, seconds = table.reshape(-1, 2).T
+    return seqs, seconds
+
+
+def _last(number: Any, where: Sequence[Any]) -> Any:
+    return select(number).where(*where).order_by(number.desc()).limit(1).scalar_subquery()
 
 
 def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:

@@ -1,5 +1,8 @@
 """What the page asks of PostgreSQL alone."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sqlalchemy import Connection, text
 
 from sqlbuffer.storage.schema.metadata import metadata
@@ -16,3 +19,13 @@ def size_bytes(connection: Connection) -> int:
     """Return what the tables and their indexes take on disk."""
     names = {"names": list(metadata.tables)}
     return int(connection.execute(_SIZE, names).scalar_one())
+
+
+@contextmanager
+def in_order(connection: Connection) -> Iterator[None]:
+    """Have statements with an ORDER BY and a LIMIT walk an index: with statistics of another buffer
+    the planner would rather sort all rows of this one.
+    """
+    connection.exec_driver_sql("SET LOCAL enable_sort = off")
+    yield
+    connection.exec_driver_sql("SET LOCAL enable_sort = on")

@@ -1,6 +1,6 @@
 """What the page asks of SQLite alone."""
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -13,6 +13,11 @@ def size_bytes(connection: Connection) -> int:
     """Return what the file and its log take on disk."""
     path = sqlite_path(connection.engine.url)
     return _size_of(path) + _size_of(wal_path(path))
+
+
+def in_order(connection: Connection) -> AbstractContextManager[None]:
+    """Do nothing: SQLite walks an index wherever that saves a sort."""
+    return nullcontext()
 
 
 def _size_of(path: Path) -> int:

@@ -22,12 +22,17 @@ from sqlbuffer import (
     ReplayBuffer,
 )
 from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.browsing import buffer_curves
+from sqlbuffer.storage.browsing.buffer_curves import TimeSpan
+from sqlbuffer.storage.browsing.buffer_overviews import overviews
 from sqlbuffer.storage.database import vacuum
+from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.inspect import buffer_stats
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
-from tests.storage.plans.watch import Watch, rows_read
+from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
 
@@ -88,6 +93,32 @@ def fill_large(url):
     fill_episodes(url)
     fill_labelled(url)
     fill_steps(url)
+    fill_log(url)
+
+
+def fill_log(url):
+    """Fill the buffer `logged` with 20,000 rows, and note 100,000 batches of it."""
+    with fill(url, 20_000, name="logged", rows_per_task=ROWS_PER_TASK) as buffer:
+        buffer.set_clock(9)
+    number = buffer_id(url, "logged")
+    seqs, since, numbers = (
+        (
+            "'[1,2,20000]'",
+            "strftime('%Y-%m-%dT%H:%M:%fZ', 'now', (-s) || ' seconds')",
+            "WITH RECURSIVE g(s) AS (SELECT 0 UNION ALL SELECT s + 1 FROM g WHERE s < 99999)",
+        )
+        if is_sqlite(url)
+        else (
+            "ARRAY[1,2,20000]",
+            "now() - s * interval '1 second'",
+            "WITH g AS (SELECT s FROM generate_series(0, 99999) s)",
+        )
+    )
+    run(
+        url,
+        "INSERT INTO samples (buffer_id, clock, sampler, n_rows, seqs, sampled_at) "
+        f"{numbers} SELECT {number}, 9, 'RandomSampler', 3, {seqs}, {since} FROM g",
+    )
 
 
 def fill_limited(url):
@@ -467,6 +498,44 @@ def test_hot_operations_do_not_scan_the_table(large_url, operation):
     assert watch.rows_fetched < most_rows
     assert watch.steps < most_steps
     assert watch.steps or watch.rows_fetched or operation in ("capacity", "length by task")
+
+
+# What the pages of the browser ask: a part of 10,000 episodes at most, and no steps but some.
+PAGES = {
+    "buffers": ("rows", lambda c, _: overviews(c)),
+    "buffers in small parts": ("steps", lambda c, _: overviews(c, most=2)),
+    "episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan())),
+    "new episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan(1e9))),
+    "old episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan(0, 1e9))),
+    "times": ("rows", lambda c, n: buffer_curves.step_times(c, n, TimeSpan())),
+    "times since": ("rows", lambda c, n: buffer_curves.step_times(c, n, TimeSpan(1e9))),
+    "times, chunks": ("steps", lambda c, n: buffer_curves.step_times(c, n, TimeSpan())),
+    "times since, chunks": ("steps", lambda c, n: buffer_curves.step_times(c, n, TimeSpan(1e9))),
+    "counts": ("limited", lambda c, n: buffer_curves.drawn_counts(c, n)),
+    "staleness": ("logged", lambda c, n: buffer_curves.drawn_staleness(c, n, TimeSpan())),
+    "staleness since": ("logged", lambda c, n: buffer_curves.drawn_staleness(c, n, TimeSpan(1e9))),
+    "figures": ("weighted", lambda c, n: buffer_stats.look(c, {n: N_ROWS}, 60.0)),
+    "figures, chunks": ("steps", lambda c, n: buffer_stats.look(c, {n: N_ROWS}, 60.0)),
+}
+MOST_ROWS_OF_A_PAGE = 25_000
+MOST_STEPS_OF_A_PAGE = 450_000
+
+
+@pytest.mark.parametrize("part", PAGES)
+def test_pages_do_not_scan_the_table(large_url, part):
+    name, look = PAGES[part]
+    buffer = ReplayBuffer(large_url, name=name)
+    engine, noted = buffer._store.engine, f"{STATEMENTS}|episodes|samples"
+    with Watch(engine, (*TABLES, "samples"), noted) as watch, snapshot(engine) as seen:
+        look(seen, buffer._store.info.id)
+    # The first chunks from a number on are few, which the plan does not say.
+    patterns = [SCAN] if is_sqlite(large_url) else [SCAN, SCAN_OF_CHUNKS]
+    scans = [plan for plan in watch.plans() if any(each.search(plan) for each in patterns)]
+    print(part, watch.rows_fetched, watch.steps)
+    assert not scans, "\n\n".join(scans)
+    assert watch.rows_scanned == 0
+    assert watch.rows_fetched < MOST_ROWS_OF_A_PAGE
+    assert watch.steps < MOST_STEPS_OF_A_PAGE
 
 
 LOOKS = {
