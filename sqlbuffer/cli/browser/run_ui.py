@@ -88,7 +88,10 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
 
         # Its own handler would raise the signal again, in the middle of the loop's end.
         server.handle_exit = end
-        server.run(sockets=[listening])
+        try:
+            server.run(sockets=[listening])
+        except KeyboardInterrupt:  # before it has its handler
+            raise typer.Exit from None
 
     return serve
 

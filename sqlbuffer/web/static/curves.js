@@ -4,9 +4,17 @@
   const HEIGHT = 190;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // The more is shown, the fewer parts of a time are: of days no seconds.
+  function timeText(seconds, width) {
+    const iso = new Date(seconds * 1e3).toISOString();
+    if (width > 2 * 86400) return iso.slice(5, 16).replace("T", " ");
+    return width > 600 ? iso.slice(11, 16) : width > 10 ? iso.slice(11, 19) : iso.slice(17, 23);
+  }
+
   function seriesOf(each, place) {
     const stroke = color(`--series-${(place % 3) + 1}`);
-    const line = { label: each.label, stroke, width: 1.5, points: { show: false }, spanGaps: true };
+    const few = each.values.length < 50;
+    const line = { label: each.label, stroke, width: 1.5, points: { show: few, size: 4 }, spanGaps: true };
     if (each.kind === "points") return { ...line, stroke: color("--quiet"), paths: () => null, points: { show: true, size: 3 } };
     if (each.kind === "faint") return { ...line, stroke: color("--quiet"), width: 0.6 };
     return line;
@@ -28,8 +36,16 @@
     const axis = { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
     const options = {
       width: place.clientWidth, height: HEIGHT, tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "UTC"),
-      series: [{ label: "UTC" }, ...data.series.map(seriesOf)],
-      axes: [axis, { ...axis, size: 60 }],
+      series: [
+        { label: "UTC", value: (_, seconds) => (seconds == null ? "–" : new Date(seconds * 1e3).toISOString().slice(0, 19).replace("T", " ")) },
+        ...data.series.map(seriesOf),
+      ],
+      // One moment alone has no width.
+      scales: { x: { range: (_, low, high) => (high - low > 0.001 ? [low, high] : [low - 30, high + 30]) } },
+      axes: [
+        { ...axis, values: (plot, ticks) => ticks.map((seconds) => timeText(seconds, plot.scales.x.max - plot.scales.x.min)) },
+        { ...axis, size: 60 },
+      ],
       cursor: { drag: { x: true, y: false, setScale: location.protocol === "file:" } },
       hooks: { setSelect: [zoom] },
     };
