@@ -38,7 +38,6 @@ class LivePoller:
         self._wake = threading.Event()
         self._watchers: set[_Watcher] = set()
         self._thread: threading.Thread | None = None
-        self._latest: tuple[float, Sighting] | None = None
         self._is_closed = False
 
     @property
@@ -52,7 +51,9 @@ class LivePoller:
         return len(self._watchers)
 
     async def sightings(self) -> AsyncIterator[Sighting]:
-        """Yield what each look finds, the newest where the client is slow, until `close`."""
+        """Yield what each look from now on finds, the newest where the client is slow, until
+        `close`. (An earlier look would be older than the page that the client has.)
+        """
         watcher = _Watcher(asyncio.get_running_loop())
         self._add(watcher)
         try:
@@ -75,8 +76,6 @@ class LivePoller:
             if self._is_closed:
                 watcher.put(None)
                 return
-            if self._latest is not None and time.monotonic() - self._latest[0] < self._every_s:
-                watcher.put(self._latest[1])
             if self._thread is None:
                 self._wake.clear()
                 self._thread = threading.Thread(
@@ -95,7 +94,6 @@ class LivePoller:
             began = time.monotonic()
             seen = self._seen()
             with self._lock:
-                self._latest = (time.monotonic(), seen)
                 for watcher in self._watchers:
                     watcher.put(seen)
             self._wake.wait(max(0.1, began + self._every_s - time.monotonic()))

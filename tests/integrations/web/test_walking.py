@@ -1,0 +1,237 @@
+"""Every page, on both databases, in a real browser next to a running writer."""
+
+from urllib.parse import quote
+
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.web.application import PAGES
+from tests.integrations.web.conftest import running_writer, talk
+from tests.support import sql
+
+MOST_PAGES = 60
+
+
+def number(text):
+    return float(text.replace(",", "").rstrip("%"))
+
+
+def kinds_of(paths):
+    """Return one address of each kind of page."""
+    return list({path.partition("?")[0]: path for path in reversed(paths)}.values())
+
+
+def walk(visit, most=MOST_PAGES):
+    """Open every page that the pages link to, breadth first; return their addresses."""
+    seen, waiting = [], ["/"]
+    while waiting and len(seen) < most:
+        path = waiting.pop(0)
+        if path in seen:
+            continue
+        if path.partition("?")[0].endswith(".csv"):
+            continue
+        response = visit.page.goto(f"{visit.address}{path}", wait_until="domcontentloaded")
+        assert response.status == 200, path
+        assert "unsafe-inline" not in response.headers["content-security-policy"]
+        seen.append(path)
+        # Of pages of one kind a few are enough: first those of other kinds.
+        new = [link for link in visit.links() if link not in seen and link not in waiting]
+        kinds = {one.partition("?")[0] for one in [*seen, *waiting]}
+        waiting = [*(one for one in new if one.partition("?")[0] not in kinds), *waiting]
+        waiting += [one for one in new if one not in waiting]
+    return seen
+
+
+def routes():
+    """Return the paths of the pages that are not parts or downloads."""
+    return {route.path for module in PAGES for route in module.ROUTES}
+
+
+def test_every_page_opens_next_to_a_running_writer(filled, visit):
+    browser = visit(filled)
+    with running_writer(filled):
+        seen = walk(browser)
+    kinds = {path.partition("?")[0] for path in seen}
+    parts = {"/live"} | {path for path in routes() if path.endswith(".csv") or "{" in path}
+    assert routes() - parts <= kinds
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_kind_of_page_can_be_used_by_all(filled, visit, scheme):
+    browser = visit(filled, color_scheme=scheme)
+    found = {}
+    for path in kinds_of(walk(browser, 25)):
+        browser.open(path)
+        if violations := browser.violations():
+            found[path] = violations
+    assert found == {}
+
+
+def test_pages_can_be_read_without_scripts(filled, visit):
+    browser = visit(filled, java_script_enabled=False)
+    browser.open("/buffer?buffer=talks")
+    assert browser.page.inner_text("h1") == "talks"
+    browser.open("/sql?q=SELECT%207%20AS%20seven")
+    assert browser.cells("[aria-label=Answer] table") == [["7"]]
+
+
+def test_the_buffers_are_those_of_the_database(filled, visit):
+    # With scripts, figures of up to two seconds ago may take their place.
+    browser = visit(filled, java_script_enabled=False)
+    question = "SELECT buffer, rows, capacity FROM v_buffers ORDER BY buffer"
+    with running_writer(filled):
+        before = {name: rows for name, rows, _ in sql.run(filled, question)}
+        browser.open("/")
+        shown = {cells[0]: number(cells[1]) for cells in browser.cells()}
+        after = {name: rows for name, rows, _ in sql.run(filled, question)}
+    assert shown.keys() == before.keys() == {"arrays", "empty", "running", "talks"}
+    wrong = {
+        n: (before[n], shown[n], after[n]) for n in shown if not before[n] <= shown[n] <= after[n]
+    }
+    assert wrong == {}
+    assert before["running"] < after["running"]
+
+
+def test_figures_follow_the_writer_without_a_reload(filled, visit):
+    browser = visit(filled)
+    browser.open("/")
+    with running_writer(filled):
+        browser.page.wait_for_selector("tr:has-text('running')")
+        cell = browser.page.locator("tr:has-text('running') td").first
+        first = number(cell.inner_text())
+        browser.page.wait_for_function(
+            "n => Number([...document.querySelectorAll('tr')].find(r => "
+            "r.innerText.includes('running')).children[1].innerText.replaceAll(',', '')) > n",
+            arg=first,
+        )
+
+
+def test_the_facts_of_a_buffer_are_those_of_the_database(filled, visit):
+    browser = visit(filled)
+    page = browser.open("/buffer?buffer=arrays")
+    facts = dict(
+        line.rsplit(" ", 1) if "of" not in line else line.split(" ", 2)[:2]
+        for line in page.locator(".facts li").all_inner_texts()
+    )
+    ((rows,),) = sql.run(filled, "SELECT count(*) FROM v_experiences WHERE buffer = 'arrays'")
+    ((episodes,),) = sql.run(filled, "SELECT count(*) FROM v_episodes WHERE buffer = 'arrays'")
+    assert (number(facts["rows"]), number(facts["episodes"])) == (rows, episodes) == (100, 20)
+
+
+def test_a_statement_shows_what_it_finds(filled, visit):
+    browser = visit(filled)
+    page = browser.open("/sql")
+    statement = "SELECT task_id, steps, total_reward FROM v_tasks WHERE buffer = 'talks' ORDER BY 1"
+    page.keyboard.press("/")
+    page.keyboard.type(statement)
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("[aria-label=Answer]")
+    shown = [[a, float(b), float(c)] for a, b, c in browser.cells("[aria-label=Answer] table")]
+    assert shown == [list(row) for row in sql.run(filled, statement)]
+    # The address is the state: another tab shows the same.
+    assert page.input_value("textarea") == statement
+    other = browser.context.new_page()
+    other.goto(page.url)
+    assert other.inner_text("[aria-label=Answer]") == page.inner_text("[aria-label=Answer]")
+
+
+def test_an_answer_is_downloaded_as_csv(filled, visit):
+    browser = visit(filled)
+    page = browser.open(f"/sql?q={quote('SELECT 7 AS seven')}")
+    with page.expect_download() as download:
+        page.click("text=Download CSV")
+    assert download.value.suggested_filename == "answer.csv"
+    with open(download.value.path()) as file:
+        assert file.read() == "seven\n7\n"
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM experiences", "SELEKT 1"])
+def test_a_statement_that_is_refused_is_explained(filled, visit, statement):
+    browser = visit(filled)
+    page = browser.open(f"/sql?q={quote(statement)}")
+    assert page.inner_text("[role=alert]")
+    assert browser.violations() == []
+    assert sql.scalar(filled, "SELECT count(*) FROM v_experiences") == 124
+
+
+def test_the_keyboard_leads_through_the_rows(filled, visit):
+    browser = visit(filled)
+    page = browser.open("/")
+
+    def focused():
+        return page.evaluate("document.activeElement.innerText")
+
+    page.keyboard.press("j")
+    assert focused() == "arrays"
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert focused() == "talks"
+    page.keyboard.press("j")  # the last one stays
+    page.keyboard.press("k")
+    assert focused() == "empty"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/buffer?buffer=empty")
+
+
+def test_a_question_mark_shows_the_keys(filled, visit):
+    browser = visit(filled)
+    page = browser.open("/")
+    assert not page.is_visible("dialog#keys")
+    page.keyboard.press("?")
+    assert page.is_visible("dialog#keys")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("dialog#keys")
+
+
+def test_a_slash_goes_to_the_search_and_is_typed_there(filled, visit):
+    browser = visit(filled)
+    page = browser.open("/sql")
+    page.keyboard.press("/")
+    page.keyboard.type("/j?")
+    assert page.input_value("textarea") == "/j?"
+    assert not page.is_visible("dialog#keys")
+
+
+def test_the_theme_is_that_of_the_system_until_it_is_switched(filled, visit):
+    browser = visit(filled, color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    page = browser.open("/")
+    dark = page.evaluate(ground)
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"{ground} != '{dark}'")
+    page.click("[data-theme-switch]")
+    assert page.evaluate(ground) == dark
+    browser.open("/sql")
+    assert page.evaluate(ground) == dark  # it is kept
+
+
+def test_an_empty_buffer_has_its_pages(filled, visit):
+    browser = visit(filled)
+    page = browser.open("/buffer?buffer=empty")
+    assert page.inner_text("h1") == "empty"
+    for path in [link for link in browser.links() if "buffer=empty" in link]:
+        assert page.goto(f"{browser.address}{path}").status == 200
+        assert browser.violations() == []
+
+
+def test_a_buffer_that_was_dropped_is_told(filled, visit):
+    browser = visit(filled)
+    page = browser.open("/buffer?buffer=talks")
+    paths = [link for link in browser.links() if "buffer=talks" in link]
+    ReplayBuffer.drop(filled, "talks")
+    for path in paths:
+        assert page.goto(f"{browser.address}{path}").status == 404
+        assert "talks" in page.inner_text("main")
+    page.click("main a")
+    page.wait_for_url("**/")
+    assert [cells[0] for cells in browser.cells()] == ["arrays", "empty"]
+
+
+def test_a_conversation_of_a_running_writer_is_whole(filled, visit):
+    """What is stored while a page is open is there after a reload."""
+    browser = visit(filled)
+    browser.open("/buffer?buffer=talks")
+    with ReplayBuffer(filled, "talks") as buffer:
+        buffer.store_batch([*talk("later", 2, episode="later")])
+    page = browser.open("/buffer?buffer=talks")
+    assert "26" in page.inner_text(".facts")
