@@ -16,7 +16,7 @@ TORCH := torch==2.13.0
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-demo ## play CartPole with 4 writers into one database and sample from it
+demo: $(VENV)/.installed-demo $(if $(findstring --ui,$(ARGS)),$(VENV)/.installed-ui) ## play CartPole with 4 writers into one database and sample from it (ARGS="--ui")
 	$(BIN)/sqlbuffer demo $(ARGS)
 
 # Hundreds of processes of the tests import the package: each would compile it again, for 0.4 s.

@@ -1,7 +1,9 @@
 import multiprocessing
 import re
+import signal
 from decimal import Decimal
 
+import httpx
 import pytest
 
 from sqlbuffer import ReplayBuffer
@@ -12,6 +14,7 @@ from sqlbuffer.demo.learner import _check_whole
 from sqlbuffer.demo.run import _check
 from sqlbuffer.demo.writer import Writers
 from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
+from tests.cli.conftest import start
 from tests.support.array_rows import make_array_row
 from tests.support.processes import FRESH
 
@@ -179,3 +182,29 @@ def test_a_terminal_gets_bars(tmp_path):
         progress.update(Progress(episodes=3, rows=1234, batches=5))
     assert "3/4" in stream.getvalue()
     assert "1,234 rows, 5 batches" in stream.getvalue()
+
+
+@pytest.mark.slow
+def test_the_demo_is_in_the_browser_while_it_runs_and_until_ctrl_c(schema_url):
+    process = start("demo", "--url", schema_url, "--ui", "--no-open", *SHORT)
+    try:
+        address = process.stdout.readline().removeprefix("the page: ").strip()
+        with httpx.Client(follow_redirects=True) as client:
+            assert ">demo</a>" in client.get(address).text
+            lines = list(iter(process.stdout.readline, "the page stays there until Ctrl-C\n"))
+            assert any("rows written" in line for line in lines)
+            assert ">100</td>" in client.get(address).text.replace("\n", "")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+            assert process.stderr.read() == ""
+            with pytest.raises(httpx.ConnectError):
+                client.get(address)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_demo_ends_where_there_can_be_no_page(monkeypatch, run, sqlite_url):
+    monkeypatch.setattr("sqlbuffer.cli.browser.demo_page._COMMAND", "raise SystemExit(7)")
+    result = run("demo", "--url", sqlite_url, "--ui", "--no-open", *SHORT)
+    assert (result.exit_code, result.stdout) == (7, "")

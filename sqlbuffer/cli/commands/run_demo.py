@@ -2,14 +2,21 @@
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sqlbuffer.cli.errors import INTERRUPTED
 from sqlbuffer.cli.options import database, example
 
-EPILOG = example("sqlbuffer demo", "sqlbuffer demo --url postgresql://me@db.internal/replay")
+if TYPE_CHECKING:
+    from sqlbuffer.demo import DemoPlan
+
+EPILOG = example(
+    "sqlbuffer demo",
+    "sqlbuffer demo --ui",
+    "sqlbuffer demo --url postgresql://me@db.internal/replay",
+)
 
 
 def demo(
@@ -28,12 +35,13 @@ def demo(
     ] = 20_000,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a sampled batch.")] = 256,
     seed: Annotated[int, typer.Option(min=0, help="The same seed plays the same episodes.")] = 0,
+    ui: Annotated[bool, typer.Option("--ui", help="Show it in the browser, until Ctrl-C.")] = False,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="With --ui: print the address, open no browser.")
+    ] = False,
 ) -> None:
     """See it work: processes play CartPole into a buffer, one samples."""
-    from sqlbuffer.cli.demo_progress import DemoProgress
-    from sqlbuffer.cli.demo_report import print_report
-    from sqlbuffer.cli.terminal import console
-    from sqlbuffer.demo import DemoPlan, run
+    from sqlbuffer.demo import DemoPlan
 
     plan = DemoPlan(
         database(url, may_be_new=True) or _new_file(),
@@ -43,6 +51,25 @@ def demo(
         batch_size=batch_size,
         seed=seed,
     )
+    if not ui:
+        _play(plan)
+        return
+    _prepare(plan)
+    from sqlbuffer.cli.browser.demo_page import demo_page
+
+    with demo_page(plan.url, no_open=no_open) as page:
+        typer.echo(f"the page: {page.address}")
+        _play(plan)
+        typer.echo("the page stays there until Ctrl-C")
+        page.wait()
+
+
+def _play(plan: "DemoPlan") -> None:
+    from sqlbuffer.cli.demo_progress import DemoProgress
+    from sqlbuffer.cli.demo_report import print_report
+    from sqlbuffer.cli.terminal import console
+    from sqlbuffer.demo import run
+
     out = console()
     try:
         with DemoProgress(out, plan) as progress:
@@ -51,6 +78,14 @@ def demo(
         typer.echo("sqlbuffer: interrupted; what was stored stays in the buffer", err=True)
         raise typer.Exit(INTERRUPTED) from None
     print_report(out, plan, report)
+
+
+def _prepare(plan: "DemoPlan") -> None:
+    """Make the buffer: the page shows a database that is there."""
+    from sqlbuffer import ReplayBuffer
+    from sqlbuffer.demo.plan import BUFFER
+
+    ReplayBuffer(plan.url, name=BUFFER, evict_by="row", create=True).close()
 
 
 def _new_file() -> str:

@@ -199,11 +199,13 @@ def _started_at(connection: Connection, buffer_id: int, number: int, now: float)
 def _between(
     span: TimeSpan, low: int, high: int, time_of: Callable[[int], float]
 ) -> tuple[int, int]:
-    """Return the numbers that a part of the history begins and ends with, by bisection: numbers are
-    given about in the order of time.
+    """Return the first and the last number of a part of the history, by bisection: numbers are
+    given about in the order of time. The last one is below the first of an empty part.
     """
     first = low if span.since is None else _first_from(span.since, low, high + 1, time_of)
-    last = high if span.until is None else _first_from(span.until, low, high + 1, time_of)
+    last = high
+    if span.until is not None:
+        last = _first_from(span.until, low, high + 1, time_of) - 1
     return first, last
 
 
@@ -239,7 +241,9 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
         return now - found[0] if found.size else -np.inf
 
     first, last = _between(span, low + 1, high, written_at)
-    wanted = np.unique(np.linspace(first, max(first, last), LOOKED_AT_STEPS).astype(np.int64))
+    if last < first:
+        return StepTimes(np.empty(0), np.empty(0))
+    wanted = np.unique(np.linspace(first, last, LOOKED_AT_STEPS).astype(np.int64))
     seqs, ages = _ages(connection, buffer_id, low, wanted)
     # Writers that commit late have numbers below those of earlier commits.
     return StepTimes(seqs, np.maximum.accumulate(now - ages))

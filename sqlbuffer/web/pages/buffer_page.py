@@ -1,6 +1,7 @@
 """Page 2: the curves and distributions of one buffer."""
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -48,10 +49,30 @@ def show(request: Request) -> Response:
         chosen="" if _number(request, "since") is not None else chosen,
         span=span,
         commands=[
+            command_line("sql", site.shown_url, _returns_of(name, span)),
             command_line("watch", site.shown_url, buffer=name),
             python_call(site.shown_url, name, "stats()"),
         ],
     )
+
+
+def _returns_of(name: str, span: TimeSpan) -> str:
+    """Return SQL for the returns and lengths of all episodes that the curves are about."""
+    quoted = name.replace("'", "''")
+    parts = [f"buffer = '{quoted}'", "length IS NOT NULL"]
+    if span.since is not None:
+        parts.append(f"started_at >= '{_iso(span.since)}'")
+    if span.until is not None:
+        parts.append(f"started_at < '{_iso(span.until)}'")
+    return (
+        "SELECT ended_at, episode_return, length FROM v_episodes "
+        f"WHERE {' AND '.join(parts)} ORDER BY ended_at"
+    )
+
+
+def _iso(seconds: float) -> str:
+    """Return a Unix time as both databases compare it with their own."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
 
 
 def buffer_of(request: Request) -> str:

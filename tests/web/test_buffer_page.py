@@ -1,0 +1,150 @@
+import html
+import json
+import math
+import re
+import shlex
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sqlbuffer import PrioritizedSampler, ReplayBuffer
+from sqlbuffer.cli import app as command
+from tests.support.sql import run as run_sql
+from tests.web.conftest import HOSTILE
+
+FIELDS = {"obs": ("float32", (2,))}
+N_EPISODES, N_STEPS = 12, 5
+
+
+def fill(url, name, *, typed):
+    """Store 12 episodes of 5 steps whose returns are 0, 5, 10 and so on, and draw some batches."""
+    settings = {"priorities": True, "track_samples": True, "max_use": 50, "max_capacity": 1_000}
+    fields = {"fields": FIELDS} if typed else {}
+    with ReplayBuffer(url, name=name, **settings, **fields) as buffer:
+        for number in range(N_EPISODES):
+            with buffer.episode(f"t{number % 3}", model_version=number // 4) as episode:
+                for _ in range(N_STEPS):
+                    values = {"obs": np.zeros(2)} if typed else {"state": {"x": 1}}
+                    episode.append(reward=float(number), **values)
+        buffer.set_clock(5)
+        for _ in range(3):
+            draw = buffer.sample_arrays if typed else buffer.sample
+            draw(8, sampler=PrioritizedSampler(seed=1))
+        buffer.stats()
+
+
+def curves_of(page):
+    """Return the curves of a page by title: their times and lines."""
+    found = {}
+    for title, body in re.findall(r'<h2 id="title-\w+">(.*?)</h2>(.*?)</section>', page, re.DOTALL):
+        data = re.search(r'<script type="application/json">(.*?)</script>', body, re.DOTALL)
+        found[title] = json.loads(data[1]) if data else None
+    return found
+
+
+def lines_of(curve):
+    return {each["label"]: each["values"] for each in curve["series"]}
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_curves_and_distributions_are_those_of_the_buffer(schema_url, client_of, typed):
+    fill(schema_url, "train", typed=typed)
+    response = client_of(schema_url).get("/buffer?buffer=train")
+    assert response.status_code == 200
+    page, curves = response.text, curves_of(response.text)
+    returns = lines_of(curves["Returns"])
+    assert returns["each"] == [N_STEPS * n for n in range(N_EPISODES)]
+    assert returns["mean of 2"][-1] == N_STEPS * (N_EPISODES - 1.5)
+    assert lines_of(curves["Lengths of episodes"])["each"] == [N_STEPS] * N_EPISODES
+    assert curves["Returns"]["x"] == sorted(curves["Returns"]["x"])
+    assert set(lines_of(curves["Steps per second"])) == {"in", "out"}
+    stale = lines_of(curves["Staleness of what was drawn"])["each"]
+    assert all(3 <= value <= 5 for value in stale)
+    assert stale
+    assert f"Of all {N_EPISODES} episodes that have ended." in page
+    assert all(f"<h2>{title}" in page for title in ("Priorities", "Reuse", "Age in seconds"))
+    assert page.count('<svg class="bars"') == 5
+    assert "uses are counted in buffers with max_use" not in page
+
+
+def test_an_empty_buffer_says_of_each_figure_what_is_missing(schema_url, client_of):
+    ReplayBuffer(schema_url, name="empty").close()
+    page = client_of(schema_url).get("/buffer?buffer=empty").text
+    assert set(curves_of(page).values()) == {None}
+    assert page.count("Nothing to show") == 10
+    assert "<svg" not in page
+
+
+def test_odd_returns_are_drawn_as_far_as_they_are_numbers(schema_url, client_of):
+    with ReplayBuffer(schema_url, name="odd") as buffer:
+        for number, reward in enumerate([math.nan, math.inf, -math.inf, 1e308, -1e308, None, 2.0]):
+            with buffer.episode(f"t{number}") as episode:
+                episode.append(state=1, reward=reward)
+    response = client_of(schema_url).get("/buffer?buffer=odd")
+    assert response.status_code == 200
+    assert lines_of(curves_of(response.text)["Returns"])["each"] == [1e308, -1e308, 2.0]
+    assert "NaN" not in response.text
+
+
+HISTORIES = (
+    "last=15m", "last=all", "last=none", "since=1", "since=x&until=y", "since=1e300", "until=nan",
+    "since=99999999999", "since=5&until=1", "since=-1", "since=&until=",
+)  # fmt: skip
+
+
+def test_any_part_of_the_history_can_be_in_the_address(schema_url, client_of):
+    fill(schema_url, "train", typed=False)
+    client = client_of(schema_url)
+    for query in HISTORIES:
+        response = client.get(f"/buffer?buffer=train&{query}")
+        assert response.status_code == 200, query
+        assert "rows <b>60</b>" in response.text
+
+
+def test_a_part_of_the_history_has_its_episodes_alone(schema_url, client_of):
+    fill(schema_url, "train", typed=False)
+    for number in range(5):
+        run_sql(
+            schema_url,
+            f"UPDATE episodes SET started_at = '2020-01-0{number + 1}T00:00:00.000Z', "
+            f"ended_at = '2020-01-0{number + 1}T00:00:01.000Z' WHERE id = (SELECT id "
+            f"FROM episodes ORDER BY id LIMIT 1 OFFSET {number})",
+        )
+    client = client_of(schema_url)
+
+    def returns(query):
+        curve = curves_of(client.get(f"/buffer?buffer=train&{query}").text)["Returns"]
+        return [] if curve is None else lines_of(curve)["each"]
+
+    assert returns("last=1h") == [N_STEPS * n for n in range(5, N_EPISODES)]
+    assert returns("until=1600000000") == [N_STEPS * n for n in range(5)]
+    assert returns("since=1500000000&until=1550000000") == []
+
+
+def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of):
+    fill(hostile_url, f"train {HOSTILE}", typed=True)
+    client, name = client_of(hostile_url), quote(f"train {HOSTILE}", safe="")
+    paths = ["/", f"/buffer?buffer={name}&last=1h", f"/sql?q={quote('SELECT 42 AS answer')}"]
+    printed = {}
+    for path in paths:
+        page = client.get(path).text
+        lines = re.findall(
+            r"<pre[^>]*><code>(.*?)</code></pre>", page.split("The same elsewhere")[1], re.DOTALL
+        )
+        assert lines
+        for line in map(html.unescape, lines):
+            if not line.startswith("sqlbuffer "):
+                names = {}
+                exec(line, names)
+                names["buffer"].close()
+                continue
+            words = shlex.split(line)[1:]
+            options = ["--once"] if words[0] == "watch" else ["--csv"] if words[0] == "sql" else []
+            result = CliRunner().invoke(command, [words[0], *options, *words[1:]])
+            assert result.exit_code == 0, (line, result.output)
+            printed[path, words[0]] = result.stdout
+    assert printed[paths[2], "sql"] == "answer\n42\n"
+    assert printed[paths[1], "sql"].count("\n") == N_EPISODES + 1
+    assert printed[paths[1], "watch"].count("\n") == 1
