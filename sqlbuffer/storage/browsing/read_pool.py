@@ -23,7 +23,7 @@ from sqlbuffer.storage.database.guarding.read_limits import (
     passed_limit,
     time_passed,
 )
-from sqlbuffer.storage.database.transactions import driver_of, invalidated_when_lost
+from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
 from sqlbuffer.storage.database.urls import Database, shown_url
 
 TIME_LIMIT_S = 5.0
@@ -86,11 +86,14 @@ class ReadPool:
         self.engine: Engine = guarded_engine(self._url, size=size, wait_s=wait_s, time_s=time_s)
 
     @contextmanager
-    def connection(self, *, time_s: float | None = None) -> Iterator[Connection]:
+    def connection(
+        self, *, time_s: float | None = None, in_order: bool = False
+    ) -> Iterator[Connection]:
         """Yield a connection in one transaction, which sees one state of the database.
 
         Args:
             time_s: Another time limit than the pool's.
+            in_order: The first rows in the order of an index are read by that; see `Begin`.
 
         Raises:
             ReadLimitError: The time limit passed, or a statement took too much memory.
@@ -100,7 +103,8 @@ class ReadPool:
         limit = self._time_s if time_s is None else time_s
         with translated(self._url):
             try:
-                connection = self.engine.connect().execution_options(**{TIME_S: limit})
+                options = {TIME_S: limit, BEGIN: Begin(in_order=in_order)}
+                connection = self.engine.connect().execution_options(**options)
             except PoolTimeoutError:
                 raise StorageBusyError(
                     f"{shown_url(self._url)}: all {self._size} connections of the page are in use, "

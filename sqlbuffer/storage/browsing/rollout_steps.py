@@ -55,7 +55,7 @@ def read_steps(
         connection: A transaction.
         buffer: The buffer.
         keys: The steps.
-        without: Typed fields that are not read.
+        without: Typed fields and payloads, such as `messages`, that are not read.
         most_bytes: Fewer steps are returned, but one, where they are larger in all.
     """
     reader = _StepReader(connection, buffer, without)
@@ -76,7 +76,8 @@ class _StepReader:
         wanted = None
         if without:
             typed = tuple(name for name in layout.specs if name not in without)
-            wanted = SelectedFields(dict.fromkeys((*PAYLOADS, *PLAIN)), typed)
+            payloads = (name for name in (*PAYLOADS, *PLAIN) if name not in without)
+            wanted = SelectedFields(dict.fromkeys(payloads), typed)
         self._payloads = Payloads(info.id, layout, wanted, has_chunks=info.has_chunks)
         self._decoder = Decoder(layout=layout, fields=None if wanted is None else wanted.typed)
         self._statement = self._payloads.reading.statement(

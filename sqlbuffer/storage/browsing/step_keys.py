@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, bindparam, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.storage.browsing.found_rollouts import Rollout
@@ -118,6 +118,9 @@ def _ordered(
         beyond = or_(position > edge.position, seq > edge.seq)
         wanted = wanted.where(position >= edge.position, beyond)
     order = (position.desc(), seq.desc()) if backwards else (position, seq)
+    if position is experiences.c.t:
+        # An episode has each once, and the index knows that order.
+        order = order[:1]
     return wanted.order_by(*order).limit(limit)
 
 
@@ -236,8 +239,24 @@ def spaced_keys(
         return sorted(StepKey(*row) for row in found), last.position - page.keys[0].position + 1
     if buffer.info.has_chunks:
         return _spaced_in_chunks(connection, buffer, rollout, n)
+    if within is not None:
+        return _spaced_in_rows(connection, within, position, n)
     keys = key_page(connection, buffer, rollout, MOST_COUNTED).keys
     return [keys[place] for place in _spaced(0, len(keys) - 1, n)], len(keys)
+
+
+def _spaced_in_rows(
+    connection: Connection, within: Any, position: Any, n: int
+) -> tuple[list[StepKey], int]:
+    order = (position, unindexed(experiences.c.seq))
+    rank = func.row_number().over(order_by=order) - 1
+    total: int = connection.execute(select(func.count()).where(within)).scalar_one()
+    ranked = (
+        select(position, experiences.c.seq, rank.label("rank")).where(within).subquery("ranked")
+    )
+    is_place = is_number_of(ranked.c.rank, bindparam(None, _spaced(0, total - 1, n), SeqList()))
+    found = connection.execute(select(ranked.c[position.name], ranked.c.seq).where(is_place))
+    return sorted(StepKey(*row) for row in found), total
 
 
 def _spaced_in_chunks(

@@ -82,7 +82,7 @@ def show_task(request: Request) -> Response:
 
 def _show(request: Request, number: int | None) -> Response:
     site, name, place = site_of(request), buffer_of(request), PagePlace.of(request)
-    with site.pool.connection() as connection:
+    with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, name)
         rollout = _rollout(request, connection, buffer, number)
         if "seek" in request.query_params and place.wanted:
@@ -141,7 +141,11 @@ def _context(
     }  # fmt: skip
     if place.view == "curves":
         return context | _curves(connection, buffer, rollout)
-    context["earlier"] = None if earlier is None or first is None else {"before": _text(first)}
+    if first is None:
+        # Behind the end, or before the first step that is left.
+        context["earlier"] = None if place.at is None else {"last": 1}
+    elif earlier is not None:
+        context["earlier"] = {"before": _text(first)}
     if place.view == "draws":
         context["draws"] = draws_of(connection, buffer, [key.seq for key in keys.keys])
         context["positions"] = {key.seq: key.position for key in keys.keys}
@@ -177,7 +181,8 @@ def _later(keys: KeyPage, n_shown: int, place: PagePlace) -> dict[str, Any] | No
 def _curves(connection: Any, buffer: Any, rollout: Rollout) -> dict[str, Any]:
     images = image_fields(buffer.layout.specs)
     keys, n_steps = spaced_keys(connection, buffer, rollout, MOST_STEPS_READ)
-    steps, _ = read_steps(connection, buffer, keys, without=images, most_bytes=CURVE_BYTES)
+    without = [*images, "messages"]
+    steps, _ = read_steps(connection, buffer, keys, without=without, most_bytes=CURVE_BYTES)
     found = [(step.key.position, step.row) for step in steps if step.row is not None]
     return {"curves": curves_of(found), "n_steps": n_steps, "n_read": len(found)}
 

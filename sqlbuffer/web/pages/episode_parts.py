@@ -64,7 +64,7 @@ def show_difference(request: Request) -> Response:
     """Return the page of the difference between two conversations."""
     site, name = site_of(request), buffer_of(request)
     sides = []
-    with site.pool.connection() as connection:
+    with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, name)
         for side in ("a", "b"):
             number = request.query_params.get(side, "")
@@ -106,7 +106,7 @@ def _conversation(connection: Any, buffer: Any, rollout: Rollout) -> tuple[list[
 
 def _row(request: Request) -> Any:
     site, seq = site_of(request), request.path_params["seq"]
-    with site.pool.connection() as connection:
+    with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, buffer_of(request))
         low = buffer.window_in(connection).low
         keys = [StepKey(0, seq)] if low < seq < 2**63 else []

@@ -60,11 +60,13 @@ def fill_large(url):
             f"FROM experiences WHERE buffer_id = {number}",
         )
     run(url, f"UPDATE buffers SET has_labels = true WHERE id = {number}")
-    seqs = "'[1,2,3]'" if is_sqlite(url) else "ARRAY[1,2,3]::bigint[]"
+    seqs, when = "ARRAY[1,2,3]::bigint[]", "now() - seq * interval '1 second'"
+    if is_sqlite(url):
+        seqs, when = "'[1,2,3]'", "strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-' || seq || ' seconds')"
     run(
         url,
-        "INSERT INTO samples (buffer_id, sampler, n_rows, seqs) "
-        f"SELECT buffer_id, 'random', 3, {seqs} FROM experiences "
+        "INSERT INTO samples (buffer_id, sampler, n_rows, seqs, sampled_at) "
+        f"SELECT buffer_id, 'random', 3, {seqs}, {when} FROM experiences "
         f"WHERE buffer_id = {number} AND seq <= {N_BATCHES}",
     )
     fields = {"obs": ("float32", (4,))}
@@ -93,7 +95,10 @@ def browsed(watch, name):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("key", ["e0", "e200"])
 def test_a_page_of_an_episode_reads_its_steps_alone(large_url, name, place, key):
-    with watched(large_url, tables=TABLES) as watch, snapshot(watch.engine) as connection:
+    with (
+        watched(large_url, tables=TABLES) as watch,
+        snapshot(watch.engine, in_order=True) as connection,
+    ):
         buffer = browsed(connection, name)
         rollout = rollout_of(large_url, connection, buffer, key)
         keys = key_page(connection, buffer, rollout, 100, **PLACES[place]).keys
@@ -108,7 +113,10 @@ def test_a_page_of_an_episode_reads_its_steps_alone(large_url, name, place, key)
 
 
 def test_a_page_of_a_task_reads_its_steps_alone(large_url):
-    with watched(large_url, tables=TABLES) as watch, snapshot(watch.engine) as connection:
+    with (
+        watched(large_url, tables=TABLES) as watch,
+        snapshot(watch.engine, in_order=True) as connection,
+    ):
         buffer = browsed(connection, "rows")
         keys = key_page(connection, buffer, Rollout("t500"), 100).keys
         assert len(read_steps(connection, buffer, keys)[0]) == PER_TASK
@@ -120,7 +128,10 @@ def test_a_page_of_a_task_reads_its_steps_alone(large_url):
 
 @pytest.mark.parametrize("name", ["rows", "chunks"])
 def test_the_steps_of_curves_are_looked_up(large_url, name):
-    with watched(large_url, tables=TABLES) as watch, snapshot(watch.engine) as connection:
+    with (
+        watched(large_url, tables=TABLES) as watch,
+        snapshot(watch.engine, in_order=True) as connection,
+    ):
         buffer = browsed(connection, name)
         rollout = rollout_of(large_url, connection, buffer, "e0")
         keys, n = spaced_keys(connection, buffer, rollout, 50)
@@ -134,7 +145,10 @@ def test_the_steps_of_curves_are_looked_up(large_url, name):
 
 
 def test_the_newest_batches_alone_are_searched(large_url):
-    with watched(large_url, tables=TABLES) as watch, snapshot(watch.engine) as connection:
+    with (
+        watched(large_url, tables=TABLES) as watch,
+        snapshot(watch.engine, in_order=True) as connection,
+    ):
         buffer = browsed(connection, "rows")
         found = draws_of(connection, buffer, [2])
         assert (found.n_searched, found.is_all) == (MOST_BATCHES, False)
