@@ -139,6 +139,21 @@ def test_values_and_texts_have_addresses_of_their_own(schema_url, client_of):
         assert client.get(path_of("one", wrong)).status_code == 404
 
 
+def test_payloads_that_are_stored_in_parts_are_read(schema_url, client_of):
+    client = client_of(schema_url)
+    pixels = np.random.default_rng(1).integers(0, 256, (900, 800, 3), np.uint8)
+    with ReplayBuffer(schema_url, name="one") as buffer:
+        buffer.add(task_id="t", state={"image": pixels, "x": 7}, reward=1.0)
+        (row,) = buffer
+    address = path_of("one", f"/steps/{row.seq}/image.png", value="state/image")
+    assert np.array_equal(decoded(client.get(address).content), pixels)
+    for view in ("steps", "curves"):
+        page = client.get(path_of("one", "/task", task="t", view=view))
+        assert "state/x" in text_of(page)
+    refused = client.get("/sql?q=PRAGMA%20cache_size%20%3D%201")
+    assert refused.status_code == 400
+
+
 def test_curves_say_which_steps_they_are_of(schema_url, client_of):
     client, (number, _) = client_of(schema_url), store_long(schema_url, 1_500)
     response = client.get(path_of("long", f"/episodes/{number}", view="curves"))

@@ -32,6 +32,8 @@ _ALLOWED = {
 }
 # What the library asks when it opens a buffer; statements of users cannot. They change nothing.
 LOOKS = frozenset({("journal_mode", None), ("table_info", "sqlbuffer_alembic_version")})
+# It also reads large payloads with few pages in memory: a setting of the connection alone.
+_SETTING = "cache_size"
 _WRITES = {
     "ANALYZE", "ATTACH", "DELETE", "DETACH", "INSERT", "PRAGMA", "REINDEX", "SAVEPOINT",
     "TRANSACTION", "UPDATE",
@@ -108,7 +110,8 @@ class GuardedConnection(FileConnection):
         is_allowed = action in _ALLOWED and not (
             action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _REFUSED_OF_SQLITE
         )
-        is_look = action == sqlite3.SQLITE_PRAGMA and (first, second) in self.looks
+        is_known = (first, second) in self.looks or (bool(self.looks) and first == _SETTING)
+        is_look = action == sqlite3.SQLITE_PRAGMA and is_known
         if self._is_trusted or is_allowed or is_look:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
