@@ -117,10 +117,11 @@ def _ordered(
     elif edge is not None:
         beyond = or_(position > edge.position, seq > edge.seq)
         wanted = wanted.where(position >= edge.position, beyond)
-    order = (position.desc(), seq.desc()) if backwards else (position, seq)
+    columns = [position, seq]
     if position is experiences.c.t:
         # An episode has each once, and the index knows that order.
-        order = order[:1]
+        del columns[1]
+    order = [column.desc() for column in columns] if backwards else columns
     return wanted.order_by(*order).limit(limit)
 
 

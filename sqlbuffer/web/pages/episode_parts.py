@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sqlbuffer.query.selected_fields import PAYLOADS
 from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
 from sqlbuffer.storage.browsing.rollout_steps import read_steps
 from sqlbuffer.storage.browsing.step_keys import StepKey, key_page
@@ -19,7 +20,7 @@ from sqlbuffer.web.rollout_links import (
 )
 from sqlbuffer.web.site import site_of
 from sqlbuffer.web.step_arrays.png_images import MOST_SIDE, THUMBNAIL_SIDE, png_of
-from sqlbuffer.web.step_arrays.step_values import array_of, value_at
+from sqlbuffer.web.step_arrays.step_values import array_of, root_of, value_at
 from sqlbuffer.web.step_arrays.value_texts import value_text
 from sqlbuffer.web.transcript.differences_of_turns import difference
 from sqlbuffer.web.transcript.said_parts import Said, said_in_step
@@ -104,13 +105,16 @@ def _conversation(connection: Any, buffer: Any, rollout: Rollout) -> tuple[list[
     return [turn.said for turn in turns], keys.has_more or n_taken < len(keys.keys)
 
 
-def _row(request: Request) -> Any:
+def _row(request: Request, root: str | None = None) -> Any:
+    """Return the step of an address; with a root, at least that field or payload of it."""
     site, seq = site_of(request), request.path_params["seq"]
     with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, buffer_of(request))
         low = buffer.window_in(connection).low
         keys = [StepKey(0, seq)] if low < seq < 2**63 else []
-        found, _ = read_steps(connection, buffer, keys)
+        names = (*buffer.layout.specs, *PAYLOADS)
+        others = () if root is None else [name for name in names if name != root]
+        found, _ = read_steps(connection, buffer, keys, without=others)
     if not found:
         raise HTTPException(404, f"The buffer has no step {seq}; it may have been evicted.")
     if found[0].row is None:
@@ -119,8 +123,9 @@ def _row(request: Request) -> Any:
 
 
 def _value(request: Request) -> Any:
+    path = request.query_params.get("value", "")
     try:
-        return value_at(_row(request), request.query_params.get("value", ""))
+        return value_at(_row(request, root_of(path)), path)
     except KeyError:
         raise HTTPException(404, "The step has no such value.") from None
 

@@ -60,13 +60,22 @@ def value_at(row: "DataRow", path: str) -> Any:
     Raises:
         KeyError: The step has none there.
     """
-    name, *inside = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
+    name, *inside = _parts(path)
     values = {each: getattr(row.exp_data, each) for each in (*_PAYLOADS, "messages")}
     scalars = {each: getattr(row.exp_data, attribute) for each, attribute in SCALARS.items()}
     value = {**scalars, **values, **row.fields}[name]
     for part in inside:
         value = _item(value, part)
     return value
+
+
+def root_of(path: str) -> str:
+    """Return the field or payload that a path is in."""
+    return _parts(path)[0]
+
+
+def _parts(path: str) -> list[str]:
+    return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
 
 
 def _item(value: Any, part: str) -> Any:
