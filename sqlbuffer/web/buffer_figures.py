@@ -26,6 +26,8 @@ from sqlbuffer.web.curves import (
     value_curve,
 )
 
+# Counting 100,000 would take half of the time that the page may take.
+MOST_EPISODES = 10_000
 _MOST_INTERVALS = 120
 _SHORTEST_S = 1.0
 _OF_DRAWS_S = 60.0
@@ -58,7 +60,7 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
     if number is None:
         return None
     held = listings.held_rows(connection, [number])
-    (stats,) = buffer_stats.look(connection, held, WINDOW_S)
+    (stats,) = buffer_stats.look(connection, held, WINDOW_S, most_episodes=MOST_EPISODES)
     ended = buffer_curves.episode_points(connection, number, span)
     steps = buffer_curves.step_times(connection, number, span)
     counts = buffer_curves.drawn_counts(connection, number)

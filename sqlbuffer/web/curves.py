@@ -175,7 +175,10 @@ def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histog
         (float(begin), float(end), int(n))
         for begin, end, n in zip(edges[:-1], edges[1:], counts, strict=True)
     )
-    middle, mean = float(np.median(finite)), float(np.mean(finite / finite.size) * finite.size)
+    middle, mean = (
+        2 * float(np.median(finite / 2)),
+        float(np.mean(finite / finite.size) * finite.size),
+    )
     return Histogram(title, note, bars, finite.size, least, middle, mean, most)
 
 

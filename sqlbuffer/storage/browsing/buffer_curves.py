@@ -33,6 +33,7 @@ SAMPLED_EPISODES = 2_000
 LOOKED_AT_STEPS = 400
 LOOKED_AT_BATCHES = 100
 ROWS_OF_A_BATCH = 16
+_SLACK_S = 1.0
 
 _in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
@@ -308,7 +309,9 @@ def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> D
         return DrawnStaleness(np.empty(0), np.empty(0))
     begin_s = float(oldest_s) if span.since is None else min(float(oldest_s), now - span.since)
     end_s = 0.0 if span.until is None else max(0.0, now - span.until)
-    given = _given((np.linspace(begin_s, end_s, LOOKED_AT_BATCHES) * 1_000 + 1).astype(np.int64))
+    # Time passes between the statements: without some of it the oldest batch would be missed.
+    ages_s = np.linspace(begin_s + _SLACK_S, end_s, LOOKED_AT_BATCHES)
+    given = _given((ages_s * 1_000).astype(np.int64))
     batch = (
         select(own.id)
         .where(

@@ -60,7 +60,12 @@ def stats(queries: RowQueries, window_s: float) -> Stats:
 
 
 def look(
-    connection: Connection, rows: Mapping[int, int], window_s: float, *, in_depth: bool = True
+    connection: Connection,
+    rows: Mapping[int, int],
+    window_s: float,
+    *,
+    in_depth: bool = True,
+    most_episodes: int = MOST_EPISODES,
 ) -> list[Stats]:
     """Return the figures of buffers by name, with rates over so many seconds.
 
@@ -70,6 +75,7 @@ def look(
         window_s: What the rates are over.
         in_depth: Also count episodes, and look at a sample of the rows; else there are 0 episodes
             and no distributions.
+        most_episodes: How many are counted at most, of all buffers together.
     """
     about = connection.execute(_about(list(rows))).all()
     ids = [buffer.buffer_id for buffer in about]
@@ -77,7 +83,7 @@ def look(
     totals = _totals(connection, ids)
     insert_rates = _insert_rates(connection, about, spans_s)
     sample_rates = _sample_rates(connection, about, spans_s)
-    n_episodes = _episodes(connection, ids) if in_depth else dict.fromkeys(ids, 0)
+    n_episodes = _episodes(connection, ids, most_episodes) if in_depth else dict.fromkeys(ids, 0)
     distributions = _distributions(connection, about if in_depth else [])
     waiting = _waiting(connection, ids)
     return [
@@ -262,9 +268,9 @@ def _sample_rates(
     return {number: total / spans_s[number] for number, total in totals.items()}
 
 
-def _episodes(connection: Connection, ids: Sequence[int]) -> dict[int, int]:
+def _episodes(connection: Connection, ids: Sequence[int], in_all: int) -> dict[int, int]:
     """Return how many episodes each buffer has, up to a limit."""
-    most = max(FEWEST_EPISODES, MOST_EPISODES // max(len(ids), 1))
+    most = max(FEWEST_EPISODES, in_all // max(len(ids), 1))
     window, own = windows.c, episodes.c
     held = (
         select(own.id)

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.browsing.buffer_curves import TimeSpan, now_of
-from sqlbuffer.web.buffer_figures import figures_of
+from sqlbuffer.web.buffer_figures import MOST_EPISODES, figures_of
 from sqlbuffer.web.rendering import page
 from sqlbuffer.web.shell_words import command_line, python_call
 from sqlbuffer.web.site import site_of
@@ -43,6 +43,7 @@ def show(request: Request) -> Response:
         place="/buffer",
         buffer=name,
         stats=figures.stats,
+        most_episodes=MOST_EPISODES,
         curves=figures.curves,
         histograms=figures.histograms,
         ranges=RANGES,
