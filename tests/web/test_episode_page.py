@@ -217,6 +217,8 @@ def test_a_step_with_many_turns_goes_on_on_the_next_page(schema_url, client_of):
         later = re.search(r'<a href="([^"]+)"[^>]*>Later', page)
         path = html.unescape(later[1]) if later else None
     assert shown == [str(i) for i in range(450)]
+    earlier = html.unescape(re.search(r'<a href="([^"]+)"[^>]*>← Earlier', page)[1])
+    assert re.findall(r"turn (\d+)\.", client.get(earlier).text)[0] == "200"
 
 
 def test_a_task_without_episodes_has_a_page(schema_url, client_of):

@@ -19,7 +19,7 @@ from sqlbuffer.web.site import site_of
 from sqlbuffer.web.step_arrays.curve_sets import MOST_STEPS_READ, curves_of
 from sqlbuffer.web.step_arrays.step_values import image_fields
 from sqlbuffer.web.transcript.shown_texts import pieces, printable
-from sqlbuffer.web.transcript.step_views import StepsPage, steps_page
+from sqlbuffer.web.transcript.step_views import MOST_TURNS, StepsPage, steps_page
 
 STEPS_A_PAGE = 200
 CURVE_BYTES = 64 * 2**20
@@ -138,12 +138,16 @@ def _context(
     context: dict[str, Any] = {
         "steps": StepsPage([], [], False, [], False), "curves": [], "draws": None,
         "n_steps": None, "n_read": 0, "earlier": None, "later": None,
+        "has_last": True,
     }  # fmt: skip
     if place.view == "curves":
         return context | _curves(connection, buffer, rollout)
     if first is None:
         # Behind the end, or before the first step that is left.
         context["earlier"] = None if place.at is None else {"last": 1}
+    elif place.first_turn:
+        turn = max(place.first_turn - MOST_TURNS, 0) or None
+        context["earlier"] = {"at": _text(first), "turn": turn}
     elif earlier is not None:
         context["earlier"] = {"before": _text(first)}
     if place.view == "draws":
@@ -167,7 +171,9 @@ def _context(
         later = {"at": _text(steps[len(shown.steps)].key)}
     else:
         later = _later(keys, n_taken, place)
-    return context | {"steps": shown, "later": later}
+    # The page has the last step already, which goes on behind it.
+    is_last = last is not None and keys.keys[-1].seq == last.seq and not keys.has_more
+    return context | {"steps": shown, "later": later, "has_last": not is_last}
 
 
 def _later(keys: KeyPage, n_shown: int, place: PagePlace) -> dict[str, Any] | None:

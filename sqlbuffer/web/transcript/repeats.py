@@ -38,6 +38,12 @@ def n_repeated(conversation: Sequence[Said], new: Sequence[Said]) -> tuple[int, 
     return n, n
 
 
+def n_same(one: Sequence[Said], other: Sequence[Said]) -> int:
+    """Return how many messages at the beginning of two lists are the same."""
+    pairs = enumerate(zip(map(_token, one), map(_token, other), strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _token(said: Said) -> _Token:
     # What a call looks like differs between an agent's answer and its context.
     return said.role, len(said.text), hash(said.text)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlbuffer.web.transcript.repeats import n_repeated
+from sqlbuffer.web.transcript.repeats import n_repeated, n_same
 from sqlbuffer.web.transcript.said_parts import Said, ToolCall, said_in_step
 from sqlbuffer.web.transcript.shown_texts import ShownText, excerpts, has_text, shown_text
 
@@ -95,6 +95,7 @@ class Transcript:
     def __init__(self, wanted: str = "") -> None:
         self._wanted = wanted
         self._said: list[Said] = []
+        self._given: list[Said] = []
         self._turns: list[Turn | None] = []
         self._open_calls: list[ShownCall] = []
         self.matches: list[Turn] = []
@@ -103,6 +104,7 @@ class Transcript:
         """Take a step that comes before those that are shown."""
         said = said_in_step(messages, actions, state)
         self._said, self._turns = said, [None] * len(said)
+        self._given = [each for each in said if not each.is_answer]
 
     def step(self, seq: int, messages: Any, actions: Any, state: Any = None) -> StepTurns:
         """Return what is new in a step.
@@ -116,6 +118,10 @@ class Transcript:
         said = said_in_step(messages, actions, state)
         given = [each for each in said if not each.is_answer]
         n_context, n_aligned = n_repeated(self._said, given)
+        # What an agent did may be written otherwise in its context, or not be there at all.
+        if (n_begun := n_same(self._given, given)) > n_context:
+            n_context, n_aligned = n_begun, 0
+        self._given = given
         self._enrich(given[n_context - n_aligned : n_context])
         turns = self._added(seq, n_context, given[n_context:])
         answers = said[len(given) :]

@@ -42,6 +42,13 @@ def test_a_context_that_is_given_again_is_folded():
     assert (second.n_folded, texts(second)) == (3, ["Sure?", "Yes."])
 
 
+def test_a_context_is_folded_that_does_not_say_what_the_agent_did():
+    transcript = Transcript()
+    transcript.step(1, [SYSTEM, QUESTION, CALL], ["add(2, 2)"])
+    second = transcript.step(2, [SYSTEM, QUESTION, CALL, RESULT, "Sure?"], ["say"])
+    assert (second.n_folded, texts(second)) == (3, ["Sure?", "say"])
+
+
 def test_a_window_of_the_context_with_the_system_message_is_folded():
     transcript = Transcript()
     transcript.step(1, [SYSTEM, "one"], ["1"])
