@@ -30,6 +30,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
+from sqlbuffer.storage.rollouts.late_changes import add_up
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 write_rows = by_database(sqlite=sqlite.write_rows, postgresql=postgresql.write_rows)
@@ -340,6 +341,7 @@ class CopyTarget:
             counts["live_rows"] = connection.execute(_COUNT_STEPS, own).scalar_one()
             counts["live_episodes"] = connection.execute(held).scalar_one()
         self._update(connection, counts, False)
+        add_up(connection, self._id)
         # Counts what the rate limiter begins at, and sets the columns that say what the
         # configuration says.
         limiters.set_policy(connection, self._id, config.flow.rate_limiter)

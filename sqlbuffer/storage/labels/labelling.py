@@ -32,6 +32,7 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import postgresql, sqlite
 from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
 from sqlbuffer.storage.labels.tables import label_history
+from sqlbuffer.storage.rollouts.late_changes import Rollout, change_returns
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.json_values import json_kind
 from sqlbuffer.storage.schema.list_parameters import is_number_of
@@ -53,6 +54,7 @@ _its_own, _given = experiences.c, label_history.c
 _is_tagged = json_kind(_its_own.extra, stored_path=("$reals",)).is_not(None)
 _HELD = select(
     _its_own.seq,
+    _its_own.task_id,
     _its_own.episode_id,
     _its_own.reward_t,
     case(
@@ -132,7 +134,7 @@ class Labelling:
         version = annotation.version
         if version is None:
             version = self._next_version(connection, seqs)
-        changes: dict[int, list[float]] = {}
+        changes: dict[Rollout, list[float]] = {}
         n_written = 0
         own_labels, of_all = annotation.label_of(), annotation.labels
         for chunk in _chunks(seqs):
@@ -184,9 +186,9 @@ class Labelling:
         version: int,
         said: Mapping[int, Any],
         before: Mapping[int, float | None],
-        changes: dict[int, list[float]],
+        changes: dict[Rollout, list[float]],
     ) -> int:
-        """Write what is said of some rows, and note by how much it changes episodes' returns;
+        """Write what is said of some rows, and note by how much it changes rollouts' returns;
         return how many of them there still are.
         """
         parameters = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
@@ -201,33 +203,33 @@ class Labelling:
         with_extra = any(label.extra is not None for label in now.values())
         parameters |= {"low": low, "with_extra": with_extra}
         rows = []
-        for seq, episode, reward, extra in fetch(connection, _HELD, parameters):
+        for seq, task, episode, reward, extra in fetch(connection, _HELD, parameters):
             holds = now[seq]
             made = labelled_extra(extra, holds)
             rows.append(Labelled(seq, histories[seq][version], holds, made))
             change = _change(reward, before.get(seq), holds.reward_t)
-            if episode is not None and change is not None:
-                changes.setdefault(episode, []).append(change)
+            if change is not None:
+                changes.setdefault((task, episode or 0), []).append(change)
         write_labels(connection, self.buffer.info.id, version, rows)
         written = [row.seq for row in rows]
         log_change(connection, self.buffer.info.id, "labelled", written, self.buffer.origin)
         return len(rows)
 
     def _change_returns(
-        self, connection: Connection, changes: Mapping[int, Sequence[float]]
+        self, connection: Connection, changes: Mapping[Rollout, Sequence[float]]
     ) -> None:
-        if not changes:
-            return
+        of_episodes = {episode: own for (_, episode), own in changes.items() if episode}
         # In the order in which writers end several.
         ordered = select(episodes.c.id).order_by(episodes.c.key, episodes.c.task_id)
         rows = []
-        for chunk in _chunks(sorted(changes)):
+        for chunk in _chunks(sorted(of_episodes)):
             numbers = bindparam(None, chunk, SeqList())
             found = ordered.where(is_number_of(episodes.c.id, numbers))
             ids = connection.execute(found.with_for_update(key_share=True)).scalars()
-            rows += [{"of_episode": id_, "change": math.fsum(changes[id_])} for id_ in ids]
+            rows += [{"of_episode": id_, "change": math.fsum(of_episodes[id_])} for id_ in ids]
         if rows:
             connection.execute(_RETURN, rows)
+        change_returns(connection, self.buffer.info.id, changes)
 
 
 def _chunks(seqs: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import ColumnElement, Connection, delete, func, select
 
 from sqlbuffer.errors import StorageFullError
 from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.layouts import layout_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.stored_config import change_config
@@ -20,6 +21,7 @@ from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.retention import quarantine
 from sqlbuffer.storage.retention.eviction import evict
 from sqlbuffer.storage.retention.quarantine import Rows
+from sqlbuffer.storage.rollouts.late_changes import Rollout, forget, remove_steps
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_where
 
@@ -46,6 +48,7 @@ class Retention:
                 self.buffer.info.id, window.low, resolve_labels(node, window.has_labels)
             )
             seq = statements.seq_for(node)
+            removed = self._rollouts(connection, matching & (seq <= window.high), window)
             n_removed = remove_where(
                 connection,
                 self.buffer.info.id,
@@ -56,9 +59,21 @@ class Retention:
             )
             if n_removed:
                 layout.after_delete(connection, self.buffer.info.id)
+                remove_steps(connection, self.buffer.info.id, removed)
             return n_removed
 
         return self._delete(work)
+
+    def _rollouts(
+        self, connection: Connection, matching: ColumnElement[bool], window: BufferWindow
+    ) -> dict[Rollout, tuple[int, float | None]]:
+        """Return of each rollout how many rows match, and the sum of their rewards."""
+        columns = (experiences.c.task_id, experiences.c.episode_id, experiences.c.reward_t)
+        found = statements.rows(matching, columns, has_labels=window.has_labels).subquery().c
+        task_id, episode_id, reward = found
+        rollout = task_id, func.coalesce(episode_id, 0)
+        sums = select(*rollout, func.count(), func.sum(reward)).group_by(*rollout)
+        return {(task, episode): (n, total) for task, episode, n, total in connection.execute(sums)}
 
     def clear(self) -> int:
         """Delete all rows, those behind the window too, and the list of episodes; return how many
@@ -73,6 +88,7 @@ class Retention:
             remove_where(connection, id_, experiences.c.seq <= window.low)
             inside = experiences.c.seq <= window.high
             n_removed = remove_where(connection, id_, inside, origin=origin)
+            forget(connection, id_)
             connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
             layout.after_clear(connection, id_)
             if forget_copy(connection, id_):

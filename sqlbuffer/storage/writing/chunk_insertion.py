@@ -119,7 +119,7 @@ class _Insertion:
                 numbered = self._appended(numbered)
                 self._outcomes.number(first_seq)
                 insert_numbered(self._connection, self._buffer_id, numbered)
-                after_chunks(self._connection, self._buffer_id, first_seq, n_steps)
+                after_chunks(self._connection, self._buffer_id, numbered)
                 return
             # Another writer committed some of the ids in the meantime. The numbers stay ours.
             self._settle_ids()

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.applied_writes import WriteId
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, real_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -73,8 +74,8 @@ def reserve_steps(
     return int(first_seq), priority
 
 
-def after_chunks(connection: Connection, buffer_id: int, first_seq: int, n: int) -> None:
-    """Do nothing: a trigger evicts."""
+def after_chunks(connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]) -> None:
+    """Do nothing: a trigger evicts, and adds the steps to their rollouts."""
 
 
 def reserve_seqs(

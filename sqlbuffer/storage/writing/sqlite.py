@@ -11,10 +11,13 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.buffers.sqlite import count_full_blocks
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.retention.sqlite import evict
+from sqlbuffer.storage.rollouts.added_steps import AddedSteps
+from sqlbuffer.storage.rollouts.sqlite import add_steps
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 from sqlbuffer.storage.writing.reservation import ReservedSeqs
@@ -48,10 +51,15 @@ def reserve_steps(
     return end - n, priority
 
 
-def after_chunks(connection: Connection, buffer_id: int, first_seq: int, n: int) -> None:
-    """Evict what a write of chunks has pushed out, and count the blocks that it has filled."""
+def after_chunks(connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]) -> None:
+    """Evict what a write of chunks has pushed out, count the blocks that it has filled, and add its
+    steps to their rollouts.
+    """
     evict(connection, buffer_id)
-    count_full_blocks(connection, buffer_id, range(first_seq, first_seq + n))
+    first, last = numbered[0], numbered[-1]
+    seqs = range(first.first_seq, last.first_seq + last.chunk.n_steps)
+    count_full_blocks(connection, buffer_id, seqs)
+    add_steps(connection, buffer_id, AddedSteps.of_chunks(numbered))
 
 
 def reserve_seqs(
@@ -145,3 +153,5 @@ def insert_records(
     insert_columns(connection, "experiences", columns, n_bytes)
     evict(connection, buffer_id)
     count_full_blocks(connection, buffer_id, seqs)
+    added = AddedSteps.of_rows(given["task_id"], episode_ids, given["reward_t"], seqs)
+    add_steps(connection, buffer_id, added)

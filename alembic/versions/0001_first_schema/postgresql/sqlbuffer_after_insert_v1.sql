@@ -80,6 +80,15 @@ BEGIN
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
+        -- Last: of a task that several write, they wait for each other from here to the end of the transaction.
+        INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
+        SELECT n.buffer_id, n.task_id, coalesce(n.episode_id, 0), count(*),
+            nullif(sum(CASE WHEN n.reward_t > 1e290 THEN 'Infinity' WHEN n.reward_t < -1e290 THEN '-Infinity' ELSE n.reward_t END), 'NaN'), min(n.seq), max(n.seq)
+        FROM new_rows n WHERE n.buffer_id = written.buffer_id GROUP BY 1, 2, 3 ORDER BY 2, 3
+        ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+        SET length = r.length + excluded.length,
+            "return" = nullif(CASE WHEN excluded."return" IS NULL THEN r."return" ELSE coalesce(r."return", 0) + excluded."return" END, 'NaN'),
+            first_seq = least(r.first_seq, excluded.first_seq), last_seq = greatest(r.last_seq, excluded.last_seq);
     END LOOP;
     RETURN NULL;
 END

@@ -795,6 +795,51 @@ COMMENT ON COLUMN copies.hold_id IS 'its hold on the source; null: it has none';
 COMMENT ON COLUMN copies.started_at IS 'when it began';
 COMMENT ON COLUMN copies.finished_at IS 'when it was complete; null: it is not';
 
+CREATE TABLE group_stats (
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    n_rollouts BIGINT NOT NULL,
+    n_returns BIGINT NOT NULL,
+    mean DOUBLE PRECISION,
+    m2 DOUBLE PRECISION NOT NULL,
+    min DOUBLE PRECISION,
+    max DOUBLE PRECISION,
+    spread DOUBLE PRECISION,
+    CONSTRAINT pk_group_stats PRIMARY KEY (buffer_id, task_id)
+);
+CREATE INDEX ix_group_stats_buffer_id_spread_task_id ON group_stats (buffer_id, spread, task_id);
+COMMENT ON COLUMN group_stats.buffer_id IS 'the buffer';
+COMMENT ON COLUMN group_stats.task_id IS 'the task';
+COMMENT ON COLUMN group_stats.n_rollouts IS 'rollouts of the task';
+COMMENT ON COLUMN group_stats.n_returns IS 'of them, those with a finite return';
+COMMENT ON COLUMN group_stats.mean IS 'mean of these returns';
+COMMENT ON COLUMN group_stats.m2 IS 'sum of their squared differences from the mean';
+COMMENT ON COLUMN group_stats.min IS 'least of them';
+COMMENT ON COLUMN group_stats.max IS 'greatest of them';
+COMMENT ON COLUMN group_stats.spread IS 'greatest less least';
+
+CREATE TABLE rollout_stats (
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    episode_id BIGINT NOT NULL,
+    length BIGINT NOT NULL,
+    return DOUBLE PRECISION,
+    first_seq BIGINT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id)
+);
+CREATE INDEX ix_rollout_stats_buffer_id_first_seq ON rollout_stats (buffer_id, first_seq);
+CREATE INDEX ix_rollout_stats_buffer_id_length_first_seq ON rollout_stats (buffer_id, length, first_seq);
+CREATE INDEX ix_rollout_stats_buffer_id_return_first_seq ON rollout_stats (buffer_id, return, first_seq);
+CREATE INDEX ix_rollout_stats_buffer_id_task_id_return ON rollout_stats (buffer_id, task_id, return);
+COMMENT ON COLUMN rollout_stats.buffer_id IS 'the buffer';
+COMMENT ON COLUMN rollout_stats.task_id IS 'the task';
+COMMENT ON COLUMN rollout_stats.episode_id IS 'number of the episode; 0: the steps of the task that name none';
+COMMENT ON COLUMN rollout_stats.length IS 'steps written, evicted ones too';
+COMMENT ON COLUMN rollout_stats."return" IS 'sum of their rewards, annotations applied; null: none has a reward';
+COMMENT ON COLUMN rollout_stats.first_seq IS 'seq of the first step';
+COMMENT ON COLUMN rollout_stats.last_seq IS 'seq of the last step';
+
 CREATE TABLE holds (
     buffer_id INTEGER NOT NULL,
     hold_id UUID NOT NULL,
@@ -891,6 +936,8 @@ ALTER TABLE change_log_starts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE followers ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE copies ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE holds ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE group_stats ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE rollout_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;

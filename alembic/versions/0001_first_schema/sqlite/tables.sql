@@ -492,6 +492,35 @@ CREATE TABLE copies (
     CONSTRAINT pk_copies PRIMARY KEY (buffer_id)
 );
 
+CREATE TABLE group_stats (
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT NOT NULL,
+    n_rollouts BIGINT NOT NULL,
+    n_returns BIGINT NOT NULL,
+    mean DOUBLE,
+    m2 DOUBLE NOT NULL,
+    min DOUBLE,
+    max DOUBLE,
+    spread DOUBLE,
+    CONSTRAINT pk_group_stats PRIMARY KEY (buffer_id, task_id)
+);
+CREATE INDEX ix_group_stats_buffer_id_spread_task_id ON group_stats (buffer_id, spread, task_id);
+
+CREATE TABLE rollout_stats (
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT NOT NULL,
+    episode_id BIGINT NOT NULL,
+    length BIGINT NOT NULL,
+    return DOUBLE,
+    first_seq BIGINT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id)
+);
+CREATE INDEX ix_rollout_stats_buffer_id_first_seq ON rollout_stats (buffer_id, first_seq);
+CREATE INDEX ix_rollout_stats_buffer_id_length_first_seq ON rollout_stats (buffer_id, length, first_seq);
+CREATE INDEX ix_rollout_stats_buffer_id_return_first_seq ON rollout_stats (buffer_id, return, first_seq);
+CREATE INDEX ix_rollout_stats_buffer_id_task_id_return ON rollout_stats (buffer_id, task_id, return);
+
 CREATE TABLE holds (
     buffer_id INTEGER NOT NULL,
     hold_id TEXT NOT NULL,

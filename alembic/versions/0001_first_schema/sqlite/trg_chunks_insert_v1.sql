@@ -12,6 +12,15 @@ BEGIN
     WHERE NOT (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
     SELECT RAISE(ABORT, 'sqlbuffer: the buffer is an unfinished copy')
     WHERE (SELECT is_copying FROM buffers WHERE id = NEW.buffer_id);
+    -- The library adds up a batch itself.
+    INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
+    SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), NEW.n_steps,
+        (SELECT sum(r.value) FROM json_each(NEW.reward_t) r), NEW.first_seq, NEW.first_seq + NEW.n_steps - 1
+    FROM buffers WHERE id = NEW.buffer_id AND next_seq < NEW.first_seq + NEW.n_steps
+    ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+    SET length = length + excluded.length,
+        "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,
+        first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq);
     UPDATE buffers SET next_seq = NEW.first_seq + NEW.n_steps
     WHERE id = NEW.buffer_id AND next_seq < NEW.first_seq + NEW.n_steps;
     INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)

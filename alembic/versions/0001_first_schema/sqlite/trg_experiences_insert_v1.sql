@@ -16,6 +16,14 @@ BEGIN
         NEW.actions, NEW.messages, NEW.extra, NEW.reward_t, NEW.adv_t, NEW.v_t, NEW.terminated, NEW.truncated, NEW.model_version
     FROM buffers WHERE id = NEW.buffer_id AND has_chunks;
     DELETE FROM experiences WHERE "key" = NEW."key" AND (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
+    -- The library adds up a batch itself.
+    INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
+    SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), 1, NEW.reward_t, NEW.seq, NEW.seq
+    FROM buffers WHERE id = NEW.buffer_id AND next_seq <= NEW.seq AND NOT has_chunks
+    ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+    SET length = length + excluded.length,
+        "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,
+        first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq);
     UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq AND NOT has_chunks;
     INSERT INTO new_special_rows (buffer_id, seq, task_id, episode_id, model_version, session_id)
     SELECT NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id

@@ -1,0 +1,24 @@
+"""Adds steps to their rollouts on SQLite."""
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.rollouts.added_steps import AddedSteps
+
+# As the triggers do for plain SQL; SQLite stores null for NaN.
+_ADD = """
+INSERT INTO rollout_stats (
+    buffer_id, task_id, episode_id, length, "return", first_seq, last_seq
+) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+SET length = length + excluded.length,
+    "return" = CASE WHEN excluded."return" IS NULL THEN "return"
+        ELSE coalesce("return", 0) + excluded."return" END,
+    first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq)
+"""
+
+
+def add_steps(connection: Connection, buffer_id: int, added: AddedSteps) -> None:
+    """Add steps to their rollouts; triggers keep the groups."""
+    rows = [(buffer_id, *key, *sums) for key, sums in added.rollouts.items()]
+    if rows:
+        connection.exec_driver_sql(_ADD, rows)
