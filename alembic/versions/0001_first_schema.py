@@ -97,6 +97,8 @@ OBJECTS = {
         "sqlbuffer_forget_writes_v1",
         "sqlbuffer_trim_changes_v1",
         "sqlbuffer_change_groups_v1",
+        "sqlbuffer_fold_groups_v1",
+        "sqlbuffer_note_groups_v1",
         "sqlbuffer_after_rollouts_v1",
         "trg_rollout_stats_insert_v1",
         "trg_rollout_stats_update_v1",

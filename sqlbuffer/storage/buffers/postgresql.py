@@ -105,6 +105,8 @@ def _count_full_blocks(
         end = settled_seq(engine, watermark)
     except psycopg.errors.UndefinedTable:  # the buffer was dropped
         return
+    # What writers of one moment have left: one of them at a time changes groups.
+    connection.exec_driver_sql("SELECT sqlbuffer_fold_groups_v1(%s::integer)", (buffer_id,))
     statement = "SELECT sqlbuffer_count_rows_v1(%s::integer, %s::bigint)"
     while connection.exec_driver_sql(statement, (buffer_id, end)).scalar_one():
         pass

@@ -30,7 +30,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
-from sqlbuffer.storage.rollouts.late_changes import add_up
+from sqlbuffer.storage.rollout_stats.late_changes import add_up
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 write_rows = by_database(sqlite=sqlite.write_rows, postgresql=postgresql.write_rows)

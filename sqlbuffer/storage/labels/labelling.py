@@ -32,7 +32,7 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import postgresql, sqlite
 from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
 from sqlbuffer.storage.labels.tables import label_history
-from sqlbuffer.storage.rollouts.late_changes import Rollout, change_returns
+from sqlbuffer.storage.rollout_stats.late_changes import Rollout, change_returns
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.json_values import json_kind
 from sqlbuffer.storage.schema.list_parameters import is_number_of

@@ -21,7 +21,7 @@ from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.retention import quarantine
 from sqlbuffer.storage.retention.eviction import evict
 from sqlbuffer.storage.retention.quarantine import Rows
-from sqlbuffer.storage.rollouts.late_changes import Rollout, forget, remove_steps
+from sqlbuffer.storage.rollout_stats.late_changes import Rollout, forget, remove_steps
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.removal import remove_where
 

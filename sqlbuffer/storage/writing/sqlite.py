@@ -16,8 +16,8 @@ from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.retention.sqlite import evict
-from sqlbuffer.storage.rollouts.added_steps import AddedSteps
-from sqlbuffer.storage.rollouts.sqlite import add_steps
+from sqlbuffer.storage.rollout_stats.added_steps import AddedSteps
+from sqlbuffer.storage.rollout_stats.sqlite import add_steps
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 from sqlbuffer.storage.writing.reservation import ReservedSeqs

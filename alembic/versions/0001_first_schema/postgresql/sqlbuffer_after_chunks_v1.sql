@@ -72,19 +72,31 @@ BEGIN
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
-        -- Last: of a task that several write, they wait for each other from here to the end of the transaction.
-        INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
-        SELECT n.buffer_id, n.task_id, coalesce(n.episode_id, 0), sum(n.n_steps),
-            nullif(sum(t.total), 'NaN'), min(n.first_seq), max(n.first_seq + n.n_steps - 1)
-        FROM new_chunks n CROSS JOIN LATERAL (
-            SELECT sum(CASE WHEN v.value > 1e290 THEN 'Infinity' WHEN v.value < -1e290 THEN '-Infinity' ELSE v.value END) AS total
-            FROM unnest(n.reward_t) AS v(value) WHERE v.value <> 'NaN'
-        ) t
-        WHERE n.buffer_id = written.buffer_id GROUP BY 1, 2, 3 ORDER BY 2, 3
-        ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+        -- No writer waits for another one here: of a task without episodes that several write at once, each has a part. Later
+        -- transactions add to any part that is free.
+        INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, part, length, "return", first_seq, last_seq)
+        SELECT written.buffer_id, g.task_id, g.episode_id, CASE WHEN g.episode_id = 0 THEN coalesce(f.part, g.first_seq) ELSE 0 END,
+            g.n, nullif(g.total, 'NaN'), g.first_seq, g.last_seq
+        FROM (
+            SELECT n.task_id, coalesce(n.episode_id, 0) AS episode_id, sum(n.n_steps) AS n, min(n.first_seq) AS first_seq, max(n.first_seq + n.n_steps - 1) AS last_seq,
+                sum(t.total) AS total
+            FROM new_chunks n CROSS JOIN LATERAL (
+                SELECT sum(CASE WHEN v.value > 1e290 THEN 'Infinity' WHEN v.value < -1e290 THEN '-Infinity' ELSE v.value END) AS total
+                FROM unnest(n.reward_t) AS v(value) WHERE v.value <> 'NaN'
+            ) t
+            WHERE n.buffer_id = written.buffer_id GROUP BY 1, 2
+        ) g
+        LEFT JOIN LATERAL (
+            SELECT r.part FROM rollout_stats r
+            WHERE g.episode_id = 0 AND r.buffer_id = written.buffer_id AND r.task_id = g.task_id AND r.episode_id = 0
+              AND current_setting('transaction_isolation') = 'read committed'
+            ORDER BY r.part LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) f ON true
+        ORDER BY g.task_id, g.episode_id
+        ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
         SET length = r.length + excluded.length,
             "return" = nullif(CASE WHEN excluded."return" IS NULL THEN r."return" ELSE coalesce(r."return", 0) + excluded."return" END, 'NaN'),
-            first_seq = least(r.first_seq, excluded.first_seq), last_seq = greatest(r.last_seq, excluded.last_seq);
+            last_seq = greatest(r.last_seq, excluded.last_seq);
     END LOOP;
     RETURN NULL;
 END

@@ -1,24 +1,11 @@
--- Keeps the groups of rollouts. A task without episodes may make the list of those whose steps have left too long: looked at as
--- sqlbuffer_after_episode_v1 does.
+-- Keeps the groups of episodes, or leaves its changes to the next transaction that does. A task without episodes may make the list
+-- of those whose steps have left too long: looked at as sqlbuffer_after_episode_v1 does.
 CREATE FUNCTION sqlbuffer_after_rollouts_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b record;
 BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        PERFORM sqlbuffer_change_groups_v1(
-            array_agg(n.buffer_id), array_agg(n.task_id), array_agg(0), array_agg(o."return"), array_agg(n."return"))
-        FROM new_rollouts n
-        JOIN old_rollouts o ON o.buffer_id = n.buffer_id AND o.task_id = n.task_id AND o.episode_id = n.episode_id
-        WHERE o."return" IS DISTINCT FROM n."return" HAVING count(*) > 0;
-    ELSIF TG_OP = 'DELETE' THEN
-        PERFORM sqlbuffer_change_groups_v1(
-            array_agg(o.buffer_id), array_agg(o.task_id), array_agg(-1), array_agg(o."return"), array_agg(NULL::double precision))
-        FROM old_rollouts o HAVING count(*) > 0;
-    ELSE
-        PERFORM sqlbuffer_change_groups_v1(
-            array_agg(n.buffer_id), array_agg(n.task_id), array_agg(1), array_agg(NULL::double precision), array_agg(n."return"))
-        FROM new_rollouts n HAVING count(*) > 0;
+    IF TG_OP = 'INSERT' THEN
         FOR b IN
             SELECT k.id, k.keep_episodes FROM buffers k
             WHERE k.id IN (SELECT n.buffer_id FROM new_rollouts n WHERE n.episode_id = 0) AND random() * k.keep_episodes < 100
@@ -29,6 +16,18 @@ BEGIN
                   SELECT first_seq FROM rollout_stats WHERE buffer_id = b.id ORDER BY first_seq DESC OFFSET b.keep_episodes LIMIT 1)
               AND r.last_seq <= (SELECT w.low_seq FROM v_windows w WHERE w.buffer_id = b.id);
         END LOOP;
+        PERFORM sqlbuffer_note_groups_v1(n.buffer_id, array_agg(n.task_id), array_agg(1),
+            array_agg(NULL::double precision), array_agg(n."return"))
+        FROM new_rollouts n WHERE n.episode_id <> 0 GROUP BY n.buffer_id;
+    ELSIF TG_OP = 'UPDATE' THEN
+        PERFORM sqlbuffer_note_groups_v1(n.buffer_id, array_agg(n.task_id), array_agg(0), array_agg(o."return"), array_agg(n."return"))
+        FROM new_rollouts n
+        JOIN old_rollouts o ON o.buffer_id = n.buffer_id AND o.task_id = n.task_id AND o.episode_id = n.episode_id
+        WHERE n.episode_id <> 0 AND o."return" IS DISTINCT FROM n."return" GROUP BY n.buffer_id;
+    ELSE
+        PERFORM sqlbuffer_note_groups_v1(o.buffer_id, array_agg(o.task_id), array_agg(-1), array_agg(o."return"),
+            array_agg(NULL::double precision))
+        FROM old_rollouts o WHERE o.episode_id <> 0 GROUP BY o.buffer_id;
     END IF;
     RETURN NULL;
 END

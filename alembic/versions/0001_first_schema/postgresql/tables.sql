@@ -810,7 +810,7 @@ CREATE TABLE group_stats (
 CREATE INDEX ix_group_stats_buffer_id_spread_task_id ON group_stats (buffer_id, spread, task_id);
 COMMENT ON COLUMN group_stats.buffer_id IS 'the buffer';
 COMMENT ON COLUMN group_stats.task_id IS 'the task';
-COMMENT ON COLUMN group_stats.n_rollouts IS 'rollouts of the task';
+COMMENT ON COLUMN group_stats.n_rollouts IS 'episodes of the task';
 COMMENT ON COLUMN group_stats.n_returns IS 'of them, those with a finite return';
 COMMENT ON COLUMN group_stats.mean IS 'mean of these returns';
 COMMENT ON COLUMN group_stats.m2 IS 'sum of their squared differences from the mean';
@@ -818,15 +818,33 @@ COMMENT ON COLUMN group_stats.min IS 'least of them';
 COMMENT ON COLUMN group_stats.max IS 'greatest of them';
 COMMENT ON COLUMN group_stats.spread IS 'greatest less least';
 
+CREATE TABLE group_changes (
+    id BIGSERIAL NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    n_rollouts INTEGER NOT NULL,
+    was DOUBLE PRECISION,
+    now DOUBLE PRECISION,
+    CONSTRAINT pk_group_changes PRIMARY KEY (id)
+);
+CREATE INDEX ix_group_changes_buffer_id_task_id ON group_changes (buffer_id, task_id);
+COMMENT ON COLUMN group_changes.id IS 'key of the change';
+COMMENT ON COLUMN group_changes.buffer_id IS 'the buffer';
+COMMENT ON COLUMN group_changes.task_id IS 'the task';
+COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode is new; -1: it has left';
+COMMENT ON COLUMN group_changes.was IS 'its return before; null: none';
+COMMENT ON COLUMN group_changes.now IS 'its return now; null: none';
+
 CREATE TABLE rollout_stats (
     buffer_id INTEGER NOT NULL,
     task_id TEXT COLLATE "C" NOT NULL,
     episode_id BIGINT NOT NULL,
+    part BIGINT DEFAULT 0 NOT NULL,
     length BIGINT NOT NULL,
     return DOUBLE PRECISION,
     first_seq BIGINT NOT NULL,
     last_seq BIGINT NOT NULL,
-    CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id)
+    CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id, part)
 );
 CREATE INDEX ix_rollout_stats_buffer_id_first_seq ON rollout_stats (buffer_id, first_seq);
 CREATE INDEX ix_rollout_stats_buffer_id_length_first_seq ON rollout_stats (buffer_id, length, first_seq);
@@ -835,6 +853,7 @@ CREATE INDEX ix_rollout_stats_buffer_id_task_id_return ON rollout_stats (buffer_
 COMMENT ON COLUMN rollout_stats.buffer_id IS 'the buffer';
 COMMENT ON COLUMN rollout_stats.task_id IS 'the task';
 COMMENT ON COLUMN rollout_stats.episode_id IS 'number of the episode; 0: the steps of the task that name none';
+COMMENT ON COLUMN rollout_stats.part IS '0, or of steps without an episode, on PostgreSQL, which part of them: writers of one task that write at the same time have a part each';
 COMMENT ON COLUMN rollout_stats.length IS 'steps written, evicted ones too';
 COMMENT ON COLUMN rollout_stats."return" IS 'sum of their rewards, annotations applied; null: none has a reward';
 COMMENT ON COLUMN rollout_stats.first_seq IS 'seq of the first step';
@@ -937,6 +956,7 @@ ALTER TABLE followers ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE copies ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE holds ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_stats ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE group_changes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE rollout_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.

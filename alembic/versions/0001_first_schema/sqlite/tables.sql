@@ -506,15 +506,27 @@ CREATE TABLE group_stats (
 );
 CREATE INDEX ix_group_stats_buffer_id_spread_task_id ON group_stats (buffer_id, spread, task_id);
 
+CREATE TABLE group_changes (
+    id INTEGER NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    task_id TEXT NOT NULL,
+    n_rollouts INTEGER NOT NULL,
+    was DOUBLE,
+    now DOUBLE,
+    CONSTRAINT pk_group_changes PRIMARY KEY (id)
+);
+CREATE INDEX ix_group_changes_buffer_id_task_id ON group_changes (buffer_id, task_id);
+
 CREATE TABLE rollout_stats (
     buffer_id INTEGER NOT NULL,
     task_id TEXT NOT NULL,
     episode_id BIGINT NOT NULL,
+    part BIGINT DEFAULT 0 NOT NULL,
     length BIGINT NOT NULL,
     return DOUBLE,
     first_seq BIGINT NOT NULL,
     last_seq BIGINT NOT NULL,
-    CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id)
+    CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id, part)
 );
 CREATE INDEX ix_rollout_stats_buffer_id_first_seq ON rollout_stats (buffer_id, first_seq);
 CREATE INDEX ix_rollout_stats_buffer_id_length_first_seq ON rollout_stats (buffer_id, length, first_seq);

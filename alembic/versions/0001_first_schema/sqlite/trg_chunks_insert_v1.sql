@@ -17,7 +17,7 @@ BEGIN
     SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), NEW.n_steps,
         (SELECT sum(r.value) FROM json_each(NEW.reward_t) r), NEW.first_seq, NEW.first_seq + NEW.n_steps - 1
     FROM buffers WHERE id = NEW.buffer_id AND next_seq < NEW.first_seq + NEW.n_steps
-    ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+    ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
     SET length = length + excluded.length,
         "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,
         first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq);

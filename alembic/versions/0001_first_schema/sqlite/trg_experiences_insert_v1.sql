@@ -20,7 +20,7 @@ BEGIN
     INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
     SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), 1, NEW.reward_t, NEW.seq, NEW.seq
     FROM buffers WHERE id = NEW.buffer_id AND next_seq <= NEW.seq AND NOT has_chunks
-    ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+    ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
     SET length = length + excluded.length,
         "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,
         first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq);

@@ -1,6 +1,7 @@
 -- Keeps the group of a rollout: Welford's update of count, mean and sum of squares. Returns without an end (infinities, and what
 -- would overflow when squared) are not counted.
 CREATE TRIGGER trg_rollout_stats_insert_v1 AFTER INSERT ON rollout_stats
+WHEN NEW.episode_id <> 0
 BEGIN
     INSERT INTO group_stats (buffer_id, task_id, n_rollouts, n_returns, m2) VALUES (NEW.buffer_id, NEW.task_id, 0, 0, 0.0)
     ON CONFLICT (buffer_id, task_id) DO NOTHING;

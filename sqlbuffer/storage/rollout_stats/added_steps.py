@@ -76,7 +76,8 @@ def _total(rewards: Any) -> float | None:
     if rewards is None:
         return None
     values = np.array(rewards, np.float64)  # None is NaN
-    total = float(values.sum())
+    with np.errstate(invalid="ignore"):  # an infinite one less another
+        total = float(values.sum())
     if abs(total) < LARGEST:
         return total
     values = values[~np.isnan(values)]

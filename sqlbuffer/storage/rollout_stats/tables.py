@@ -1,8 +1,12 @@
-"""The tables of rollouts and of groups of them. Triggers keep the groups."""
+"""The tables of rollouts and of groups of them: what compares the episodes of a task.
 
-from sqlalchemy import BigInteger, Column, Double, Index, Table
+Triggers keep the groups. On PostgreSQL one transaction at a time does so for a buffer. Those that
+find it busy leave their changes in `group_changes`, for the next one.
+"""
 
-from sqlbuffer.storage.schema.metadata import KEY, buffer_key, metadata
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, Table, text
+
+from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
 
 # Before rollout_stats: a buffer that is dropped leaves it first, so that nothing is subtracted.
 group_stats = Table(
@@ -10,7 +14,7 @@ group_stats = Table(
     metadata,
     buffer_key(),
     Column("task_id", KEY, primary_key=True, comment="the task"),
-    Column("n_rollouts", BigInteger, nullable=False, comment="rollouts of the task"),
+    Column("n_rollouts", BigInteger, nullable=False, comment="episodes of the task"),
     Column("n_returns", BigInteger, nullable=False, comment="of them, those with a finite return"),
     Column("mean", Double, comment="mean of these returns"),
     Column("m2", Double, nullable=False, comment="sum of their squared differences from the mean"),
@@ -20,6 +24,20 @@ group_stats = Table(
     info={"is_vacuumed": True, "learner_may": "DELETE"},
 )
 Index(None, group_stats.c.buffer_id, group_stats.c.spread, group_stats.c.task_id)
+
+# No writer waits for another one.
+group_changes = Table(
+    "group_changes",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="key of the change"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("n_rollouts", Integer, nullable=False, comment="1: an episode is new; -1: it has left"),
+    Column("was", Double, comment="its return before; null: none"),
+    Column("now", Double, comment="its return now; null: none"),
+    info={"is_vacuumed": True, "learner_may": "DELETE"},
+)
+Index(None, group_changes.c.buffer_id, group_changes.c.task_id)
 
 rollout_stats = Table(
     "rollout_stats",
@@ -32,6 +50,15 @@ rollout_stats = Table(
         primary_key=True,
         autoincrement=False,
         comment="number of the episode; 0: the steps of the task that name none",
+    ),
+    Column(
+        "part",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        server_default=text("0"),
+        comment="0, or of steps without an episode, on PostgreSQL, which part of them: writers of "
+        "one task that write at the same time have a part each",
     ),
     Column("length", BigInteger, nullable=False, comment="steps written, evicted ones too"),
     Column(

@@ -14,8 +14,8 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.storage.rollouts.added_steps import within_range
-from sqlbuffer.storage.rollouts.tables import group_stats, rollout_stats
+from sqlbuffer.storage.rollout_stats.added_steps import within_range
+from sqlbuffer.storage.rollout_stats.tables import group_changes, group_stats, rollout_stats
 
 Rollout = tuple[str, int]  # the task, and the number of the episode or 0
 
@@ -91,7 +91,7 @@ def remove_steps(
 def forget(connection: Connection, buffer_id: int) -> None:
     """Forget all rollouts of a buffer."""
     # Groups first: then nothing is subtracted from them.
-    for table in (group_stats, rollout_stats):
+    for table in (group_stats, rollout_stats, group_changes):
         connection.execute(delete(table).where(table.c.buffer_id == buffer_id))
 
 

@@ -2,14 +2,14 @@
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.rollouts.added_steps import AddedSteps
+from sqlbuffer.storage.rollout_stats.added_steps import AddedSteps
 
 # As the triggers do for plain SQL; SQLite stores null for NaN.
 _ADD = """
 INSERT INTO rollout_stats (
     buffer_id, task_id, episode_id, length, "return", first_seq, last_seq
 ) VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (buffer_id, task_id, episode_id) DO UPDATE
+ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
 SET length = length + excluded.length,
     "return" = CASE WHEN excluded."return" IS NULL THEN "return"
         ELSE coalesce("return", 0) + excluded."return" END,

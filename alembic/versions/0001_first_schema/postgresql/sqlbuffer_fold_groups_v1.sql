@@ -1,0 +1,27 @@
+-- Applies to groups what transactions have left that found this lock taken; returns false where it is taken again. It is held to
+-- the end of the transaction: one that changed a group could not be seen by the next one before.
+CREATE FUNCTION sqlbuffer_fold_groups_v1(p_buffer_id integer) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    tasks text[];
+    rollouts integer[];
+    returns_was double precision[];
+    returns_now double precision[];
+BEGIN
+    -- An older snapshot would not see what its last holder did.
+    IF current_setting('transaction_isolation') <> 'read committed' OR NOT pg_try_advisory_xact_lock(1397836868, p_buffer_id) THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT 1 FROM group_changes WHERE buffer_id = p_buffer_id) THEN
+        WITH left_over AS (
+            DELETE FROM group_changes g WHERE g.buffer_id = p_buffer_id RETURNING g.*
+        )
+        SELECT array_agg(l.task_id), array_agg(l.n_rollouts), array_agg(l.was), array_agg(l.now)
+        INTO tasks, rollouts, returns_was, returns_now FROM left_over l;
+        IF tasks IS NOT NULL THEN
+            PERFORM sqlbuffer_change_groups_v1(p_buffer_id, tasks, rollouts, returns_was, returns_now);
+        END IF;
+    END IF;
+    RETURN true;
+END
+$$
