@@ -249,11 +249,11 @@ def test_a_transaction_that_stays_open_holds_up_no_writer_of_its_task(make_datab
     with ReplayBuffer(url, fields=fields) as buffer:
         write(buffer, "t", "e1", [1.0])
         write(buffer, "t", None, [1.0])
-        with connected(url) as connection, connection.begin() as transaction:
+        with connected(url) as connection:
             connection.execute(text('UPDATE rollout_stats SET "return" = 9'))
             write(buffer, "t", "e2", [5.0])
             write(buffer, "t", None, [2.0])
-            transaction.rollback()
+            connection.rollback()
         write(buffer, "u", "e3", [1.0])
         assert_kept(url)
         assert run(url, "SELECT count(*) FROM group_changes") == [(0,)]
