@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlbuffer.cli.buffer_choice import opened, unknown_task
-from sqlbuffer.cli.condition_options import condition_of
+from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Condition, Equal, Url, Yes, database, example
 from sqlbuffer.cli.prompts import confirm
@@ -63,7 +63,7 @@ def delete(
         elif all_rows:
             _delete(chosen, None, yes=yes)
         else:
-            tree = condition_of(chosen, condition, eq)
+            tree = condition_of(chosen.fields, condition, eq)
             if task:
                 _want_tasks(url, chosen, task)
                 tree = {"field": "exp_meta.task_id", "op": "in", "value": task}

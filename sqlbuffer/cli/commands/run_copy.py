@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sqlbuffer.cli.condition_options import condition_of
+from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.cli.options import Condition, Equal, example
 
 EPILOG = example(
@@ -54,7 +54,7 @@ def copy(
     with CopyProgressBar(console()) as bar:
         for name in names:
             with ReplayBuffer(source, name, create=False) as found:
-                wanted = condition_of(found, condition, eq)
+                wanted = condition_of(found.fields, condition, eq)
                 with ReplayBuffer(target, name, config=found.config) as copied:
                     try:
                         report = found.copy_to(copied, wanted, on_progress=bar.of(name))

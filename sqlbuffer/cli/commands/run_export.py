@@ -82,7 +82,7 @@ def export(
     that was killed leaves, the next export to the same path removes.
     """
     from sqlbuffer.cli.buffer_choice import opened
-    from sqlbuffer.cli.condition_options import condition_of
+    from sqlbuffer.query.typed_conditions import condition_of
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.errors import UsageError
     from sqlbuffer.cli.formats import note
@@ -101,7 +101,7 @@ def export(
         report = write(
             found,
             out,
-            condition_of(found, where, eq),
+            condition_of(found.fields, where, eq),
             columns=None if columns is None else [name.strip() for name in columns.split(",")],
             overwrite=overwrite,
             on_progress=bar.of(found.name),

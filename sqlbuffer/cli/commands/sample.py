@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlbuffer.cli.buffer_choice import opened
-from sqlbuffer.cli.condition_options import condition_of
+from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import (
     BufferName,
@@ -70,7 +70,7 @@ def sample(
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     with opened(url, buffer) as found:
-        tree = condition_of(found, condition, eq)
+        tree = condition_of(found.fields, condition, eq)
         if tasks:
             drawn = found.peek(n, sampler=RandomTaskSample(seed=seed), condition=tree)
             rows, n_drawn = [row for task in drawn for row in task], len(drawn)

@@ -71,7 +71,8 @@ class Retention:
         columns = (experiences.c.task_id, experiences.c.episode_id, experiences.c.reward_t)
         found = statements.rows(matching, columns, has_labels=window.has_labels).subquery().c
         task_id, episode_id, reward = found
-        rollout = task_id, func.coalesce(episode_id, 0)
+        # By the column itself SQLite would read all steps in the order of the index of tasks.
+        rollout = func.coalesce(task_id, ""), func.coalesce(episode_id, 0)
         sums = select(*rollout, func.count(), func.sum(reward)).group_by(*rollout)
         return {(task, episode): (n, total) for task, episode, n, total in connection.execute(sums)}
 

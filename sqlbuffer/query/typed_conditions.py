@@ -1,24 +1,22 @@
-"""The condition that `--condition` and `--eq` make together."""
+"""Conditions that a person types: `--condition` and `--eq`, and the fields of the web page."""
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlbuffer.errors import ConditionError
-
-if TYPE_CHECKING:
-    from sqlbuffer import ReplayBuffer
-    from sqlbuffer.fields.specs import FieldSpec
-    from sqlbuffer.query.builder import Tree
+from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.query.builder import Tree
+from sqlbuffer.query.paths import parse_field
 
 
 def condition_of(
-    buffer: "ReplayBuffer", condition: str | None, equals: list[str] | None
-) -> "Tree | None":
+    fields: Mapping[str, FieldSpec], condition: str | None, equals: Sequence[str] | None
+) -> Tree | None:
     """Return the condition that `--condition` and `--eq` make; None if neither is given.
 
     Args:
-        buffer: Whose rows it is about.
+        fields: The typed fields of the buffer.
         condition: A condition tree as JSON.
         equals: Texts `field=value`.
 
@@ -26,7 +24,7 @@ def condition_of(
         ConditionError: Malformed JSON, or no `=`.
     """
     trees = [] if condition is None else [_tree(condition)]
-    trees += [_equal(text, buffer.fields) for text in equals or ()]
+    trees += [_equal(text, fields) for text in equals or ()]
     if not trees:
         return None
     return trees[0] if len(trees) == 1 else {"and_": trees}
@@ -45,9 +43,7 @@ def _tree(text: str) -> Any:
     return tree
 
 
-def _equal(text: str, specs: "Mapping[str, FieldSpec]") -> dict[str, Any]:
-    from sqlbuffer.query.paths import parse_field
-
+def _equal(text: str, specs: Mapping[str, FieldSpec]) -> dict[str, Any]:
     name, sign, value = text.partition("=")
     if not sign:
         raise ConditionError(f"--eq takes field=value, such as --eq task_id=t1, got {text!r}")

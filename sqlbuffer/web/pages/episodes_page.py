@@ -1,0 +1,173 @@
+"""Page 3: the episodes of a buffer, and the tasks without episodes."""
+
+import math
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sqlbuffer.errors import ConditionError
+from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.typed_conditions import condition_of
+from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
+from sqlbuffer.storage.browsing.rollout_pages import (
+    SORTS,
+    ListedRollout,
+    RolloutPage,
+    RolloutQuery,
+    rollout_page,
+)
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.web.pages.buffer_page import buffer_of
+from sqlbuffer.web.rendering import link, page
+from sqlbuffer.web.rollout_links import buffer_link, episode_link
+from sqlbuffer.web.shell_words import command_line
+from sqlbuffer.web.site import site_of
+
+TAB = ("/episodes", "Episodes")
+ROWS_A_PAGE = 50
+STATUSES = ("open", "complete", "aborted")
+# The names of the fields of the form that leave rollouts out.
+_TEXTS = ("task", "episode", "agent", "status", "version", "least", "most", "condition")
+_ORDERS = {
+    "newest": "started_at DESC",
+    "oldest": "started_at",
+    "best": "episode_return DESC",
+    "worst": "episode_return",
+    "longest": "length DESC",
+    "shortest": "length",
+    "spread": "episode_return DESC",
+}
+_MOST_CHARACTERS = 20_000
+_INT64 = 2**63
+
+
+def show(request: Request) -> Response:
+    """Return the page."""
+    site, name = site_of(request), buffer_of(request)
+    given = {key: request.query_params.get(key, "").strip() for key in _TEXTS}
+    trouble, found = None, RolloutPage([], None, None)
+    with site.pool.connection() as connection:
+        buffer = browsed_buffer(connection, site.url, name)
+        try:
+            query = _query(request, given, buffer.info)
+            found = rollout_page(connection, buffer.info.id, query, ROWS_A_PAGE)
+        except ConditionError as error:
+            query, trouble = RolloutQuery(), str(error)
+    sort = query.sort
+    state = {key: value or None for key, value in given.items()}
+    ordered = {"sort": None if sort == "newest" else sort}
+
+    def to(**changed: Any) -> str:
+        return link(request, "/episodes", buffer=name, **{**state, **ordered, **changed})
+
+    after = None if found.after is None else orjson.dumps(found.after).decode()
+    return page(
+        request,
+        "episodes.html",
+        place="/episodes",
+        buffer=name,
+        found=found,
+        given=given,
+        trouble=trouble,
+        is_filtered=query.is_filtered,
+        sort=sort,
+        sorts=list(SORTS),
+        statuses=STATUSES,
+        is_first=query.after is None,
+        first=to(),
+        later=None if after is None else to(after=after),
+        to=to,
+        rollout_to=lambda row: rollout_address(request, name, row),
+        commands=[command_line("sql", site.shown_url, _statement(name, given, sort))],
+    )
+
+
+def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
+    """Return the address of the page of a rollout."""
+    if row.number:
+        return episode_link(request, buffer, row.number)
+    return buffer_link(request, buffer, "/task", task=row.task_id)
+
+
+def _query(request: Request, given: dict[str, str], info: BufferInfo) -> RolloutQuery:
+    """Return what an address asks for.
+
+    Raises:
+        ConditionError: A text of the form is wrong; the message says which.
+    """
+    sort = request.query_params.get("sort", "newest")
+    tree, text = None, given["condition"]
+    if len(text) > _MOST_CHARACTERS:
+        raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
+    if text:
+        is_json = text.startswith(("{", "["))
+        specs = info.config.fields.specs
+        tree = condition_of(specs, text if is_json else None, None if is_json else [text])
+    return RolloutQuery(
+        sort=sort if sort in SORTS else "newest",
+        task_id=_key(given["task"]),
+        episode_id=_key(given["episode"]),
+        agent_id=_key(given["agent"]),
+        status=given["status"] if given["status"] in STATUSES else None,
+        model_version=_whole(given["version"], "version"),
+        least_return=_real(given["least"], "least return"),
+        most_return=_real(given["most"], "most return"),
+        condition=None if tree is None else check(tree, info.config.fields.comparable),
+        after=_place(request.query_params.get("after")),
+    )
+
+
+def _key(text: str) -> str | None:
+    if "\0" in text:
+        raise ConditionError("no key has the character U+0000")
+    return text or None
+
+
+def _whole(text: str, name: str) -> int | None:
+    try:
+        value = int(text) if text else None
+    except ValueError:
+        raise ConditionError(f"the {name} is a whole number, such as 3; got {text!r}") from None
+    if value is not None and not -_INT64 <= value < _INT64:
+        raise ConditionError(f"the {name} has at most 64 bits; got {text!r}")
+    return value
+
+
+def _real(text: str, name: str) -> float | None:
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        raise ConditionError(f"the {name} is a number, such as 0.5; got {text!r}") from None
+    if value is not None and math.isnan(value):
+        raise ConditionError(f"the {name} is a number, such as 0.5; got {text!r}")
+    return value
+
+
+def _place(text: str | None) -> list[Any] | None:
+    """Return where a page begins; what is no such place is the first page."""
+    try:
+        found = orjson.loads(text) if text else None
+    except ValueError:
+        return None
+    is_place = isinstance(found, list) and 1 <= len(found) <= 4
+    return found if is_place and all(isinstance(v, (int, float, str)) for v in found) else None
+
+
+def _statement(name: str, given: dict[str, str], sort: str) -> str:
+    """Return SQL that shows about the same from the view of episodes."""
+    columns = {"task": "task_id", "episode": "episode_id", "agent": "agent_id", "status": "status"}
+    wanted = [("buffer", name), *((own, given[key]) for key, own in columns.items() if given[key])]
+    where = " AND ".join(f"{column} = {_quoted(value)}" for column, value in wanted)
+    return (
+        f"SELECT * FROM v_episodes WHERE {where} ORDER BY {_ORDERS[sort]} LIMIT {ROWS_A_PAGE}"
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+ROUTES = [Route("/episodes", show)]

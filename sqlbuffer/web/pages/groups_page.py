@@ -1,0 +1,109 @@
+"""Page 5: the rollouts of a task next to each other."""
+
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
+from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_page
+from sqlbuffer.storage.browsing.rollout_pages import RolloutQuery, rollout_page
+from sqlbuffer.web.pages.buffer_page import buffer_of
+from sqlbuffer.web.pages.episodes_page import _place, _quoted, rollout_address
+from sqlbuffer.web.rendering import link, page
+from sqlbuffer.web.rollout_links import difference_link
+from sqlbuffer.web.shell_words import command_line
+from sqlbuffer.web.site import site_of
+
+TAB = ("/groups", "Groups")
+GROUPS_A_PAGE = 50
+ROLLOUTS_A_PAGE = 64
+_SORTS = dict(zip(GROUP_SORTS, ("most spread", "least spread", "task"), strict=True))
+
+
+def show(request: Request) -> Response:
+    """Return the list of groups."""
+    site, name = site_of(request), buffer_of(request)
+    asked = request.query_params.get("sort", "spread")
+    sort = asked if asked in _SORTS else "spread"
+    after = _place(request.query_params.get("after"))
+    with site.pool.connection() as connection:
+        buffer = browsed_buffer(connection, site.url, name)
+        is_place = after is None or len(after) == 2
+        found = group_page(
+            connection, buffer.info.id, sort, after if is_place else None, GROUPS_A_PAGE
+        )
+
+    def to(**changed: Any) -> str:
+        return link(request, "/groups", **{"buffer": name, "sort": sort, **changed})
+
+    order = {"spread": "return_spread DESC", "alike": "return_spread", "task": "task_id"}[sort]
+    statement = (
+        f"SELECT * FROM v_groups WHERE buffer = {_quoted(name)} AND rollouts > 1 "
+        f"ORDER BY {order} LIMIT {GROUPS_A_PAGE}"
+    )
+    return page(
+        request,
+        "groups.html",
+        place="/groups",
+        buffer=name,
+        groups=found.groups,
+        sort=sort,
+        sorts=_SORTS,
+        is_first=after is None,
+        first=to(),
+        later=None if found.after is None else to(after=orjson.dumps(found.after).decode()),
+        to=to,
+        group_to=lambda group: link(request, "/group", buffer=name, task=group.task_id),
+        commands=[command_line("sql", site.shown_url, statement)],
+    )
+
+
+def show_group(request: Request) -> Response:
+    """Return the rollouts of one task, the best first."""
+    site, name = site_of(request), buffer_of(request)
+    task_id = request.query_params.get("task", "")
+    sort = request.query_params.get("sort", "best")
+    with site.pool.connection() as connection:
+        buffer = browsed_buffer(connection, site.url, name)
+        known = "\0" not in task_id
+        group = group_of(connection, buffer.info.id, task_id) if known else None
+        query = RolloutQuery(
+            sort=sort if sort in ("best", "worst", "newest") else "best",
+            task_id=task_id if known else "",
+            after=_place(request.query_params.get("after")),
+        )
+        found = rollout_page(connection, buffer.info.id, query, ROLLOUTS_A_PAGE)
+
+    def to(**changed: Any) -> str:
+        return link(request, "/group", **{"buffer": name, "task": task_id, **changed})
+
+    episodes = [row for row in found.rollouts if row.number]
+    ends = (episodes[0], episodes[-1]) if len(episodes) > 1 else None
+    statement = (
+        f"SELECT * FROM v_episodes WHERE buffer = {_quoted(name)} "
+        f"AND task_id = {_quoted(task_id)} ORDER BY episode_return DESC"
+    )
+    return page(
+        request,
+        "group.html",
+        status_code=200 if found.rollouts else 404,
+        place="/groups",
+        buffer=name,
+        task_id=task_id,
+        group=group,
+        found=found,
+        sort=query.sort,
+        first=to(),
+        later=None if found.after is None else to(after=orjson.dumps(found.after).decode()),
+        to=to,
+        rollout_to=lambda row: rollout_address(request, name, row),
+        ends=ends,
+        difference_to=lambda a, b: difference_link(request, name, a.number, b.number),
+        commands=[command_line("sql", site.shown_url, statement)],
+    )
+
+
+ROUTES = [Route("/groups", show), Route("/group", show_group)]

@@ -1,0 +1,85 @@
+"""No page of episodes or groups reads more than it shows, or than it says that it looks at (I9)."""
+
+import pytest
+
+from sqlbuffer import QueryBuilder
+from sqlbuffer.query.tree_checks import check
+from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_page
+from sqlbuffer.storage.browsing.rollout_pages import SORTS, RolloutQuery, rollout_page
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.schema.metadata import metadata
+from tests.storage.plans.watch import TABLES, watched
+from tests.support.sql import buffer_id, connected, fill, is_sqlite
+
+N_EPISODES = 100_000
+READ = (*TABLES, "rollout_stats", "group_stats", "group_changes")
+_NUMBERS = {
+    True: "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {n}) ",
+    False: "WITH n(i) AS (SELECT generate_series(1, {n})) ",
+}
+# Tasks of ten episodes, and one of half of all.
+_TASK = "CASE WHEN i % 2 = 0 THEN 'large' ELSE 't' || (i / 20) END"
+
+
+def fill_large(url):
+    """Fill two buffers with episodes of one step each."""
+    for name in ("other", "rows"):
+        fill(url, 10, name=name).close()
+        add_episodes(url, buffer_id(url, name), N_EPISODES if name == "rows" else 1_000)
+
+
+def add_episodes(url, id_, n):
+    numbers = _NUMBERS[is_sqlite(url)].format(n=n)
+    with connected(url) as connection:
+        driver = driver_of(connection)
+        for statement in (
+            "INSERT INTO episodes (id, buffer_id, key, task_id, agent_id, status, length, "
+            f'"return", first_seq, last_seq) {{numbers}} SELECT {id_} * 1000000 + i, {id_}, '
+            f"'e' || i, {_TASK}, 'a', 'complete', 1, i % 977, i, i FROM n",
+            "INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "
+            f'"return", first_seq, last_seq) {{numbers}} SELECT {id_}, {_TASK}, '
+            f"{id_} * 1000000 + i, i % 91, i % 977, i, i FROM n",
+        ):
+            before, select = statement.split("{numbers}")
+            driver.execute(f"{numbers} {before} {select}" if is_sqlite(url) else f"{numbers} {before} {select}")
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_page_of_episodes_reads_what_it_shows(large_url, sort):
+    id_ = buffer_id(large_url, "rows")
+    with watched(large_url, READ) as watch, watch.engine.connect() as connection:
+        first = rollout_page(connection, id_, RolloutQuery(sort=sort))
+        second = rollout_page(connection, id_, RolloutQuery(sort=sort, after=first.after))
+        connection.rollback()
+    assert len({row.number for row in first.rollouts + second.rollouts}) == 100
+    assert_bounded(watch, 2_000, 60_000)
+
+
+def assert_bounded(watch, most_rows, most_steps):
+    assert watch.rows_scanned < 3_000
+    assert watch.rows_fetched < most_rows
+    assert watch.steps < most_steps
+
+
+@pytest.mark.parametrize("task", ["large", "t77"])
+@pytest.mark.parametrize("sort", ["newest", "best", "spread"])
+def test_a_filtered_page_reads_what_it_looks_at(large_url, task, sort):
+    id_ = buffer_id(large_url, "rows")
+    with watched(large_url, READ) as watch, watch.engine.connect() as connection:
+        found = rollout_page(connection, id_, RolloutQuery(sort=sort, task_id=task))
+        rollout_page(connection, id_, RolloutQuery(sort=sort, agent_id="a", status="complete"))
+        connection.rollback()
+    assert len(found.rollouts) == (50 if task == "large" else 10)
+    assert_bounded(watch, 130_000, 8_000_000)
+
+
+@pytest.mark.parametrize("sort", GROUP_SORTS)
+def test_a_page_of_groups_reads_what_it_shows(large_url, sort):
+    id_ = buffer_id(large_url, "rows")
+    with watched(large_url, READ) as watch, watch.engine.connect() as connection:
+        first = group_page(connection, id_, sort)
+        second = group_page(connection, id_, sort, first.after)
+        group_of(connection, id_, "large")
+        connection.rollback()
+    assert len({group.task_id for group in first.groups + second.groups}) == 100
+    assert_bounded(watch, 1_000, 30_000)
