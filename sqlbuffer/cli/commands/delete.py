@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlbuffer.cli.buffer_choice import opened, unknown_task
-from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Condition, Equal, Url, Yes, database, example
 from sqlbuffer.cli.prompts import confirm
+from sqlbuffer.query.typed_conditions import condition_of
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.cli.options import Condition, Equal, example
+from sqlbuffer.query.typed_conditions import condition_of
 
 EPILOG = example(
     "sqlbuffer copy replay.db postgresql://me@db.internal/replay",

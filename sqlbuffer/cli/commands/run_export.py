@@ -82,12 +82,12 @@ def export(
     that was killed leaves, the next export to the same path removes.
     """
     from sqlbuffer.cli.buffer_choice import opened
-    from sqlbuffer.query.typed_conditions import condition_of
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.errors import UsageError
     from sqlbuffer.cli.formats import note
     from sqlbuffer.cli.terminal import console
     from sqlbuffer.interchange.export_formats import FORMATS, exporter
+    from sqlbuffer.query.typed_conditions import condition_of
 
     if format_ not in FORMATS:
         raise UsageError(f"there is no format {format_!r}; choose from {', '.join(FORMATS)}")

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlbuffer.cli.buffer_choice import opened
-from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import (
     BufferName,
@@ -18,6 +17,7 @@ from sqlbuffer.cli.options import (
     database,
     example,
 )
+from sqlbuffer.query.typed_conditions import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, or_, select
 
 from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import windows
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rollout_stats.tables import group_stats, rollout_stats
-from sqlbuffer.storage.rows.statements import episode_states, matching
+from sqlbuffer.storage.rows.statements import episode_states
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 
@@ -45,7 +45,8 @@ class RolloutQuery:
         least_return: With at least this return.
         most_return: With at most this return.
         condition: With a step that matches.
-        after: Where the page before ended; see `RolloutPage.after`.
+        after: Where the page before ended, as `RolloutPage.after` says for the same query; numbers
+            and texts, in the order of the columns that it is ordered by.
     """
 
     sort: str = "newest"
@@ -146,18 +147,19 @@ _IS_FIRST_PART = or_(
 
 
 def rollout_page(
-    connection: Connection, buffer_id: int, query: RolloutQuery, limit: int = 50
+    connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int = 50
 ) -> RolloutPage:
     """Return a page of the rollouts of a buffer.
 
     Args:
         connection: The transaction.
-        buffer_id: The buffer.
+        info: The buffer.
         query: Which ones.
         limit: How many at most.
     """
+    buffer_id = info.id
     if query.is_filtered:
-        return _filtered(connection, buffer_id, query, limit)
+        return _filtered(connection, info, query, limit)
     if query.sort == "spread":
         return _by_spread(connection, buffer_id, query, limit)
     name, descends = SORTS[query.sort]
@@ -217,9 +219,10 @@ def _best_of_task(
 
 
 def _filtered(
-    connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
+    connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int
 ) -> RolloutPage:
     """Return those among the newest rollouts that are wanted."""
+    buffer_id = info.id
     n_most = LOOKED_AT if query.condition is None else LOOKED_AT_BY_CONDITION
     newest = _rollouts(buffer_id).where(_IS_FIRST_PART)
     if query.task_id is None:
@@ -236,7 +239,7 @@ def _filtered(
         select(*own)
         .outerjoin(episodes, episodes.c.id == own.episode_id)
         .outerjoin(group_stats, is_group)
-        .where(*_filters(buffer_id, query, own))
+        .where(*_filters(info, query, own))
     )
     if name != "first_seq":
         keys = keys.where(column.is_not(None))
@@ -250,7 +253,7 @@ def _filtered(
     )
 
 
-def _filters(buffer_id: int, query: RolloutQuery, own: Any) -> list[ColumnElement[bool]]:
+def _filters(info: BufferInfo, query: RolloutQuery, own: Any) -> list[ColumnElement[bool]]:
     equal = (
         (episodes.c.key, query.episode_id),
         (episodes.c.agent_id, query.agent_id),
@@ -263,15 +266,23 @@ def _filters(buffer_id: int, query: RolloutQuery, own: Any) -> list[ColumnElemen
     if query.most_return is not None:
         found.append(own["return"] <= query.most_return)
     if query.condition is not None:
-        steps = experiences.c
-        step = select(1).where(
-            matching(buffer_id, query.condition),
-            steps.task_id == own.task_id,
-            func.coalesce(steps.episode_id, 0) == own.episode_id,
-            steps.seq > _low_of(buffer_id),
-        )
-        found.append(step.exists())
+        found.append(_has_step(info, query.condition, own))
     return found
+
+
+def _has_step(info: BufferInfo, node: Node, own: Any) -> ColumnElement[bool]:
+    """Return the expression for a rollout having a step that matches, in the window."""
+    table: Any = chunk_steps if info.has_chunks else experiences
+    is_match = matching(info.id, node)
+    step = select(1).where(
+        over(is_match, chunk_steps) if info.has_chunks else is_match,
+        table.c.task_id == own.task_id,
+        table.c.seq > _low_of(info.id),
+    )
+    # Each with the index that finds its steps.
+    of_episode = step.where(table.c.episode_id == own.episode_id).exists()
+    without = step.where(table.c.episode_id.is_(None)).exists()
+    return or_(and_(own.episode_id != 0, of_episode), and_(own.episode_id == 0, without))
 
 
 def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedRollout]:

@@ -1,6 +1,7 @@
 """Page 3: the episodes of a buffer, and the tasks without episodes."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -53,7 +54,7 @@ def show(request: Request) -> Response:
         buffer = browsed_buffer(connection, site.url, name)
         try:
             query = _query(request, given, buffer.info)
-            found = rollout_page(connection, buffer.info.id, query, ROWS_A_PAGE)
+            found = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
         except ConditionError as error:
             query, trouble = RolloutQuery(), str(error)
     sort = query.sort
@@ -98,7 +99,8 @@ def _query(request: Request, given: dict[str, str], info: BufferInfo) -> Rollout
     Raises:
         ConditionError: A text of the form is wrong; the message says which.
     """
-    sort = request.query_params.get("sort", "newest")
+    asked = request.query_params.get("sort", "newest")
+    sort = asked if asked in SORTS else "newest"
     tree, text = None, given["condition"]
     if len(text) > _MOST_CHARACTERS:
         raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
@@ -106,8 +108,8 @@ def _query(request: Request, given: dict[str, str], info: BufferInfo) -> Rollout
         is_json = text.startswith(("{", "["))
         specs = info.config.fields.specs
         tree = condition_of(specs, text if is_json else None, None if is_json else [text])
-    return RolloutQuery(
-        sort=sort if sort in SORTS else "newest",
+    found = RolloutQuery(
+        sort=sort,
         task_id=_key(given["task"]),
         episode_id=_key(given["episode"]),
         agent_id=_key(given["agent"]),
@@ -116,8 +118,10 @@ def _query(request: Request, given: dict[str, str], info: BufferInfo) -> Rollout
         least_return=_real(given["least"], "least return"),
         most_return=_real(given["most"], "most return"),
         condition=None if tree is None else check(tree, info.config.fields.comparable),
-        after=_place(request.query_params.get("after")),
     )
+    # Filtered pages are counted, the others go on behind a rollout.
+    form = "n" if found.is_filtered else "nsnn" if sort == "spread" else "nn"
+    return replace(found, after=page_place(request.query_params.get("after"), form))
 
 
 def _key(text: str) -> str | None:
@@ -146,27 +150,37 @@ def _real(text: str, name: str) -> float | None:
     return value
 
 
-def _place(text: str | None) -> list[Any] | None:
-    """Return where a page begins; what is no such place is the first page."""
+def page_place(text: str | None, *forms: str) -> list[Any] | None:
+    """Return where a page begins; what is no such place is the first page.
+
+    Args:
+        text: JSON, from an address.
+        *forms: What it may be: a letter for each value, `n` for a number and `s` for a text.
+    """
     try:
         found = orjson.loads(text) if text else None
     except ValueError:
         return None
-    is_place = isinstance(found, list) and 1 <= len(found) <= 4
-    return found if is_place and all(isinstance(v, (int, float, str)) for v in found) else None
+    if not isinstance(found, list):
+        return None
+    form = "".join(
+        "s" if isinstance(value, str) and "\0" not in value
+        else "n" if isinstance(value, (int, float)) and abs(value) < _INT64
+        else "?"
+        for value in found
+    )  # fmt: skip
+    return found if form in forms else None
 
 
 def _statement(name: str, given: dict[str, str], sort: str) -> str:
     """Return SQL that shows about the same from the view of episodes."""
     columns = {"task": "task_id", "episode": "episode_id", "agent": "agent_id", "status": "status"}
     wanted = [("buffer", name), *((own, given[key]) for key, own in columns.items() if given[key])]
-    where = " AND ".join(f"{column} = {_quoted(value)}" for column, value in wanted)
-    return (
-        f"SELECT * FROM v_episodes WHERE {where} ORDER BY {_ORDERS[sort]} LIMIT {ROWS_A_PAGE}"
-    )
+    where = " AND ".join(f"{column} = {quoted(value)}" for column, value in wanted)
+    return f"SELECT * FROM v_episodes WHERE {where} ORDER BY {_ORDERS[sort]} LIMIT {ROWS_A_PAGE}"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 

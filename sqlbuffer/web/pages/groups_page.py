@@ -11,7 +11,7 @@ from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
 from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_page
 from sqlbuffer.storage.browsing.rollout_pages import RolloutQuery, rollout_page
 from sqlbuffer.web.pages.buffer_page import buffer_of
-from sqlbuffer.web.pages.episodes_page import _place, _quoted, rollout_address
+from sqlbuffer.web.pages.episodes_page import page_place, quoted, rollout_address
 from sqlbuffer.web.rendering import link, page
 from sqlbuffer.web.rollout_links import difference_link
 from sqlbuffer.web.shell_words import command_line
@@ -28,20 +28,17 @@ def show(request: Request) -> Response:
     site, name = site_of(request), buffer_of(request)
     asked = request.query_params.get("sort", "spread")
     sort = asked if asked in _SORTS else "spread"
-    after = _place(request.query_params.get("after"))
+    after = page_place(request.query_params.get("after"), "?s" if sort == "task" else "ns", "ns")
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
-        is_place = after is None or len(after) == 2
-        found = group_page(
-            connection, buffer.info.id, sort, after if is_place else None, GROUPS_A_PAGE
-        )
+        found = group_page(connection, buffer.info.id, sort, after, GROUPS_A_PAGE)
 
     def to(**changed: Any) -> str:
         return link(request, "/groups", **{"buffer": name, "sort": sort, **changed})
 
     order = {"spread": "return_spread DESC", "alike": "return_spread", "task": "task_id"}[sort]
     statement = (
-        f"SELECT * FROM v_groups WHERE buffer = {_quoted(name)} AND rollouts > 1 "
+        f"SELECT * FROM v_groups WHERE buffer = {quoted(name)} AND rollouts > 1 "
         f"ORDER BY {order} LIMIT {GROUPS_A_PAGE}"
     )
     return page(
@@ -73,9 +70,9 @@ def show_group(request: Request) -> Response:
         query = RolloutQuery(
             sort=sort if sort in ("best", "worst", "newest") else "best",
             task_id=task_id if known else "",
-            after=_place(request.query_params.get("after")),
+            after=page_place(request.query_params.get("after"), "n"),
         )
-        found = rollout_page(connection, buffer.info.id, query, ROLLOUTS_A_PAGE)
+        found = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
 
     def to(**changed: Any) -> str:
         return link(request, "/group", **{"buffer": name, "task": task_id, **changed})
@@ -83,8 +80,8 @@ def show_group(request: Request) -> Response:
     episodes = [row for row in found.rollouts if row.number]
     ends = (episodes[0], episodes[-1]) if len(episodes) > 1 else None
     statement = (
-        f"SELECT * FROM v_episodes WHERE buffer = {_quoted(name)} "
-        f"AND task_id = {_quoted(task_id)} ORDER BY episode_return DESC"
+        f"SELECT * FROM v_episodes WHERE buffer = {quoted(name)} "
+        f"AND task_id = {quoted(task_id)} ORDER BY episode_return DESC"
     )
     return page(
         request,

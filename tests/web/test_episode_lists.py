@@ -1,0 +1,216 @@
+"""The pages of episodes and of groups show what SQL finds, a page after the other."""
+
+import html
+import re
+import shlex
+from urllib.parse import urlencode
+
+import pytest
+from typer.testing import CliRunner
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.cli import app as command_line
+from tests.support.sql import run
+from tests.web.conftest import HOSTILE, SCRIPT, row
+
+SORTS = {
+    "newest": "first_seq DESC",
+    "oldest": "first_seq",
+    "best": "episode_return DESC, first_seq DESC",
+    "worst": "episode_return, first_seq",
+    "longest": "length DESC, first_seq DESC",
+    "shortest": "length, first_seq",
+}
+
+
+def address(path, **query):
+    return f"{path}?{urlencode(query)}"
+
+
+def rows_of(text):
+    """Return the cells of a page's table."""
+    found = re.findall(r"<tr data-row>.*?</tr>", text, re.DOTALL)
+    return [
+        [html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in cells]
+        for cells in (re.findall(r"<t[hd].*?</t[hd]>", line, re.DOTALL) for line in found)
+    ]
+
+
+def next_of(text):
+    found = re.search(r'<a href="([^"]+)" rel="next"', text)
+    return html.unescape(found[1]) if found else None
+
+
+def all_rows(client, path):
+    rows, n_pages = [], 0
+    while path:
+        text = client.get(path).text
+        rows += rows_of(text)
+        path, n_pages = next_of(text), n_pages + 1
+        assert n_pages < 20
+    return rows
+
+
+@pytest.fixture
+def episodes_url(schema_url):
+    """Return a database with 130 ended episodes in 13 tasks, some of which are alike."""
+    with ReplayBuffer(schema_url, fields={"obs": "int64"}, max_capacity=200) as buffer:
+        for i in range(130):
+            n = 1 + i % 5
+            reward = 0.25 if i // 10 == 3 else (i * 7 % 11) / 4
+            buffer.store_episode(
+                {"obs": [i] * n, "reward": [reward / n] * n},
+                task_id=f"task {i // 10}", episode_id=f"e{i}", agent_id=f"a{i % 2}",
+                model_version=i // 50,
+            )  # fmt: skip
+    return schema_url
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_pages_of_episodes_are_those_of_sql_in_order(episodes_url, client_of, sort):
+    shown = all_rows(client_of(episodes_url), address("/episodes", buffer="default", sort=sort))
+    statement = f"SELECT episode_id FROM v_episodes ORDER BY {SORTS[sort]}"
+    wanted = [key for (key,) in run(episodes_url, statement)]
+    if sort in ("best", "worst", "longest", "shortest"):
+        # Sums of rewards are added up in another order here than there.
+        assert sorted(line[0].split()[0] for line in shown) == sorted(wanted)
+        place = {"best": 4, "worst": 4, "longest": 5, "shortest": 5}[sort]
+        values = [float(line[place]) for line in shown]
+        assert values == sorted(values, reverse=sort in ("best", "longest"))
+    else:
+        assert [line[0].split()[0] for line in shown] == wanted
+    assert {line[1] for line in shown} == {f"task {i}" for i in range(13)}
+
+
+def test_episodes_by_spread_begin_with_the_task_that_differs_most(episodes_url, client_of):
+    path = address("/episodes", buffer="default", sort="spread")
+    shown = all_rows(client_of(episodes_url), path)
+    assert len({line[0] for line in shown}) == 130
+    spreads = [float(line[6]) for line in shown]
+    assert spreads == sorted(spreads, reverse=True)
+    assert shown[-1][1] == "task 3"
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"task": "task 2"}, "task_id = 'task 2'"),
+        ({"episode": "e77"}, "episode_id = 'e77'"),
+        ({"agent": "a1", "version": "1"}, "agent_id = 'a1' AND model_version = 1"),
+        ({"least": "1.1", "most": "2.1"}, "episode_return BETWEEN 1.1 AND 2.1"),
+        ({"status": "open"}, "status = 'open'"),
+    ],
+)
+def test_filters_leave_what_sql_leaves(episodes_url, client_of, given, where):
+    shown = all_rows(client_of(episodes_url), address("/episodes", buffer="default", **given))
+    wanted = run(episodes_url, f"SELECT episode_id FROM v_episodes WHERE {where}")
+    assert sorted(line[0].split()[0] for line in shown) == sorted(key for (key,) in wanted)
+
+
+@pytest.mark.parametrize(
+    "condition", ["step=4", '{"field": "step", "op": "gte", "value": 4}', "agent_id=a1"]
+)
+def test_a_condition_finds_the_episodes_that_have_such_a_step(episodes_url, client_of, condition):
+    path = address("/episodes", buffer="default", condition=condition)
+    shown = all_rows(client_of(episodes_url), path)
+    where = "agent_id = 'a1'" if "agent" in condition else "step >= 4"
+    statement = f"SELECT DISTINCT episode_id FROM v_experiences WHERE {where}"
+    assert {line[0].split()[0] for line in shown} == {
+        key for (key,) in run(episodes_url, statement)
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"condition": "{"}, "no JSON"),
+        ({"condition": "nonsense"}, "field=value"),
+        ({"version": "x"}, "whole number"),
+        ({"version": "9" * 30}, "64 bits"),
+        ({"least": "nan"}, "is a number"),
+        ({"task": "a\0b"}, "U+0000"),
+    ],
+)
+def test_a_wrong_filter_says_what_is_wrong(episodes_url, client_of, given, reason):
+    page = client_of(episodes_url).get(address("/episodes", buffer="default", **given))
+    assert page.status_code == 200
+    assert reason in html.unescape(page.text)
+    assert rows_of(page.text) == []
+
+
+@pytest.mark.parametrize("after", ["", "{", "[]", "[null, 1]", '["x", 1]', "[1, 2, 3, 4, 5]"])
+def test_an_address_that_was_changed_by_hand_still_shows_a_page(episodes_url, client_of, after):
+    for path, sort in (("/episodes", "best"), ("/episodes", "spread"), ("/groups", "spread")):
+        given = {"buffer": "default", "sort": sort, "after": after}
+        page = client_of(episodes_url).get(address(path, **given))
+        assert page.status_code == 200, after
+
+
+def test_tasks_without_episodes_are_listed_too(schema_url, client_of):
+    with ReplayBuffer(schema_url) as buffer:
+        buffer.store_batch([row(step, task=f"t{step % 3}", reward=2.0) for step in range(9)])
+    shown = all_rows(client_of(schema_url), address("/episodes", buffer="default"))
+    assert [line[0] for line in shown] == ["without an episode"] * 3
+    assert [shown[0][1], shown[0][4]] == ["t2", "6"]
+
+
+def test_evicted_episodes_say_so(episodes_url, client_of):
+    shown = all_rows(client_of(episodes_url), address("/episodes", buffer="default", sort="oldest"))
+    assert shown[0][0] == "e0 steps have left"
+    assert shown[-1][0] == "e129"
+
+
+def test_groups_are_those_of_sql(episodes_url, client_of):
+    client = client_of(episodes_url)
+    shown = all_rows(client, address("/groups", buffer="default"))
+    assert {line[0] for line in shown} == {f"task {i}" for i in range(13)}
+    assert {line[1] for line in shown} == {"10"}
+    assert [line[0] for line in shown if line[7] == "zero spread"] == ["task 3"]
+    statement = (
+        "SELECT avg(episode_return), min(episode_return), max(episode_return) FROM v_episodes "
+        "WHERE task_id = 'task 5'"
+    )
+    (wanted,) = run(episodes_url, statement)
+    (line,) = [line for line in shown if line[0] == "task 5"]
+    assert [float(line[i]) for i in (2, 4, 5)] == pytest.approx(wanted, rel=1e-3)
+    alike = all_rows(client, address("/groups", buffer="default", sort="alike"))
+    assert alike[0][0] == "task 3"
+    by_task = all_rows(client, address("/groups", buffer="default", sort="task"))
+    assert [line[0] for line in by_task] == sorted(f"task {i}" for i in range(13))
+
+
+def test_a_group_shows_its_rollouts_and_their_differences(episodes_url, client_of):
+    client = client_of(episodes_url)
+    text = client.get(address("/group", buffer="default", task="task 5")).text
+    shown = rows_of(text)
+    assert len(shown) == 10
+    links = re.findall(r'href="([^"]+/difference\?[^"]+)"', text)
+    assert len(links) == 10
+    assert client.get(html.unescape(links[0])).status_code == 200
+    (first,) = re.findall(r'<a href="([^"]+)">e57</a>', text)
+    assert client.get(html.unescape(first)).status_code == 200
+    assert client.get(address("/group", buffer="default", task="none")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/episodes", "/groups"])
+def test_an_empty_buffer_says_what_fills_the_page(schema_url, client_of, path):
+    ReplayBuffer(schema_url).close()
+    page = client_of(schema_url).get(address(path, buffer="default"))
+    assert page.status_code == 200
+    assert "yet" in page.text
+
+
+@pytest.mark.parametrize("path", ["/episodes", "/groups", "/group"])
+def test_hostile_names_are_only_shown(hostile_url, client_of, path):
+    page = client_of(hostile_url).get(address(path, buffer=HOSTILE, task=HOSTILE))
+    assert page.status_code == 200
+    assert SCRIPT not in page.text
+
+
+@pytest.mark.parametrize("path", ["/episodes", "/groups"])
+def test_the_line_of_a_shell_finds_the_same(episodes_url, client_of, path):
+    text = client_of(episodes_url).get(address(path, buffer="default", sort="newest")).text
+    (line,) = re.findall(r"<pre[^>]*><code>(sqlbuffer sql.*?)</code>", text, re.DOTALL)
+    result = CliRunner().invoke(command_line, shlex.split(html.unescape(line))[1:])
+    assert result.exit_code == 0, result.output
+    assert "task 12" in result.output
