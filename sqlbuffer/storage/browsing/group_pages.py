@@ -7,8 +7,12 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, or_, select
 
+from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.rollout_stats.tables import group_changes, group_stats, rollout_stats
+
+_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 GROUP_SORTS = ("spread", "alike", "task")
 
@@ -106,7 +110,8 @@ def group_page(
                     _own.task_id > task_id,
                 )
             keys = keys.where(and_(bound, or_(beyond, tie)))
-    found = connection.execute(keys.limit(limit + 1)).all()
+    with _in_order(connection):
+        found = connection.execute(keys.limit(limit + 1)).all()
     last = found[limit - 1] if found[limit:] else None
     return GroupPage(
         _listed(connection, buffer_id, found[:limit]),

@@ -7,14 +7,21 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, or_, select
 
 from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.storage.browsing import postgresql, sqlite
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import windows
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.step_relations import chunk_steps
+from sqlbuffer.storage.chunks.step_statements import over
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rollout_stats.tables import group_stats, rollout_stats
-from sqlbuffer.storage.rows.statements import episode_states
+from sqlbuffer.storage.rows.statements import episode_states, matching
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
+
+_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 # What no index orders or finds is looked for among the newest ones.
 LOOKED_AT = 10_000
@@ -157,11 +164,18 @@ def rollout_page(
         query: Which ones.
         limit: How many at most.
     """
-    buffer_id = info.id
-    if query.is_filtered:
-        return _filtered(connection, info, query, limit)
-    if query.sort == "spread":
-        return _by_spread(connection, buffer_id, query, limit)
+    with _in_order(connection):
+        if query.is_filtered:
+            return _filtered(connection, info, query, limit)
+        if query.sort == "spread":
+            return _by_spread(connection, info.id, query, limit)
+        return _by_column(connection, info.id, query, limit)
+
+
+def _by_column(
+    connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
+) -> RolloutPage:
+    """Return rollouts in the order of a column of their own."""
     name, descends = SORTS[query.sort]
     columns = (_own[name], _own.first_seq)
     keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
@@ -302,7 +316,8 @@ def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> lis
             own.started_at, own.ended_at,
         )
         .join(episode_states, state.id == own.id)
-        .where(is_number_of(own.id, numbers))
+        # Of both: PostgreSQL would read one of them whole.
+        .where(is_number_of(own.id, numbers), is_number_of(state.id, numbers))
     )  # fmt: skip
     named = {number: rest for number, *rest in connection.execute(names)}
     whole = _without_episode(connection, buffer_id, {r.task_id for r in found if not r.episode_id})
