@@ -1,13 +1,30 @@
 """A page of the rollouts of a buffer: which ones, and in which order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    column,
+    func,
+    or_,
+    select,
+)
 
-from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.browsing.rollout_query import (
+    LOOKED_AT,
+    LOOKED_AT_BY_CONDITION,
+    SORTS,
+    ListedRollout,
+    RolloutPage,
+    RolloutQuery,
+)
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.tables import experiences
@@ -19,122 +36,9 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rollout_stats.tables import group_stats, rollout_stats
 from sqlbuffer.storage.rows.statements import episode_states, matching
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
 
 _in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
-
-# What no index orders or finds is looked for among the newest ones.
-LOOKED_AT = 10_000
-LOOKED_AT_BY_CONDITION = 1_000
-# The name of an order -> its column, and whether it descends.
-SORTS = {
-    "newest": ("first_seq", True),
-    "oldest": ("first_seq", False),
-    "best": ("return", True),
-    "worst": ("return", False),
-    "longest": ("length", True),
-    "shortest": ("length", False),
-    "spread": ("spread", True),
-}
-
-
-@dataclass(frozen=True)
-class RolloutQuery:
-    """Which rollouts, and in which order.
-
-    Attributes:
-        sort: One of `SORTS`.
-        task_id: Of this task alone.
-        episode_id: With this id of the user's.
-        agent_id: Of this agent alone.
-        status: `open`, `complete` or `aborted`.
-        model_version: Of this version of the model.
-        least_return: With at least this return.
-        most_return: With at most this return.
-        condition: With a step that matches.
-        after: Where the page before ended, as `RolloutPage.after` says for the same query; numbers
-            and texts, in the order of the columns that it is ordered by.
-    """
-
-    sort: str = "newest"
-    task_id: str | None = None
-    episode_id: str | None = None
-    agent_id: str | None = None
-    status: str | None = None
-    model_version: int | None = None
-    least_return: float | None = None
-    most_return: float | None = None
-    condition: Node | None = None
-    after: Sequence[Any] | None = None
-
-    @property
-    def is_filtered(self) -> bool:
-        """Some rollouts are left out, so that indexes alone do not find the others."""
-        return self.is_narrowed or self.task_id is not None
-
-    @property
-    def is_narrowed(self) -> bool:
-        """Rollouts are left out by more than their task."""
-        wanted = (
-            self.episode_id, self.agent_id, self.status, self.model_version, self.least_return,
-            self.most_return, self.condition,
-        )  # fmt: skip
-        return any(value is not None for value in wanted)
-
-
-@dataclass(frozen=True)
-class ListedRollout:
-    """An episode, or the steps of a task that belong to none.
-
-    Attributes:
-        task_id: The task.
-        number: Key of the episode in `episodes`; 0: the steps without an episode.
-        length: Steps written.
-        return_: Sum of their rewards; None: none has one.
-        first_seq: Number of the first step.
-        last_seq: Number of the last step.
-        is_held: The last step is still held.
-        spread: How much the returns of the task's episodes differ; None: there is none.
-        episode_id: The user's id of the episode.
-        agent_id: Who acts.
-        status: `open`, `complete`, `aborted` or `abandoned`; None without an episode.
-        reward: The episode's own reward.
-        model_version: Version of the model at its start.
-        started_at: When its first step was written; text on SQLite.
-        ended_at: When its end was written.
-    """
-
-    task_id: str
-    number: int
-    length: int
-    return_: float | None
-    first_seq: int
-    last_seq: int
-    is_held: bool
-    spread: float | None
-    episode_id: str | None
-    agent_id: str | None
-    status: str | None
-    reward: float | None
-    model_version: int | None
-    started_at: Any
-    ended_at: Any
-
-
-@dataclass(frozen=True)
-class RolloutPage:
-    """A page of rollouts.
-
-    Attributes:
-        rollouts: They.
-        after: What the next page is asked with; None: this is the last.
-        looked_at: Only that many of the newest were looked at; None: all.
-    """
-
-    rollouts: list[ListedRollout]
-    after: list[Any] | None
-    looked_at: int | None
-
 
 _own = rollout_stats.c
 _parts = rollout_stats.alias("parts").c
@@ -235,80 +139,107 @@ def _best_of_task(
 def _filtered(
     connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int
 ) -> RolloutPage:
-    """Return those among the newest rollouts that are wanted."""
-    buffer_id = info.id
+    """Return those among the newest rollouts that are wanted.
+
+    They are filtered and sorted here: planners that know nothing of a buffer join them badly.
+    """
     n_most = LOOKED_AT if query.condition is None else LOOKED_AT_BY_CONDITION
-    newest = _rollouts(buffer_id).where(_IS_FIRST_PART)
+    newest = _rollouts(info.id).where(_IS_FIRST_PART)
     if query.task_id is None:
         newest = newest.order_by(_own.first_seq.desc())
     else:
         newest = newest.where(_own.task_id == query.task_id).order_by(_own.episode_id.desc())
-    n_there = select(func.count()).select_from(newest.limit(n_most + 1).subquery())
-    is_cut = connection.execute(n_there).scalar_one() > n_most
-    own = newest.limit(n_most).subquery("own").c
+    found = connection.execute(newest.limit(n_most + 1)).all()
+    looked_at = n_most if len(found) > n_most else None
+    wanted = [row for row in found[:n_most] if _has_return(row, query)]
+    for check in (_with_names, _with_steps):
+        wanted = check(connection, info, query, wanted)
     name, descends = SORTS[query.sort]
-    column = group_stats.c.spread if name == "spread" else own[name]
-    is_group = (group_stats.c.buffer_id == buffer_id) & (group_stats.c.task_id == own.task_id)
-    keys = (
-        select(*own)
-        .outerjoin(episodes, episodes.c.id == own.episode_id)
-        .outerjoin(group_stats, is_group)
-        .where(*_filters(info, query, own))
+    values = [row._mapping[name] for row in wanted] if name != "spread" else []
+    if name == "spread":
+        spread = _spreads(connection, info.id, {row.task_id for row in wanted})
+        values = [spread.get(row.task_id) for row in wanted]
+    order = sorted(
+        (value, row.first_seq, place)
+        for place, (value, row) in enumerate(zip(values, wanted, strict=True))
+        if value is not None
     )
-    if name != "first_seq":
-        keys = keys.where(column.is_not(None))
     n_before = int(query.after[0]) if query.after else 0
-    keys = _ordered(keys, (column, own.first_seq), descends).limit(limit + 1).offset(n_before)
-    found = connection.execute(keys).all()
-    return RolloutPage(
-        _listed(connection, buffer_id, found[:limit]),
-        [n_before + limit] if found[limit:] else None,
-        n_most if is_cut else None,
+    places = [place for *_, place in (reversed(order) if descends else order)]
+    page = [wanted[place] for place in places[n_before : n_before + limit]]
+    after = [n_before + limit] if places[n_before + limit :] else None
+    return RolloutPage(_listed(connection, info.id, page), after, looked_at)
+
+
+def _has_return(row: Any, query: RolloutQuery) -> bool:
+    least, most, value = query.least_return, query.most_return, row._mapping["return"]
+    if least is None and most is None:
+        return True
+    return (
+        value is not None and (least is None or value >= least) and (most is None or value <= most)
     )
 
 
-def _filters(info: BufferInfo, query: RolloutQuery, own: Any) -> list[ColumnElement[bool]]:
+def _with_names(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
+) -> list[Any]:
+    """Return the rollouts whose episodes have the wanted id, agent, status and version."""
+    own = episodes.c
     equal = (
-        (episodes.c.key, query.episode_id),
-        (episodes.c.agent_id, query.agent_id),
-        (episodes.c.status, query.status),
-        (episodes.c.model_version, query.model_version),
+        (own.key, query.episode_id),
+        (own.agent_id, query.agent_id),
+        (own.status, query.status),
+        (own.model_version, query.model_version),
     )
-    found = [column == value for column, value in equal if value is not None]
-    if query.least_return is not None:
-        found.append(own["return"] >= query.least_return)
-    if query.most_return is not None:
-        found.append(own["return"] <= query.most_return)
-    if query.condition is not None:
-        found.append(_has_step(info, query.condition, own))
-    return found
+    wanted = [column == value for column, value in equal if value is not None]
+    if not wanted:
+        return found
+    numbers = bindparam(None, [row.episode_id for row in found], SeqList())
+    named = select(own.id).where(is_number_of(own.id, numbers), *wanted)
+    held = set(connection.execute(named).scalars())
+    return [row for row in found if row.episode_id in held]
 
 
-def _has_step(info: BufferInfo, node: Node, own: Any) -> ColumnElement[bool]:
-    """Return the expression for a rollout having a step that matches, in the window."""
+def _with_steps(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
+) -> list[Any]:
+    """Return the rollouts that have a step that matches, in the window."""
+    if query.condition is None:
+        return found
     table: Any = chunk_steps if info.has_chunks else experiences
-    is_match = matching(info.id, node)
+    is_match = matching(info.id, query.condition)
     step = select(1).where(
         over(is_match, chunk_steps) if info.has_chunks else is_match,
-        table.c.task_id == own.task_id,
         table.c.seq > _low_of(info.id),
     )
-    # Each with the index that finds its steps.
-    of_episode = step.where(table.c.episode_id == own.episode_id).exists()
-    without = step.where(table.c.episode_id.is_(None)).exists()
-    return or_(and_(own.episode_id != 0, of_episode), and_(own.episode_id == 0, without))
+    numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
+    given = numbers_in(numbers).table_valued(column("value", BigInteger))
+    of_episode = step.where(table.c.episode_id == given.c.value).offset(0).exists()
+    held = set(connection.execute(select(given.c.value).where(of_episode)).scalars())
+    tasks = {row.task_id for row in found if not row.episode_id}
+    for task_id in tasks:
+        without = step.where(table.c.task_id == task_id, table.c.episode_id.is_(None)).limit(1)
+        if connection.execute(without).one_or_none() is None:
+            tasks = tasks - {task_id}
+    return [
+        row for row in found if (row.episode_id in held if row.episode_id else row.task_id in tasks)
+    ]
+
+
+def _spreads(connection: Connection, buffer_id: int, tasks: set[str]) -> dict[str, float | None]:
+    group = group_stats.c
+    own = select(group.task_id, group.spread).where(
+        group.buffer_id == buffer_id, one_of(group.task_id, tasks)
+    )
+    return dict(connection.execute(own).all())
 
 
 def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedRollout]:
     """Return rollouts with what other tables say of them."""
     if not found:
         return []
-    group, own, state = group_stats.c, episodes.c, episode_states.c
-    tasks = {row.task_id for row in found}
-    spreads = select(group.task_id, group.spread).where(
-        group.buffer_id == buffer_id, one_of(group.task_id, tasks)
-    )
-    spread = dict(connection.execute(spreads).all())
+    own, state = episodes.c, episode_states.c
+    spread = _spreads(connection, buffer_id, {row.task_id for row in found})
     numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
     names = (
         select(

@@ -13,12 +13,12 @@ from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
-from sqlbuffer.storage.browsing.rollout_pages import (
+from sqlbuffer.storage.browsing.rollout_pages import rollout_page
+from sqlbuffer.storage.browsing.rollout_query import (
     SORTS,
     ListedRollout,
     RolloutPage,
     RolloutQuery,
-    rollout_page,
 )
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.web.pages.buffer_page import buffer_of

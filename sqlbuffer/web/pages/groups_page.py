@@ -9,7 +9,8 @@ from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
 from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_page
-from sqlbuffer.storage.browsing.rollout_pages import RolloutQuery, rollout_page
+from sqlbuffer.storage.browsing.rollout_pages import rollout_page
+from sqlbuffer.storage.browsing.rollout_query import RolloutQuery
 from sqlbuffer.web.pages.buffer_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import page_place, quoted, rollout_address
 from sqlbuffer.web.rendering import link, page
