@@ -2,7 +2,7 @@
 
 import typer
 
-from sqlbuffer.cli.browser import run_ui
+from sqlbuffer.cli.browser import run_report, run_ui
 from sqlbuffer.cli.commands import (
     create,
     db,
@@ -44,6 +44,7 @@ app.command("sql", cls=WordLast, epilog=run_sql.EPILOG)(run_sql.sql)
 app.command("sample", epilog=sample.EPILOG)(sample.sample)
 app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("ui", epilog=run_ui.EPILOG)(run_ui.ui)
+app.command("report", epilog=run_report.EPILOG)(run_report.report)
 app.command("create", cls=WordLast, epilog=create.EPILOG)(create.create)
 app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
 app.command("copy", epilog=run_copy.EPILOG)(run_copy.copy)

@@ -8,8 +8,6 @@ from sqlbuffer.storage.database.urls import Database
 
 __all__ = ["app"]
 
-_OF_EXTRA = {"jinja2", "starlette"}
-
 
 def app(url: Database = None, *, token: str | None = None, hosts: Collection[str] = ()) -> Any:
     """Return the page as an ASGI application, to serve it yourself.
@@ -44,13 +42,19 @@ def app(url: Database = None, *, token: str | None = None, hosts: Collection[str
         ...     ReplayBuffer(url).close()
         ...     yours = Starlette(routes=[Mount("/replay", app(url))])
     """
+    require_extra()
+    from sqlbuffer.web.application import make_app
+
+    return make_app(url, token=token, hosts=hosts)
+
+
+def require_extra() -> None:
+    """Raise MissingExtraError unless what the page is made with is installed."""
     try:
-        from sqlbuffer.web.application import make_app
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _OF_EXTRA:
-            raise
+        import jinja2  # noqa: F401
+        import starlette  # noqa: F401
+    except ImportError:
         raise MissingExtraError(
             "the page in the browser takes Starlette, uvicorn and Jinja2: "
             "pip install 'sqlbuffer[ui]'"
         ) from None
-    return make_app(url, token=token, hosts=hosts)

@@ -376,5 +376,7 @@ def test_performance_page_names_commands_that_there_are(read):
 
 
 def test_web(read):
+    ReplayBuffer(SQLITE_URL, name="rollouts").close()
     page = read("docs/web.md")
+    assert "<h1>rollouts</h1>" in Path("report.html").read_text(encoding="utf-8")
     assert [route.path for route in page.names["yours"].routes] == ["/replay"]

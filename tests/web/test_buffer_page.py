@@ -38,7 +38,7 @@ def fill(url, name, *, typed):
 def curves_of(page):
     """Return the curves of a page by title: their times and lines."""
     found = {}
-    for title, body in re.findall(r'<h2 id="title-\w+">(.*?)</h2>(.*?)</section>', page, re.DOTALL):
+    for title, body in re.findall(r'<h2 id="title-\w+">(.*?)</h2>(.*?)</article>', page, re.DOTALL):
         data = re.search(r'<script type="application/json">(.*?)</script>', body, re.DOTALL)
         found[title] = json.loads(data[1]) if data else None
     return found

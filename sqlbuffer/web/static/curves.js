@@ -2,6 +2,8 @@
 (function () {
   "use strict";
   const HEIGHT = 190;
+  // A file of its own has no other parts of the history.
+  const isReport = "report" in document.documentElement.dataset;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // The more is shown, the fewer parts of a time are: of days no seconds.
@@ -46,10 +48,10 @@
         { ...axis, values: (plot, ticks) => ticks.map((seconds) => timeText(seconds, plot.scales.x.max - plot.scales.x.min)) },
         { ...axis, size: 60 },
       ],
-      cursor: { drag: { x: true, y: false, setScale: location.protocol === "file:" } },
+      cursor: { drag: { x: true, y: false, setScale: isReport } },
       hooks: { setSelect: [zoom] },
     };
-    if (location.protocol === "file:") options.hooks = {};
+    if (isReport) options.hooks = {};
     return new uPlot(options, [data.x, ...data.series.map((each) => each.values)], place);
   }
 

@@ -1,0 +1,64 @@
+"""`sqlbuffer report`: write what the pages show into one file."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sqlbuffer.cli.errors import UsageError
+from sqlbuffer.cli.options import Url, database, example
+
+EPILOG = example(
+    "sqlbuffer report replay.db -o report.html",
+    "sqlbuffer report postgresql://me@db.internal/replay -o report.html --buffer rollouts",
+)
+
+
+def report(
+    url: Url = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The file; - is standard output.")
+    ] = "report.html",
+    buffer: Annotated[
+        str | None,
+        typer.Option(
+            "--buffer", "-b", metavar="NAME", help="The buffer; without it all.", show_default=False
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+    ] = False,
+) -> None:
+    """Write curves, distributions, best and worst episodes and groups into one HTML file.
+
+    The file needs no server and no network. It shows texts of users as text, and runs none of them.
+    """
+    from sqlbuffer.storage.migrations import status
+    from sqlbuffer.web import require_extra
+
+    require_extra()
+    from sqlbuffer.web.report import report as made
+
+    named = database(url)
+    path = Path(output)
+    if output != "-" and path.exists() and not overwrite:
+        raise UsageError(f"{path} is there already; --overwrite replaces it")
+    status.check(named)
+    found = made(named, buffer)
+    if output == "-":
+        sys.stdout.buffer.write(found)
+        return
+    _write(path, found)
+    typer.echo(f"{path}: {len(found):,} bytes", err=True)
+
+
+def _write(path: Path, found: bytes) -> None:
+    """Write a file as a whole: who is interrupted leaves none of a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(found)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
