@@ -1,12 +1,12 @@
 """Page through the numbers of a rollout's steps, in their order, by key."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select, true
 
 from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.storage.browsing.found_rollouts import Rollout
@@ -17,9 +17,9 @@ from sqlbuffer.storage.schema.column_types import SeqList, listed
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.planner import unindexed
 
-# Agents of a task, and chunks of one agent's steps without an episode, that are looked at.
+# Agents of a task whose steps are looked up one by one, and chunks without an episode.
 MOST_AGENTS = 64
-MOST_CHUNKS = 4_096
+MOST_CHUNKS = 65_536
 # Steps that are counted and chosen from where an index does not know their order.
 MOST_COUNTED = 100_000
 
@@ -100,8 +100,8 @@ def _of_rows(
         of_task = (own.buffer_id == buffer.info.id) & (own.task_id == rollout.task_id)
         of_task = of_task & own.episode_id.is_(None) & (unindexed(own.seq) > low)
         wanted = [
-            select(position, own.seq).where(of_task, own.agent_id == agent)
-            for agent in _agents(connection, buffer, rollout, experiences)
+            select(position, own.seq).where(of_task, is_agents)
+            for is_agents in _agents(connection, buffer, rollout, experiences)
         ]
     pages = (_ordered(each, position, own.seq, edge, backwards, limit) for each in wanted)
     return [StepKey(*row) for page in pages for row in connection.execute(page)]
@@ -134,15 +134,23 @@ def _of_chunks(
     backwards: bool,
     limit: int,
 ) -> Iterable[StepKey]:
-    heads = _heads(connection, buffer, low, rollout, edge, backwards, limit)
-    keys = (
-        key
-        for head in heads
-        for key in _in_direction(_steps_of(head, is_placed=rollout.number is not None), backwards)
-        if key.seq > low and _is_beyond(key, edge, backwards)
-    )
-    # Those of an episode come in their order.
-    return keys if rollout.number is None else islice(keys, limit)
+    is_placed = rollout.number is not None
+    found: list[StepKey] = []
+    for heads in _heads(connection, buffer, low, rollout, edge, backwards, limit):
+        own: list[StepKey] = []
+        most: int | None = None
+        for head in heads:
+            if most is not None and _begin(head, is_placed) > most:
+                break
+            if len(own) >= limit and is_placed:
+                break
+            keys = _steps_of(head, is_placed=is_placed)
+            own += [key for key in keys if key.seq > low and _is_beyond(key, edge, backwards)]
+            if most is None and len(own) >= limit and not backwards:
+                # No chunk that begins behind these has any of the first steps.
+                most = max(key.position for key in own)
+        found += own
+    return found
 
 
 def _heads(
@@ -153,8 +161,10 @@ def _heads(
     edge: StepKey | None,
     backwards: bool,
     limit: int,
-) -> Iterable[Any]:
-    """Return the chunks of a rollout that may have steps beyond an edge, in order."""
+) -> Iterator[Iterable[Any]]:
+    """Yield the chunks of a rollout that may have steps beyond an edge, in order: all of an
+    episode, or those of each agent.
+    """
     own = chunks.c
     columns = (own.first_seq, own.n_steps, own.t, own.step, own.steps)
     is_live = own.buffer_id == buffer.info.id
@@ -166,28 +176,30 @@ def _heads(
             wanted = wanted.where(bound)
         # A chunk has a step or more, and one before the edge may have none behind it.
         wanted = wanted.order_by(own.t.desc() if backwards else own.t).limit(limit + MOST_STEPS)
-        return connection.execute(wanted)
+        yield connection.execute(wanted)
+        return
     of_task = is_live & (own.task_id == rollout.task_id) & own.episode_id.is_(None)
     if edge is not None and backwards:
         of_task = of_task & (own.step <= edge.position)
     elif edge is not None:
         of_task = of_task & ((own.step > edge.position - MOST_STEPS) | own.steps.is_not(None))
     order = (own.step.desc(), own.first_seq.desc()) if backwards else (own.step, own.first_seq)
-    of_agents = (
-        select(*columns).where(of_task, own.agent_id == agent).order_by(*order).limit(MOST_CHUNKS)
-        for agent in _agents(connection, buffer, rollout, chunks)
-    )
-    return chain.from_iterable(map(connection.execute, of_agents))
+    for is_agents in _agents(connection, buffer, rollout, chunks):
+        wanted = select(*columns).where(of_task, is_agents).order_by(*order).limit(MOST_CHUNKS)
+        yield connection.execute(wanted)
 
 
-def _in_direction(keys: list[StepKey], backwards: bool) -> list[StepKey]:
-    return keys[::-1] if backwards else keys
+def _begin(head: Any, is_placed: bool) -> int:
+    """Return the first position of a chunk."""
+    _, _, t, step, _ = head
+    first: int = t if is_placed and t is not None else step
+    return first
 
 
 def _steps_of(head: Any, *, is_placed: bool) -> list[StepKey]:
     """Return the steps of a chunk."""
-    first_seq, n_steps, t, step, steps = head
-    first = t if is_placed and t is not None else step
+    first_seq, n_steps, _, _, steps = head
+    first = _begin(head, is_placed)
     positions: Sequence[int] = range(first, first + n_steps)
     if steps is not None and not is_placed:
         positions = listed(steps)
@@ -199,21 +211,24 @@ def _is_beyond(key: StepKey, edge: StepKey | None, backwards: bool) -> bool:
     return edge is None or (key < edge if backwards else key > edge)
 
 
-def _agents(connection: Connection, buffer: OpenBuffer, rollout: Rollout, table: Any) -> list[str]:
-    """Return the agents of a task, each found by one search of the index."""
-    if rollout.agent_id is not None:
-        return [rollout.agent_id]
+def _agents(connection: Connection, buffer: OpenBuffer, rollout: Rollout, table: Any) -> list[Any]:
+    """Return what holds for the steps of each agent of a task, which an index has in order.
+
+    Each is found by one search of the index. If there are many, it is one condition for all.
+    """
     own, found = table.c, list[str]()
+    if rollout.agent_id is not None:
+        return [own.agent_id == rollout.agent_id]
     of_task = and_(own.buffer_id == buffer.info.id, own.task_id == rollout.task_id)
-    while len(found) < MOST_AGENTS:
+    while len(found) <= MOST_AGENTS:
         behind = (own.agent_id > found[-1],) if found else ()
         agent = connection.execute(
             select(own.agent_id).where(of_task, *behind).order_by(own.agent_id).limit(1)
         ).scalar()
         if agent is None:
-            break
+            return [own.agent_id == agent for agent in found]
         found.append(agent)
-    return found
+    return [true()]
 
 
 def spaced_keys(
@@ -264,7 +279,8 @@ def _spaced_in_chunks(
     connection: Connection, buffer: OpenBuffer, rollout: Rollout, n: int
 ) -> tuple[list[StepKey], int]:
     low = buffer.window_in(connection).low
-    heads = list(_heads(connection, buffer, low, rollout, None, False, MOST_COUNTED))
+    of_agents = _heads(connection, buffer, low, rollout, None, False, MOST_COUNTED)
+    heads = list(chain.from_iterable(of_agents))
     skipped = [max(low + 1 - head.first_seq, 0) for head in heads]
     ends = list(accumulate(head.n_steps - gone for head, gone in zip(heads, skipped, strict=True)))
     found = []

@@ -10,7 +10,7 @@ from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
 from sqlbuffer.storage.browsing.rollout_steps import read_steps
-from sqlbuffer.storage.browsing.step_keys import key_page, spaced_keys
+from sqlbuffer.storage.browsing.step_keys import MOST_AGENTS, key_page, spaced_keys
 from sqlbuffer.storage.browsing.step_notes import draws_of, notes_of
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
@@ -135,6 +135,22 @@ def test_a_task_without_episodes_is_paged_agent_by_agent_or_together(buffer_url,
         alone = all_pages(connection, buffer, Rollout("t", agent_id="worker"), 4)
         assert joined(alone) == list(range(10))
         assert not key_page(connection, buffer, Rollout("no such"), 3).keys
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_task_of_many_agents_whose_steps_alternate_is_paged(buffer_url, typed):
+    n_agents, n_steps = MOST_AGENTS + 3, 4
+    fields = {"x": ("int64", ())} if typed else None
+    with ReplayBuffer(buffer_url, fields=fields) as buffer:
+        for step in range(n_agents * n_steps):
+            value = {"x": step} if typed else {"state": {"x": step}}
+            buffer.add(task_id="t", agent_id=f"agent {step % n_agents}", step=step, **value)
+    with browsing(buffer_url) as (connection, buffer):
+        for backwards in (False, True):
+            pages = all_pages(connection, buffer, Rollout("t"), 100, backwards=backwards)
+            assert joined(pages) == list(range(n_agents * n_steps))
+        keys = key_page(connection, buffer, Rollout("t", agent_id="agent 2"), 10).keys
+        assert [key.position for key in keys] == [2 + n_agents * i for i in range(n_steps)]
 
 
 @pytest.mark.parametrize("store", [rows_in_episodes, rows_alone, typed_episodes])
