@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli import app as command_line
-from tests.support.sql import run
+from tests.support.sql import is_sqlite, run
 from tests.web.conftest import HOSTILE, SCRIPT
 from tests.web.step_arrays.test_step_arrays import decoded
 
@@ -315,6 +315,26 @@ def test_hostile_values_are_only_shown(schema_url, client_of, field):
             if response.status_code == 200:
                 assert response.headers["Content-Type"].startswith("text/plain")
                 assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("column", ["messages", "actions", "state", "extra"])
+def test_deeply_nested_json_of_plain_sql_is_shown_or_explained(schema_url, client_of, column):
+    client = client_of(schema_url)
+    with ReplayBuffer(schema_url, name="deep") as buffer:
+        for step in range(3):
+            buffer.add(task_id="t", step=step, messages=["said"])
+        seqs = [row.seq for row in buffer]
+    text = ":deep" if is_sqlite(schema_url) else "CAST(:deep AS jsonb)"
+    for step, depth in enumerate((300, 1_500)):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        run(schema_url, f"UPDATE experiences SET {column} = {text} WHERE step = {step}", deep=deep)
+    page = client.get(path_of("deep", "/task", task="t", q="said"))
+    assert "cannot be shown" in text_of(page)
+    assert page.text.count("<mark>said</mark>") >= 1
+    assert client.get(path_of("deep", "/task", task="t", view="curves")).status_code == 200
+    assert '"a": {' in client.get(path_of("deep", f"/steps/{seqs[0]}/value", value=column)).text
+    wrong = client.get(path_of("deep", f"/steps/{seqs[1]}/value", value=column))
+    assert (wrong.status_code, "cannot be rebuilt" in wrong.text) == (404, True)
 
 
 def test_typed_fields_of_varying_length_and_empty_images_are_shown(schema_url, client_of):

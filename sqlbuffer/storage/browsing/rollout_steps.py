@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Decoder, Record
-from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
 from sqlbuffer.steps.data_rows import DataRow
@@ -20,6 +19,8 @@ from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS
 STEPS_AT_ONCE = 8
 # Pages of large steps have fewer of them.
 PAGE_BYTES = 16 * 2**20
+# What plain SQL has stored may be anything.
+_WRONG = (ValueError, TypeError, KeyError, RecursionError)
 _INITIAL_PRIORITY = 1 + Record._fields.index("initial_priority")
 
 
@@ -90,17 +91,41 @@ class _StepReader:
         """Return some steps, and how many bytes were read of them."""
         given = {BUFFER_ID: self._buffer.info.id, SEQS: [key.seq for key in keys]}
         found = fetch(self._connection, self._statement, given)
-        rows = {row[0]: row for row in self._payloads.held(self._connection, found)}
-        steps = [self._step(key, rows[key.seq]) for key in keys if key.seq in rows]
-        return steps, sum(map(_n_bytes, rows.values()))
+        rows, troubles = self._completed(found)
+        whole = {row[0]: row for row in rows}
+        steps = [
+            BrowsedStep(key, None, troubles[key.seq])
+            if key.seq in troubles
+            else self._step(key, whole[key.seq])
+            for key in keys
+            if key.seq in whole or key.seq in troubles
+        ]
+        return steps, sum(map(_n_bytes, rows))
+
+    def _completed(self, found: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
+        """Return rows with the bytes that they refer to, and why some have none."""
+        try:
+            return self._payloads.held(self._connection, found), {}
+        except _WRONG as error:
+            if len(found) == 1:
+                return [], {found[0][0]: _said(error)}
+        rows, troubles = list[Any](), dict[int, str]()
+        for row in found:
+            whole, trouble = self._completed([row])
+            rows += whole
+            troubles |= trouble
+        return rows, troubles
 
     def _step(self, key: StepKey, row: Sequence[Any]) -> BrowsedStep:
         priority = row[_INITIAL_PRIORITY]
         try:
             return BrowsedStep(key, self._decoder.row(row), None, priority)
-        except (SQLBufferError, ValueError, TypeError, KeyError, RecursionError) as error:
-            # What plain SQL has stored may be anything.
-            return BrowsedStep(key, None, f"{type(error).__name__}: {error}", priority)
+        except _WRONG as error:
+            return BrowsedStep(key, None, _said(error), priority)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _n_bytes(row: Sequence[Any]) -> int:

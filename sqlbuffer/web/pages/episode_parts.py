@@ -115,10 +115,13 @@ def _row(request: Request, root: str | None = None) -> Any:
         names = (*buffer.layout.specs, *PAYLOADS)
         others = () if root is None else [name for name in names if name != root]
         found, _ = read_steps(connection, buffer, keys, without=others)
+        if others and found and found[0].row is None:
+            # A part of deeply nested JSON cannot be taken out of it.
+            found, _ = read_steps(connection, buffer, keys)
     if not found:
         raise HTTPException(404, f"The buffer has no step {seq}; it may have been evicted.")
     if found[0].row is None:
-        raise HTTPException(500, found[0].trouble)
+        raise HTTPException(404, f"The step cannot be rebuilt. {found[0].trouble}")
     return found[0].row
 
 
