@@ -1,53 +1,67 @@
 -- Puts returns into groups and takes others out: Chan's formula for count, mean and sum of squares of two sets. Returns without
 -- an end (infinities, and what would overflow when squared) are not counted. Its caller is the only one that changes groups of
--- the buffer.
+-- the buffer. Group by group: joined in one statement, planners without statistics compare each with each.
 CREATE FUNCTION sqlbuffer_change_groups_v1(
     p_buffer_id integer, p_tasks text[], p_rollouts integer[], p_was double precision[], p_now double precision[]
 ) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    c record;
+    g group_stats%ROWTYPE;
+    n bigint;
 BEGIN
-    INSERT INTO group_stats (buffer_id, task_id, n_rollouts, n_returns, m2)
-    SELECT DISTINCT p_buffer_id, g.task_id, 0, 0, 0 FROM unnest(p_tasks, p_rollouts) AS g(task_id, n)
-    WHERE g.n > 0 AND NOT EXISTS (SELECT 1 FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.task_id = g.task_id);
-    UPDATE group_stats s
-    SET n_rollouts = s.n_rollouts + c.n_rollouts, n_returns = c.n, mean = c.mean, m2 = c.m2, min = c.low, max = c.high,
-        spread = c.high - c.low
-    FROM (
-        SELECT f.task_id, f.n_rollouts, f.n_all - f.n_out AS n,
-            CASE WHEN f.n_all > f.n_out THEN f.mean_all + coalesce((f.mean_all - f.mean_out) * f.n_out / (f.n_all - f.n_out), 0) END AS mean,
-            CASE WHEN f.n_all > f.n_out THEN greatest(0, f.m2_all - f.m2_out - coalesce(
-                (f.mean_out - f.mean_all) ^ 2 * f.n_all * f.n_out / (f.n_all - f.n_out), 0)) ELSE 0 END AS m2,
-            (SELECT r."return" FROM rollout_stats r WHERE r.buffer_id = p_buffer_id AND r.task_id = f.task_id
-                AND r."return" > -1e100 AND r."return" < 1e100 AND r.episode_id > 0 ORDER BY r."return" LIMIT 1) AS low,
-            (SELECT r."return" FROM rollout_stats r WHERE r.buffer_id = p_buffer_id AND r.task_id = f.task_id
-                AND r."return" > -1e100 AND r."return" < 1e100 AND r.episode_id > 0 ORDER BY r."return" DESC LIMIT 1) AS high
+    FOR c IN
+        SELECT f.task_id, sum(f.n) AS n_rollouts, min(f.now) AS low, max(f.now) AS high,
+            count(f.was) AS n_out, avg(f.was) AS mean_out, coalesce(var_pop(f.was) * count(f.was), 0) AS m2_out,
+            count(f.now) AS n_in, avg(f.now) AS mean_in, coalesce(var_pop(f.now) * count(f.now), 0) AS m2_in
         FROM (
-            SELECT d.*, h.n_returns + d.n_in AS n_all,
-                CASE WHEN h.n_returns = 0 THEN d.mean_in WHEN d.n_in = 0 THEN h.mean
-                    ELSE h.mean + (d.mean_in - h.mean) * d.n_in / (h.n_returns + d.n_in) END AS mean_all,
-                h.m2 + d.m2_in + coalesce((d.mean_in - h.mean) ^ 2 * h.n_returns * d.n_in / nullif(h.n_returns + d.n_in, 0), 0) AS m2_all
-            FROM (
-                SELECT g.task_id, sum(g.n) AS n_rollouts,
-                    count(g.was) AS n_out, avg(g.was) AS mean_out, coalesce(var_pop(g.was) * count(g.was), 0) AS m2_out,
-                    count(g.now) AS n_in, avg(g.now) AS mean_in, coalesce(var_pop(g.now) * count(g.now), 0) AS m2_in
-                FROM (
-                    SELECT v.task_id, v.n, CASE WHEN abs(v.was) < 1e100 THEN v.was END AS was,
-                        CASE WHEN abs(v.now) < 1e100 THEN v.now END AS now
-                    FROM unnest(p_tasks, p_rollouts, p_was, p_now) AS v(task_id, n, was, now)
-                ) g
-                GROUP BY g.task_id
-            ) d
-            CROSS JOIN LATERAL (
-                SELECT s.n_returns, s.mean, s.m2 FROM group_stats s
-                WHERE s.buffer_id = p_buffer_id AND s.task_id = d.task_id OFFSET 0
-            ) h
+            SELECT v.task_id, v.n, CASE WHEN abs(v.was) < 1e100 THEN v.was END AS was, CASE WHEN abs(v.now) < 1e100 THEN v.now END AS now
+            FROM unnest(p_tasks, p_rollouts, p_was, p_now) AS v(task_id, n, was, now)
         ) f
-    ) c
-    WHERE s.buffer_id = p_buffer_id AND s.task_id = c.task_id;
-    IF -1 = ANY (p_rollouts) THEN
-        DELETE FROM group_stats s USING unnest(p_tasks) AS g(task_id)
-        WHERE s.buffer_id = p_buffer_id AND s.task_id = g.task_id AND s.n_rollouts <= 0;
-    END IF;
+        GROUP BY f.task_id
+    LOOP
+        SELECT * INTO g FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.task_id = c.task_id;
+        IF NOT FOUND AND c.n_rollouts < 1 THEN
+            CONTINUE;  -- the buffer is being cleared
+        END IF;
+        g.n_rollouts := coalesce(g.n_rollouts, 0) + c.n_rollouts;
+        IF g.n_rollouts <= 0 THEN
+            DELETE FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.task_id = c.task_id;
+            CONTINUE;
+        END IF;
+        g.n_returns := coalesce(g.n_returns, 0);
+        g.m2 := coalesce(g.m2, 0);
+        IF c.n_in > 0 THEN
+            n := g.n_returns + c.n_in;
+            g.m2 := g.m2 + c.m2_in + coalesce((c.mean_in - g.mean) ^ 2 * g.n_returns * c.n_in / n, 0);
+            g.mean := coalesce(g.mean + (c.mean_in - g.mean) * c.n_in / n, c.mean_in);
+            g.n_returns := n;
+        END IF;
+        IF c.n_out > 0 THEN
+            n := g.n_returns - c.n_out;
+            g.m2 := CASE WHEN n > 0 THEN greatest(0, g.m2 - c.m2_out - (c.mean_out - g.mean) ^ 2 * g.n_returns * c.n_out / n) ELSE 0 END;
+            g.mean := CASE WHEN n > 0 THEN g.mean + (g.mean - c.mean_out) * c.n_out / n END;
+            g.n_returns := n;
+            -- Compared as rows, so that no other index gives the order that is wanted.
+            g.min := (
+                SELECT r."return" FROM rollout_stats r
+                WHERE (r.buffer_id, r.task_id, r."return") > (p_buffer_id, c.task_id, -1e100)
+                  AND (r.buffer_id, r.task_id, r."return") < (p_buffer_id, c.task_id, 1e100) AND r.episode_id > 0
+                ORDER BY r.buffer_id, r.task_id, r."return" LIMIT 1);
+            g.max := (
+                SELECT r."return" FROM rollout_stats r
+                WHERE (r.buffer_id, r.task_id, r."return") > (p_buffer_id, c.task_id, -1e100)
+                  AND (r.buffer_id, r.task_id, r."return") < (p_buffer_id, c.task_id, 1e100) AND r.episode_id > 0
+                ORDER BY r.buffer_id DESC, r.task_id DESC, r."return" DESC LIMIT 1);
+        ELSE
+            g.min := least(g.min, c.low);
+            g.max := greatest(g.max, c.high);
+        END IF;
+        INSERT INTO group_stats AS s (buffer_id, task_id, n_rollouts, n_returns, mean, m2, min, max, spread)
+        VALUES (p_buffer_id, c.task_id, g.n_rollouts, g.n_returns, g.mean, g.m2, g.min, g.max, g.max - g.min)
+        ON CONFLICT (buffer_id, task_id) DO UPDATE
+        SET n_rollouts = excluded.n_rollouts, n_returns = excluded.n_returns, mean = excluded.mean, m2 = excluded.m2,
+            min = excluded.min, max = excluded.max, spread = excluded.spread;
+    END LOOP;
 END
 $$
