@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers training-loops docs format wheel-test clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers training-loops docs screenshots format wheel-test clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ training-loops: $(PEERS)/.installed ## measure training loops of Stable-Baseline
 
 docs: $(VENV)/.installed-docs ## build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W -q docs docs/_build
+
+screenshots: $(VENV)/.installed-test ## take the pictures of docs/images with Chromium
+	$(BIN)/python -m tests.integrations.web.screenshots
 
 format: $(VENV)/.installed-dev ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix-only .

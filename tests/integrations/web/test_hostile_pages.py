@@ -80,7 +80,7 @@ def hostile(schema_url):
 def test_no_page_runs_shows_or_asks_for_what_users_stored(hostile, visit):
     before = sql.scalar(hostile, "SELECT count(*) FROM v_experiences")
     browser = visit(hostile)
-    seen = walk(browser, 40)
+    seen = walk(browser)
     for path in kinds_of(seen):
         page = browser.open(path)
         # What a payload would have made: none of these is in a page of ours.

@@ -1,5 +1,6 @@
 """Every page, on both databases, in a real browser next to a running writer."""
 
+from collections import Counter
 from urllib.parse import quote
 
 import pytest
@@ -8,10 +9,9 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.web.application import PAGES
 from tests.integrations.web.conftest import running_writer, talk
 from tests.support import sql
+from tests.support.web_pages import NO_PAGES, kind_of
 
-MOST_PAGES = 60
-# Downloads, and texts and images at addresses of their own.
-NO_PAGES = (".csv", ".png", "/text", "/value")
+MOST_OF_A_KIND = 3
 
 
 def number(text):
@@ -20,27 +20,23 @@ def number(text):
 
 def kinds_of(paths):
     """Return one address of each kind of page."""
-    return list({path.partition("?")[0]: path for path in reversed(paths)}.values())
+    return list({kind_of(path): path for path in reversed(paths)}.values())
 
 
-def walk(visit, most=MOST_PAGES):
-    """Open every page that the pages link to, breadth first; return their addresses."""
-    seen, waiting = [], ["/"]
-    while waiting and len(seen) < most:
+def walk(visit):
+    """Open the pages that the pages link to, a few of each kind; return their addresses."""
+    seen, waiting, counts = [], ["/"], Counter()
+    while waiting:
         path = waiting.pop(0)
-        if path in seen:
-            continue
-        if path.partition("?")[0].endswith(NO_PAGES):
+        kind = kind_of(path)
+        if path in seen or counts[kind] == MOST_OF_A_KIND or kind.endswith(NO_PAGES):
             continue
         response = visit.page.goto(f"{visit.address}{path}", wait_until="domcontentloaded")
         assert response.status == 200, path
         assert "unsafe-inline" not in response.headers["content-security-policy"]
         seen.append(path)
-        # Of pages of one kind a few are enough: first those of other kinds.
-        new = [link for link in visit.links() if link not in seen and link not in waiting]
-        kinds = {one.partition("?")[0] for one in [*seen, *waiting]}
-        waiting = [*(one for one in new if one.partition("?")[0] not in kinds), *waiting]
-        waiting += [one for one in new if one not in waiting]
+        counts[kind] += 1
+        waiting += visit.links()
     return seen
 
 
@@ -62,7 +58,7 @@ def test_every_page_opens_next_to_a_running_writer(filled, visit):
 def test_every_kind_of_page_can_be_used_by_all(filled, visit, scheme):
     browser = visit(filled, color_scheme=scheme)
     found = {}
-    for path in kinds_of(walk(browser, 25)):
+    for path in kinds_of(walk(browser)):
         browser.open(path)
         if violations := browser.violations():
             found[path] = violations
