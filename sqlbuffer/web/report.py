@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,8 +13,11 @@ from markupsafe import Markup
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.browsing.buffer_curves import TimeSpan, buffer_number
 from sqlbuffer.storage.browsing.buffer_overviews import buffer_names
+from sqlbuffer.storage.browsing.group_pages import ListedGroup, group_page
 from sqlbuffer.storage.browsing.read_pool import ReadPool
-from sqlbuffer.storage.browsing.report_rows import MOST_ROWS, ReportRow, report_rows
+from sqlbuffer.storage.browsing.rollout_pages import rollout_page
+from sqlbuffer.storage.browsing.rollout_query import ListedRollout, RolloutQuery
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo, find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.web.buffer_figures import MOST_EPISODES, BufferFigures, figures_of
@@ -31,39 +33,14 @@ _STYLES = ("uPlot.min.css", "app.css")
 
 
 @dataclass(frozen=True)
-class GroupRow:
-    """The rollouts of a task.
-
-    Attributes:
-        task_id: The task.
-        n: How many rollouts there are.
-        mean: Mean of their returns.
-        least: The least return.
-        most: The greatest.
-    """
-
-    task_id: str
-    n: int
-    mean: float
-    least: float
-    most: float
-
-    @property
-    def spread(self) -> float:
-        """Greatest less least return: where it is 0 there is nothing to learn from the group."""
-        return self.most - self.least
-
-
-@dataclass(frozen=True)
 class BufferReport:
     """What a report says of a buffer."""
 
     name: str
     figures: BufferFigures
-    n_rows: int
-    best: tuple[ReportRow, ...]
-    worst: tuple[ReportRow, ...]
-    groups: tuple[GroupRow, ...]
+    best: list[ListedRollout]
+    worst: list[ListedRollout]
+    groups: list[ListedGroup]
 
 
 def report(url: Database, buffer: str | None = None) -> bytes:
@@ -102,7 +79,6 @@ def report(url: Database, buffer: str | None = None) -> bytes:
             policy=policy,
             scripts=[Markup(script) for script in scripts],
             style=Markup(style),
-            most_rows=MOST_ROWS,
             most_episodes=MOST_EPISODES,
             most_buffers=MOST_BUFFERS,
             n_best=N_BEST,
@@ -126,30 +102,21 @@ def _report_of(connection: Any, name: str) -> BufferReport:
         raise BufferNotFoundError(
             f"there is no buffer {name!r}; `sqlbuffer ls URL` lists those that there are"
         )
-    rows = report_rows(connection, number)
-    by_return = sorted(filter(_has_return, rows), key=_return_of, reverse=True)
+    info = find_buffer(connection, name)
+    assert info is not None
+    best, worst = (_ends(connection, info, sort) for sort in ("best", "worst"))
     # No episode is among the best and among the worst.
-    best = by_return[:N_BEST]
-    worst = by_return[N_BEST:][-N_BEST:][::-1]
-    return BufferReport(name, figures, len(rows), tuple(best), tuple(worst), groups_of(rows))
-
-
-def _has_return(row: ReportRow) -> bool:
-    return row.total is not None and math.isfinite(row.total)
-
-
-def _return_of(row: ReportRow) -> float:
-    return 0.0 if row.total is None else row.total
-
-
-def groups_of(rows: Sequence[ReportRow]) -> tuple[GroupRow, ...]:
-    """Return the tasks with several rollouts, those with most of them first."""
-    returns: dict[str, list[float]] = defaultdict(list)
-    for row in filter(_has_return, rows):
-        returns[row.task_id].append(_return_of(row))
+    listed = {(row.task_id, row.number) for row in best}
+    worst = [row for row in worst if (row.task_id, row.number) not in listed]
     groups = [
-        GroupRow(task, len(of), math.fsum(each / len(of) for each in of), min(of), max(of))
-        for task, of in returns.items()
-        if len(of) > 1
+        group
+        for group in group_page(connection, number, limit=MOST_GROUPS).groups
+        if group.n_rollouts > 1
     ]
-    return tuple(sorted(groups, key=lambda each: (-each.n, each.task_id))[:MOST_GROUPS])
+    return BufferReport(name, figures, best, worst, groups)
+
+
+def _ends(connection: Any, info: BufferInfo, sort: str) -> list[ListedRollout]:
+    """Return the rollouts at one end of all returns that are numbers."""
+    found = rollout_page(connection, info, RolloutQuery(sort=sort), N_BEST).rollouts
+    return [row for row in found if row.return_ is not None and math.isfinite(row.return_)]
