@@ -49,6 +49,12 @@ EXAMPLES = (
         "WHERE buffer = 'default' ORDER BY seq LIMIT 10;",
     ),
     SqlExample(
+        "The ten tasks whose episodes differ most, through an index.",
+        "SELECT g.task_id, g.n_rollouts, g.mean, g.spread FROM group_stats g\n"
+        "JOIN buffers b ON b.id = g.buffer_id\n"
+        "WHERE b.name = 'default' AND g.spread IS NOT NULL ORDER BY g.spread DESC LIMIT 10;",
+    ),
+    SqlExample(
         "One step by its number. A chunk has at most 256 steps.",
         "SELECT task_id, step, reward FROM v_experiences\n"
         "WHERE buffer = 'default' AND seq = 5 AND first_seq BETWEEN 5 - 255 AND 5;",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, bindparam, column, false, func, literal, select
+from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
 
 from sqlbuffer.storage.browsing import postgresql, sqlite
 from sqlbuffer.storage.buffers.buffer_window import windows
@@ -155,14 +155,14 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
     newest = select(own.id).where(*own_id).order_by(own.id.desc()).limit(MOST_EPISODES + 1)
     with _in_order(connection):
         ids = list(connection.execute(newest).scalars())
+    if not ids:
+        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
     is_sample = len(ids) > MOST_EPISODES
     if is_sample:
         ids = _evenly_spaced_ids(connection, buffer_id, first, last)
         query = query.where(is_number_of(own.id, bindparam("ids", ids, SeqList())))
-    elif ids:
-        query = query.where(own.buffer_id == buffer_id, own.id >= ids[-1], own.id <= ids[0])
     else:
-        query = query.where(false())
+        query = query.where(own.buffer_id == buffer_id, own.id >= ids[-1], own.id <= ids[0])
     found = connection.execute(query).all()
     table = np.array(
         [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in found],
