@@ -28,6 +28,7 @@ from tests.benchmarks import (
     sampling,
     snapshot,
     turnover,
+    web,
     writers,
     writing,
 )
@@ -61,6 +62,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "ding": ding.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
+    "web": web.measure,
 }
 
 

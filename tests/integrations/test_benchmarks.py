@@ -103,6 +103,9 @@ LINES = {
     "private: `push` of 100 items one by one, advanced, vs DI-engine": {"memory"},
     "private: `sample(64)`, advanced, vs DI-engine": {"memory"},
     "private: `update` of 64, advanced, vs DI-engine": {"memory"},
+    "first byte of the slowest page over 200 ms, {}": BOTH,
+    "last byte of a conversation of 2 MB over 1 s": BOTH,
+    "2 writers next to 5 clients of the page vs alone": BOTH,
 }
 
 
