@@ -31,9 +31,10 @@ def report(
         bool, typer.Option("--overwrite", help="Replace a file that is there.")
     ] = False,
 ) -> None:
-    """Write curves, distributions, best and worst episodes and groups into one HTML file.
+    """Write what the pages show into one HTML file.
 
-    The file needs no server and no network. It shows texts of users as text, and runs none of them.
+    It has the curves and distributions of buffers, the best and worst episodes, and the groups. It
+    needs no server and no network, and runs nothing that users have stored.
     """
     from sqlbuffer.storage.migrations import status
     from sqlbuffer.web import require_extra

@@ -8,7 +8,6 @@ from sqlbuffer.cli.buffer_choice import opened, unknown_task
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Condition, Equal, Url, Yes, database, example
 from sqlbuffer.cli.prompts import confirm
-from sqlbuffer.query.typed_conditions import condition_of
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer
@@ -63,6 +62,8 @@ def delete(
         elif all_rows:
             _delete(chosen, None, yes=yes)
         else:
+            from sqlbuffer.query.typed_conditions import condition_of
+
             tree = condition_of(chosen.fields, condition, eq)
             if task:
                 _want_tasks(url, chosen, task)

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from sqlbuffer.cli.options import Condition, Equal, example
-from sqlbuffer.query.typed_conditions import condition_of
 
 EPILOG = example(
     "sqlbuffer copy replay.db postgresql://me@db.internal/replay",
@@ -49,6 +48,7 @@ def copy(
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.formats import note
     from sqlbuffer.cli.terminal import console
+    from sqlbuffer.query.typed_conditions import condition_of
 
     names = _chosen(source, buffer)
     with CopyProgressBar(console()) as bar:

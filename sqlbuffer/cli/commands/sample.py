@@ -17,7 +17,6 @@ from sqlbuffer.cli.options import (
     database,
     example,
 )
-from sqlbuffer.query.typed_conditions import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +66,7 @@ def sample(
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
     from sqlbuffer.cli.experience_rows import in_brief, in_full
+    from sqlbuffer.query.typed_conditions import condition_of
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     with opened(url, buffer) as found:

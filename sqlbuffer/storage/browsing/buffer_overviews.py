@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, column, func, select, table
+from sqlalchemy import Connection, bindparam, func, select
 
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Stats
@@ -27,10 +27,6 @@ LATELY_S = 60.0
 MOST_BUFFERS = 200
 NEWEST_STEPS = 1_000
 
-# Of compat, which this knows by its name alone.
-_participants = table(
-    "participants", column("buffer_id"), column("role"), column("name"), column("seen_at")
-)
 _size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)
 
 
@@ -125,12 +121,6 @@ def _readers(connection: Connection) -> dict[int, list[str]]:
     )
     for number, n in connection.execute(mirrors):
         found[number] += [f"mirror {place}" for place in range(1, n + 1)]
-    own = _participants.c
-    others = select(own.buffer_id, own.role, own.name).where(
-        own.role != "writer", own.name != "", age_s(own.seen_at) < LATELY_S
-    )
-    for number, role, name in connection.execute(others):
-        found[number].append(f"{role} {name}")
     return found
 
 
