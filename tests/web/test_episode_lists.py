@@ -154,6 +154,19 @@ def test_tasks_without_episodes_are_listed_too(schema_url, client_of):
     assert [shown[0][1], shown[0][4]] == ["t2", "6"]
 
 
+def test_an_open_episode_says_what_it_has_so_far(schema_url, client_of):
+    with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
+        buffer.extend({"obs": [1, 2], "reward": [0.25, 0.5]}, task_id="t", episode_id="e")
+    client = client_of(schema_url)
+    text = client.get(address("/episodes", buffer="default")).text
+    ((first, task, _, status, return_, length, *_),) = rows_of(text)
+    assert (first, task, status, return_, length) == ("e", "t", "open", "0.75", "2")
+    (link,) = re.findall(r'<a href="([^"]+)">e</a>', text)
+    page = client.get(html.unescape(link)).text
+    assert "length <b>2</b>" in page
+    assert "return <b>0.75</b>" in page
+
+
 def test_evicted_episodes_say_so(episodes_url, client_of):
     shown = all_rows(client_of(episodes_url), address("/episodes", buffer="default", sort="oldest"))
     assert shown[0][0] == "e0 steps have left"

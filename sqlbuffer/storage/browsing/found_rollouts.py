@@ -11,6 +11,7 @@ from sqlbuffer.storage.buffers.buffer_info import find_buffer
 from sqlbuffer.storage.buffers.catalog import not_found
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.rollout_stats.tables import rollout_stats
 from sqlbuffer.storage.rows.statements import episode_states
 
 
@@ -24,8 +25,8 @@ class Rollout:
         agent_id: Who acts; of steps without an episode None for all agents.
         episode_id: The user's id of the episode.
         status: `open`, `complete`, `aborted` or `abandoned`.
-        length: How many steps it has; None: it has not ended.
-        return_: The sum of its rewards; None: it has not ended, or has none.
+        length: How many steps it has, so far while it is open.
+        return_: The sum of their rewards; None: none has one.
         reward: Its own reward.
         model_version: Version of the model at its start.
         meta: JSON of the values that were given when it was stored.
@@ -76,8 +77,10 @@ def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rol
     if found is None:
         return None
     task_id, agent_id, key, status, length, return_, *rest = found
-    # While it is open: by how much annotations have changed it.
-    is_open = status in ("open", "abandoned")
-    return Rollout(
-        task_id, number, agent_id, key, status, length, None if is_open else return_, *rest
-    )
+    if status in ("open", "abandoned"):
+        # `episodes` has them once it has ended.
+        sums = rollout_stats.c
+        is_own = (sums.buffer_id == buffer.info.id) & (sums.task_id == task_id)
+        so_far = select(sums.length, sums["return"]).where(is_own, sums.episode_id == number)
+        length, return_ = connection.execute(so_far).one_or_none() or (None, None)
+    return Rollout(task_id, number, agent_id, key, status, length, return_, *rest)
