@@ -14,6 +14,7 @@ from sqlbuffer.storage.browsing.buffer_curves import (
     TimeSpan,
 )
 from sqlbuffer.storage.browsing.buffer_overviews import WINDOW_S
+from sqlbuffer.storage.browsing.rollout_curves import rollout_points
 from sqlbuffer.storage.inspect import buffer_stats, listings
 from sqlbuffer.web.curves import (
     Curve,
@@ -62,6 +63,8 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
     held = listings.held_rows(connection, [number])
     (stats,) = buffer_stats.look(connection, held, WINDOW_S, most_episodes=MOST_EPISODES)
     ended = buffer_curves.episode_points(connection, number, span)
+    if not ended.ended_at.size:
+        ended = rollout_points(connection, number, span)
     steps = buffer_curves.step_times(connection, number, span)
     counts = buffer_curves.drawn_counts(connection, number)
     drawn = buffer_curves.drawn_staleness(connection, number, span)
@@ -89,7 +92,12 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
 def _of_episodes(ended: EpisodePoints) -> str:
     n = ended.ended_at.size
     if not n:
-        return "Nothing to show: no episode has ended in this part of the history."
+        return "Nothing to show: no rollout has ended in this part of the history."
+    if not ended.has_ends:
+        return (
+            f"Of the newest {n:,} rollouts that are held, by their last steps: none has an end of "
+            "its own."
+        )
     if ended.is_sample:
         return (
             f"Of {n:,} episodes, at even distances among more than {buffer_curves.MOST_EPISODES:,}."

@@ -148,3 +148,20 @@ def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of):
     assert printed[paths[2], "sql"] == "answer\n42\n"
     assert printed[paths[1], "sql"].count("\n") == N_EPISODES + 1
     assert printed[paths[1], "watch"].count("\n") == 1
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_tasks_without_episodes_and_open_episodes_have_curves(schema_url, client_of, typed):
+    settings = {"fields": FIELDS} if typed else {}
+    with ReplayBuffer(schema_url, name="open", **settings) as buffer:
+        for number in range(6):
+            keys = {"task_id": f"t{number}", "episode_id": "e" if number % 2 else None}
+            values = {"obs": np.zeros((3, 2))} if typed else {"state": [{}] * 3}
+            buffer.extend({**values, "reward": np.full(3, float(number))}, **keys)
+    page = client_of(schema_url).get("/buffer?buffer=open").text
+    assert "Of the newest 6 rollouts that are held" in page
+    assert sorted(lines_of(curves_of(page)["Returns"])["each"]) == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+    assert set(lines_of(curves_of(page)["Lengths of episodes"])["each"]) == {3.0}
+    ReplayBuffer(schema_url, name="empty").close()
+    page = client_of(schema_url).get("/buffer?buffer=empty").text
+    assert "no rollout has ended" in page

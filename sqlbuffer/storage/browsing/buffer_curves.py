@@ -55,19 +55,21 @@ class TimeSpan:
 
 @dataclass(frozen=True)
 class EpisodePoints:
-    """Ended episodes, in the order of their ends.
+    """Ended episodes, in the order of their ends, or other rollouts by their last steps.
 
     Attributes:
-        ended_at: When each ended.
+        ended_at: When each ended, or when its last step was written.
         returns: The sum of its rewards; NaN where it had none.
         lengths: Its steps.
         is_sample: They are some of the episodes, at even distances, and not all.
+        has_ends: They are episodes that have ended.
     """
 
     ended_at: Floats
     returns: Floats
     lengths: Floats
     is_sample: bool
+    has_ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -238,19 +240,19 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
     now = now_of(connection)
 
     def written_at(number: int) -> float:
-        _, found = _ages(connection, buffer_id, low, [number])
+        _, found = ages_of(connection, buffer_id, low, [number])
         return now - found[0] if found.size else -np.inf
 
     first, last = _between(span, low + 1, high, written_at)
     if last < first:
         return StepTimes(np.empty(0), np.empty(0))
     wanted = np.unique(np.linspace(first, last, LOOKED_AT_STEPS).astype(np.int64))
-    seqs, ages = _ages(connection, buffer_id, low, wanted)
+    seqs, ages = ages_of(connection, buffer_id, low, wanted)
     # Writers that commit late have numbers below those of earlier commits.
     return StepTimes(seqs, np.maximum.accumulate(now - ages))
 
 
-def _ages(
+def ages_of(
     connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
     """Return of each number the step that it is of, or that is before it, and how old that is: of a

@@ -25,6 +25,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.browsing import buffer_curves
 from sqlbuffer.storage.browsing.buffer_curves import TimeSpan
 from sqlbuffer.storage.browsing.buffer_overviews import overviews
+from sqlbuffer.storage.browsing.rollout_curves import rollout_points
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
@@ -507,6 +508,7 @@ PAGES = {
     "episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan())),
     "new episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan(1e9))),
     "old episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan(0, 1e9))),
+    "rollouts": ("rows", lambda c, n: rollout_points(c, n, TimeSpan())),
     "times": ("rows", lambda c, n: buffer_curves.step_times(c, n, TimeSpan())),
     "times since": ("rows", lambda c, n: buffer_curves.step_times(c, n, TimeSpan(1e9))),
     "times, chunks": ("steps", lambda c, n: buffer_curves.step_times(c, n, TimeSpan())),
