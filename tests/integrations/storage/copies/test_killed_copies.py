@@ -1,7 +1,6 @@
 """Copies that are killed again and again, next to writers, are exact once they are complete."""
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,9 +118,8 @@ def _copy_until(source: str, target: str, seq: int) -> None:
     """Copy in another process, and kill it once it is beyond a number."""
     process = multiprocessing.get_context("fork").Process(target=copy, args=(source, target))
     process.start()
-    assert process.pid is not None
     wait_until(lambda: copied_seq(target) > seq or not process.is_alive(), "the copy goes on")
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()  # unless it is done already
     process.join(TIMEOUT_S)
     assert process.exitcode == -signal.SIGKILL, "it was not complete"
 
