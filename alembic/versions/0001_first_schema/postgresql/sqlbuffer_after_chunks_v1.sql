@@ -96,7 +96,7 @@ BEGIN
         ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
         SET length = r.length + excluded.length,
             "return" = nullif(CASE WHEN excluded."return" IS NULL THEN r."return" ELSE coalesce(r."return", 0) + excluded."return" END, 'NaN'),
-            last_seq = greatest(r.last_seq, excluded.last_seq);
+            first_seq = least(r.first_seq, excluded.first_seq), last_seq = greatest(r.last_seq, excluded.last_seq);
     END LOOP;
     RETURN NULL;
 END
