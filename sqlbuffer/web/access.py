@@ -38,8 +38,8 @@ class Access:
         app: What answers them.
         refuse: Makes the answer to others: of the request, a status, a reason and a remedy.
         token: The secret; None: another program has checked the login.
-        hosts: Names in the header `Host`; empty: any. With it, addresses in figures pass too: only
-            names can be made to point here by somebody else.
+        hosts: Names in the header `Host`; empty: any. With it, addresses in figures pass too: an
+            attacker can make a name point here, and no address.
     """
 
     def __init__(

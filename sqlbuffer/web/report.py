@@ -26,7 +26,7 @@ from sqlbuffer.web.rendering import FOLDER, encoded, environment
 MOST_BUFFERS = 20
 N_BEST = 20
 MOST_GROUPS = 50
-# Nobody waits for a report in a browser.
+# No browser waits for a report.
 TIME_S = 60.0
 _SCRIPTS = ("app.js", "uPlot.min.js", "curves.js")
 _STYLES = ("uPlot.min.css", "app.css")

@@ -154,6 +154,21 @@ def test_tasks_without_episodes_are_listed_too(schema_url, client_of):
     assert [shown[0][1], shown[0][4]] == ["t2", "6"]
 
 
+@pytest.mark.parametrize("given", [{}, {"agent": "a1"}])
+@pytest.mark.parametrize("sort", ["newest", "best", "spread"])
+def test_pages_go_on_where_they_ended_while_a_writer_writes(episodes_url, client_of, sort, given):
+    client = client_of(episodes_url)
+    first = client.get(address("/episodes", buffer="default", sort=sort, **given)).text
+    with ReplayBuffer(episodes_url, create=False) as buffer:
+        # Within the spread of its task: no other episode changes its place.
+        arrays = {"obs": [0], "reward": [1.0]}
+        buffer.store_episode(arrays, task_id="task 5", episode_id="later", agent_id="a1")
+    second = client.get(next_of(first)).text
+    shown = [line[0].split()[0] for line in rows_of(first) + rows_of(second)]
+    assert len(shown) == len(set(shown))
+    assert len({*shown} - {"later"}) >= (65 if given else 99)
+
+
 def test_an_open_episode_says_what_it_has_so_far(schema_url, client_of):
     with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
         buffer.extend({"obs": [1, 2], "reward": [0.25, 0.5]}, task_id="t", episode_id="e")

@@ -24,7 +24,7 @@ class DemoPage:
         self._process, self.address = process, address
 
     def wait(self) -> None:
-        """Wait until somebody ends the page with Ctrl-C."""
+        """Wait until a person ends the page with Ctrl-C."""
         with suppress(KeyboardInterrupt):
             self._process.wait()
 

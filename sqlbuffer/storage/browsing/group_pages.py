@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, func, select
 
 from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.browsing.key_order import is_behind, ordered
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.rollout_stats.tables import group_changes, group_stats, rollout_stats
@@ -92,24 +93,10 @@ def group_page(
             keys = keys.where(_own.task_id > after[-1])
     else:
         keys = keys.where(_own.spread.is_not(None))
-        descends = sort == "spread"
-        order = (_own.spread, _own.task_id)
-        keys = keys.order_by(*(column.desc() if descends else column for column in order))
+        descends, columns = sort == "spread", (_own.spread, _own.task_id)
+        keys = ordered(keys, columns, descends)
         if after is not None:
-            spread, task_id = after
-            if descends:
-                bound, beyond, tie = (
-                    _own.spread <= spread,
-                    _own.spread < spread,
-                    _own.task_id < task_id,
-                )
-            else:
-                bound, beyond, tie = (
-                    _own.spread >= spread,
-                    _own.spread > spread,
-                    _own.task_id > task_id,
-                )
-            keys = keys.where(and_(bound, or_(beyond, tie)))
+            keys = keys.where(is_behind(columns, after, descends))
     with _in_order(connection):
         found = connection.execute(keys.limit(limit + 1)).all()
     last = found[limit - 1] if found[limit:] else None

@@ -1,14 +1,13 @@
 """A page of the rollouts of a buffer: which ones, and in which order."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Select,
-    and_,
     bindparam,
     column,
     func,
@@ -17,6 +16,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.browsing.key_order import is_behind, ordered
 from sqlbuffer.storage.browsing.rollout_query import (
     LOOKED_AT,
     LOOKED_AT_BY_CONDITION,
@@ -87,8 +87,8 @@ def _by_column(
         # Rollouts without a return have no place in that order.
         keys = keys.where(_own[name].is_not(None))
     if query.after is not None:
-        keys = keys.where(_is_behind(columns, query.after, descends))
-    found = connection.execute(_ordered(keys, columns, descends).limit(limit + 1)).all()
+        keys = keys.where(is_behind(columns, query.after, descends))
+    found = connection.execute(ordered(keys, columns, descends).limit(limit + 1)).all()
     after = [found[limit - 1]._mapping[name], found[limit - 1].first_seq] if found[limit:] else None
     return RolloutPage(_listed(connection, buffer_id, found[:limit]), after, None)
 
@@ -109,8 +109,8 @@ def _by_spread(
         )
         columns = (group.spread, group.task_id)
         if place is not None:
-            groups = groups.where(_is_behind(columns, place[:2], True))
-        listed = connection.execute(_ordered(groups, columns, True).limit(limit)).all()
+            groups = groups.where(is_behind(columns, place[:2], True))
+        listed = connection.execute(ordered(groups, columns, True).limit(limit)).all()
         if not listed:
             break
         for place in map(list, listed):
@@ -132,8 +132,8 @@ def _best_of_task(
         _own.task_id == task_id, _own.episode_id != 0, _own["return"].is_not(None)
     )
     if after is not None:
-        keys = keys.where(_is_behind(columns, after, True))
-    return connection.execute(_ordered(keys, columns, True).limit(limit)).all()
+        keys = keys.where(is_behind(columns, after, True))
+    return connection.execute(ordered(keys, columns, True).limit(limit)).all()
 
 
 def _filtered(
@@ -155,20 +155,21 @@ def _filtered(
     for check in (_with_names, _with_steps):
         wanted = check(connection, info, query, wanted)
     name, descends = SORTS[query.sort]
-    values = [row._mapping[name] for row in wanted] if name != "spread" else []
-    if name == "spread":
-        spread = _spreads(connection, info.id, {row.task_id for row in wanted})
-        values = [spread.get(row.task_id) for row in wanted]
+    spread = _spreads(connection, info.id, {r.task_id for r in wanted}) if name == "spread" else {}
+    keys = [
+        (spread.get(row.task_id) if name == "spread" else row._mapping[name], row.first_seq)
+        for row in wanted
+    ]
     order = sorted(
-        (value, row.first_seq, place)
-        for place, (value, row) in enumerate(zip(values, wanted, strict=True))
-        if value is not None
+        ((key, row) for key, row in zip(keys, wanted, strict=True) if key[0] is not None),
+        key=itemgetter(0),
+        reverse=descends,
     )
-    n_before = int(query.after[0]) if query.after else 0
-    places = [place for *_, place in (reversed(order) if descends else order)]
-    page = [wanted[place] for place in places[n_before : n_before + limit]]
-    after = [n_before + limit] if places[n_before + limit :] else None
-    return RolloutPage(_listed(connection, info.id, page), after, looked_at)
+    if query.after is not None:
+        after = tuple(query.after)
+        order = [each for each in order if (each[0] < after if descends else each[0] > after)]
+    page = _listed(connection, info.id, [row for _, row in order[:limit]])
+    return RolloutPage(page, list(order[limit - 1][0]) if order[limit:] else None, looked_at)
 
 
 def _has_return(row: Any, query: RolloutQuery) -> bool:
@@ -216,11 +217,10 @@ def _with_steps(
     given = numbers_in(numbers).table_valued(column("value", BigInteger))
     of_episode = step.where(table.c.episode_id == given.c.value).offset(0).exists()
     held = set(connection.execute(select(given.c.value).where(of_episode)).scalars())
-    tasks = {row.task_id for row in found if not row.episode_id}
-    for task_id in tasks:
-        without = step.where(table.c.task_id == task_id, table.c.episode_id.is_(None)).limit(1)
-        if connection.execute(without).one_or_none() is None:
-            tasks = tasks - {task_id}
+    of_tasks = {row.task_id for row in found if not row.episode_id}
+    is_own = one_of(table.c.task_id, of_tasks) & table.c.episode_id.is_(None)
+    without = step.with_only_columns(table.c.task_id).where(is_own).distinct()
+    tasks = set(connection.execute(without).scalars()) if of_tasks else set()
     return [
         row for row in found if (row.episode_id in held if row.episode_id else row.task_id in tasks)
     ]
@@ -293,17 +293,3 @@ def _rollouts(buffer_id: int) -> Select[Any]:
 
 def _low_of(buffer_id: int) -> Any:
     return select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id).scalar_subquery()
-
-
-def _is_behind(columns: Sequence[Any], after: Sequence[Any], descends: bool) -> ColumnElement[bool]:
-    """Return the expression for two columns being behind two values."""
-    (one, two), (value, tie) = columns, after
-    if descends:
-        found = and_(one <= value, or_(one < value, two < tie))
-    else:
-        found = and_(one >= value, or_(one > value, two > tie))
-    return found
-
-
-def _ordered(query: Select[Any], columns: Sequence[Any], descends: bool) -> Select[Any]:
-    return query.order_by(*(column.desc() if descends else column for column in columns))

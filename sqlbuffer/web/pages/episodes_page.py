@@ -119,8 +119,7 @@ def _query(request: Request, given: dict[str, str], info: BufferInfo) -> Rollout
         most_return=_real(given["most"], "most return"),
         condition=None if tree is None else check(tree, info.config.fields.comparable),
     )
-    # Filtered pages are counted, the others go on behind a rollout.
-    form = "n" if found.is_filtered else "nsnn" if sort == "spread" else "nn"
+    form = "nsnn" if sort == "spread" and not found.is_filtered else "nn"
     return replace(found, after=page_place(request.query_params.get("after"), form))
 
 

@@ -71,7 +71,7 @@ def show_group(request: Request) -> Response:
         query = RolloutQuery(
             sort=sort if sort in ("best", "worst", "newest") else "best",
             task_id=task_id if known else "",
-            after=page_place(request.query_params.get("after"), "n"),
+            after=page_place(request.query_params.get("after"), "nn"),
         )
         found = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
 
