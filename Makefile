@@ -28,8 +28,8 @@ test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a 
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly --fast $(ARGS)
 
 test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch $(PEERS)/.installed ## run the tests that need foreign programs, other libraries or much time
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations $(ARGS)
-	$(PEERS)/bin/python -m pytest -n 2 --dist worksteal tests/peers $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal tests/integrations $(ARGS)
+	$(PEERS)/bin/python -m pytest -n 3 --dist worksteal tests/peers $(ARGS)
 
 test-nightly: $(VENV)/.installed-test ## run the tests on millions of rows
 	$(BIN)/python -m pytest tests/nightly $(ARGS)

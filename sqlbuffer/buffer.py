@@ -1296,7 +1296,8 @@ class ReplayBuffer:
         """Change the stored limits; shrinking evicts the oldest at once.
 
         Args:
-            max_capacity: Rows held at most; None is unlimited.
+            max_capacity: Rows held at most; None is unlimited. Typed steps are kept in chunks, and
+                steps that were deleted from the end of the newest chunk still count.
             max_episodes: Episodes held at most, of a buffer that was made with `max_episodes`; None
                 is unlimited.
 

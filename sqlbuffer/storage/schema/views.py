@@ -347,7 +347,10 @@ VIEWS = {
             "session_id": ("integer", "key of the session now"),
             "has_labels": ("boolean", "rows may have been annotated"),
             "has_quarantine": ("boolean", "rows may be in quarantine"),
-            "high_seq": ("integer", "the newest row's `seq`"),
+            "high_seq": (
+                "integer",
+                "the newest row's `seq`; of typed steps the newest chunk's last, deleted or not",
+            ),
             "low_seq": ("integer", "rows up to this `seq` have left"),
         },
     ),

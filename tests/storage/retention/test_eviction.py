@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 from sqlalchemy import text
 
@@ -142,6 +143,16 @@ def test_rows_left_after_a_shrink_behind_a_hole_can_be_deleted_by_hand(buffer_ur
     assert holds_exactly(buffer, buffer_url, [3, 4, 5])
     run(buffer_url, "DELETE FROM experiences WHERE step = 3")
     assert holds_exactly(buffer, buffer_url, [4, 5])
+
+
+def test_typed_steps_deleted_at_the_end_of_the_newest_chunk_still_count(buffer_url):
+    buffer = ReplayBuffer(buffer_url, fields={"obs": ("float32", (2,))})
+    buffer.extend({"obs": np.zeros((10, 2), np.float32)}, task_id="t", step=range(1, 11))
+    buffer.delete(steps_between(9, 10))
+    buffer.resize(5)
+    assert steps_of(buffer) == [6, 7, 8]
+    buffer.extend({"obs": np.zeros((3, 2), np.float32)}, task_id="t", step=range(11, 14))
+    assert steps_of(buffer) == [11, 12, 13]
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, "9", True])

@@ -134,7 +134,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffers = [
             ReplayBuffer(url, name=name, flush_s=NEVER_S, **made) for url in (self.url, other)
         ]
-        self.model = Model(unit, capacity, unit_of.get("max_episodes"), **limits)
+        n_episodes = unit_of.get("max_episodes")
+        self.model = Model(unit, capacity, n_episodes, is_typed=self.is_typed, **limits)
         self.send(0, self.steps("a", n, n))
         if n_of_episode:
             self.store_whole(0, "e0", n, n_of_episode)
@@ -243,7 +244,9 @@ class BufferMachine(RuleBasedStateMachine):
         other = self.thread.submit(self.store_in, self.buffers[1], second)
         results = [self.store_in(self.buffers[0], first), other.result()]
         assert [result.inserted for result in results] == [n, n]
-        self.took(first + second, [*results[0].seqs.tolist(), *results[1].seqs.tolist()])
+        taken = [(results[0].seqs.tolist(), first), (results[1].seqs.tolist(), second)]
+        for seqs, steps in sorted(taken, key=lambda pair: min(pair[0])):
+            self.took(steps, seqs)
 
     @rule(
         who=writers, key=episodes, number=numbers, n=sizes, version=versions,

@@ -79,10 +79,23 @@ class Model:
         next_seq: The number of the next step.
         episodes: All that are listed, in the order in which they began.
         labels: Of each step {version: {name: value}}.
+        chunks: Of each step what tells its chunk from others; in a buffer of JSON, its own number.
+        last_seqs: The last number of each chunk.
     """
 
-    def __init__(self, unit: str, capacity: int | None, max_episodes: int | None, **limits: Any):
+    def __init__(
+        self,
+        unit: str,
+        capacity: int | None,
+        max_episodes: int | None,
+        *,
+        is_typed: bool,
+        **limits: Any,
+    ):
         self.unit, self.capacity, self.max_episodes = unit, capacity, max_episodes
+        self.is_typed, self.n_writes = is_typed, 0
+        self.chunks: dict[int, object] = {}
+        self.last_seqs: dict[object, int] = {}
         self.max_use = limits.get("max_use")
         self.max_staleness = limits.get("max_staleness")
         self.session_only = limits.get("current_session_only", False)
@@ -108,7 +121,8 @@ class Model:
         return new, duplicates, conflicts
 
     def add(self, steps: list[Step], seqs: list[int], priority: float | None = None) -> None:
-        """Take new steps under their numbers, and evict."""
+        """Take new steps of one write under their numbers, and evict."""
+        self.n_writes += 1
         if priority is not None and steps:
             self.set_priorities([], priority)
         for seq, step in sorted(zip(seqs, steps, strict=True), key=lambda pair: pair[0]):
@@ -117,6 +131,9 @@ class Model:
             largest = 1.0 if self.max_priority is None else self.max_priority
             self.priorities[seq] = largest if priority is None else priority
             self.next_seq = seq + 1
+            chunk = (self.n_writes, step.episode or step.task) if self.is_typed else seq
+            self.chunks[seq] = chunk
+            self.last_seqs[chunk] = seq
             if step.session is not None:
                 self.sessions.setdefault(step.session, None)
         self.evict()
@@ -128,7 +145,9 @@ class Model:
 
     def evict(self) -> None:
         if self.unit == "row" and self.capacity is not None:
-            self.low = max([self.low, *(seq - self.capacity for seq in self.rows)])
+            # A chunk keeps its numbers, those of deleted steps too.
+            ends = [self.last_seqs[self.chunks[seq]] for seq in self.rows]
+            self.low = max([self.low, *(end - self.capacity for end in ends)])
             self.remove([seq for seq in self.rows if seq <= self.low])
         while self.unit == "episode" and self.max_episodes is not None:
             held = {row.episode for row in self.rows.values()} - {None}
