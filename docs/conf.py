@@ -13,11 +13,17 @@ myst_heading_anchors = 3
 
 
 def _add_contents(_app: Any, docname: str, source: list[str]) -> None:
-    """Make the list of pages in the index the contents of the sidebar."""
-    if docname == "index":
-        pages = re.findall(r"^- \[.*?\]\((.+?)\.md\)", source[0], re.MULTILINE)
-        contents = "\n".join(["```{toctree}", ":hidden:", "", *pages, "```"])
-        source[0] = f"{source[0]}\n{contents}\n"
+    """Make the lists of pages in the index the contents of the sidebar, with its headings."""
+    if docname != "index":
+        return
+    contents = [source[0]]
+    for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
+        caption = section.splitlines()[0]
+        pages = re.findall(r"^- \[.*?\]\((.+?)\.md\)", section, re.MULTILINE)
+        contents.append(
+            "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"])
+        )
+    source[0] = "\n\n".join([*contents, ""])
 
 
 def setup(app: Any) -> None:

@@ -637,7 +637,7 @@ class ReplayBuffer:
             strict: Raise when fewer match.
             fields: Which fields of each row are read and come back, by dotted names such as
                 `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
-                is left out. See `docs/fragments.md`.
+                is left out. See `docs/how-to/train-on-fragments.md`.
             query_condition: Other name of `condition`.
 
         Returns:
@@ -865,8 +865,8 @@ class ReplayBuffer:
                 and objects, which torch has no tensors for, and `info`.
             prefetch: How many batches a thread fetches ahead.
             epochs: How many passes; without, batches are drawn without end.
-            mirror: Read from a mirror of this buffer; see `docs/mirror.md`. True opens one, which
-                `close` of the loader closes.
+            mirror: Read from a mirror of this buffer; see `docs/how-to/draw-from-memory.md`. True
+                opens one, which `close` of the loader closes.
 
         Raises:
             InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
@@ -1021,7 +1021,7 @@ class ReplayBuffer:
             condition: Which rows.
             fields: Which fields of each row are read and come back, by dotted names such as
                 `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
-                is left out. See `docs/fragments.md`.
+                is left out. See `docs/how-to/train-on-fragments.md`.
             query_condition: Other name of `condition`.
 
         Raises:

@@ -173,7 +173,8 @@ def _quoted(url: str, quote: bool) -> str:
 
 def pages() -> list[str]:
     """Return the README and every page of `docs/`, from the top of the tree."""
-    return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    return ["README.md", *sorted(page for page in found if not page.startswith("docs/_build/"))]
 
 
 def text_of(document: str) -> str:

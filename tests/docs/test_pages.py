@@ -21,41 +21,41 @@ from tests.support.sql import run, scalar
 # Figures are checked where they are made.
 READ = {
     "README.md",
-    "docs/arrays.md",
-    "docs/backup.md",
-    "docs/coming-from-aworld.md",
-    "docs/coming-from-di-engine.md",
-    "docs/coming-from-memmap.md",
-    "docs/coming-from-minestudio.md",
-    "docs/episodes.md",
-    "docs/examples.md",  # the programs that it is about have tests of their own
-    "docs/fragments.md",
-    "docs/hugging-face.md",  # in tests/peers
+    "docs/how-to/store-arrays.md",
+    "docs/how-to/back-up.md",
+    "docs/coming-from/aworld.md",
+    "docs/coming-from/di-engine.md",
+    "docs/coming-from/memmap.md",
+    "docs/coming-from/minestudio.md",
+    "docs/how-to/record-episodes.md",
+    "docs/how-to/run-the-examples.md",  # the programs that it is about have tests of their own
+    "docs/how-to/train-on-fragments.md",
+    "docs/how-to/export-to-hugging-face.md",  # in tests/peers
     "docs/index.md",
-    "docs/interchange.md",  # in tests/peers
-    "docs/late-rewards.md",
-    "docs/leases.md",
-    "docs/loader.md",
-    "docs/many-writers.md",
-    "docs/minari.md",  # in tests/peers
-    "docs/orm.md",
-    "docs/pacing.md",
+    "docs/how-to/export-and-import.md",  # in tests/peers
+    "docs/how-to/add-late-rewards.md",
+    "docs/how-to/lease-groups.md",
+    "docs/how-to/load-batches.md",
+    "docs/how-to/share-a-database.md",
+    "docs/how-to/exchange-minari-data-sets.md",  # in tests/peers
+    "docs/how-to/use-the-orm.md",
+    "docs/how-to/pace-collectors.md",
     "docs/performance.md",
-    "docs/prioritized.md",
-    "docs/quarantine.md",
-    "docs/querying.md",
-    "docs/quickstart.md",
-    "docs/ray.md",  # in tests/peers
-    "docs/sampling.md",
-    "docs/schema.md",
-    "docs/settings.md",
-    "docs/stable-baselines3.md",  # in tests/peers
-    "docs/stacks.md",
-    "docs/staleness.md",
-    "docs/mirror.md",
-    "docs/transitions.md",
-    "docs/watching.md",
-    "docs/web.md",
+    "docs/how-to/draw-by-priority.md",
+    "docs/how-to/quarantine-rows.md",
+    "docs/how-to/filter-rows.md",
+    "docs/tutorials/quickstart.md",
+    "docs/how-to/read-with-ray.md",  # in tests/peers
+    "docs/how-to/sample-rows.md",
+    "docs/reference/schema.md",
+    "docs/reference/settings.md",
+    "docs/how-to/train-with-stable-baselines3.md",  # in tests/peers
+    "docs/how-to/stack-frames.md",
+    "docs/how-to/limit-staleness.md",
+    "docs/how-to/draw-from-memory.md",
+    "docs/how-to/draw-transitions.md",
+    "docs/how-to/watch-a-run.md",
+    "docs/how-to/look-in-the-browser.md",
 }
 LANGUAGES = {"python", "console", "sql", "postgresql", "text"}
 
@@ -73,7 +73,7 @@ def test_blocks_are_of_a_kind_that_tests_know(document):
 
 
 def test_arrays(read):
-    page = read("docs/arrays.md")
+    page = read("docs/how-to/store-arrays.md")
     page.names["env"].close()
     buffer = page.names["buffer"]
     assert len(buffer) == 200
@@ -84,7 +84,7 @@ def test_arrays(read):
 
 
 def test_episodes(read):
-    page = read("docs/episodes.md")
+    page = read("docs/how-to/record-episodes.md")
     page.names["env"].close()
     page.names["envs"].close()
     cartpole = page.names["cartpole"]
@@ -100,7 +100,7 @@ def test_episodes(read):
 
 
 def test_transitions(read):
-    page = read("docs/transitions.md")
+    page = read("docs/how-to/draw-transitions.md")
     batch = page.names["batch"]
     assert set(batch.info["n_steps"]) <= {1, 2, 3}
     returns = [sum(0.99**k for k in range(m)) for m in batch.info["n_steps"]]
@@ -111,7 +111,7 @@ def test_transitions(read):
 
 
 def test_stacks(read):
-    page = read("docs/stacks.md")
+    page = read("docs/how-to/stack-frames.md")
     batch = page.names["batch"]
     is_first = batch.info["t"] == 0
     np.testing.assert_array_equal(batch.obs[is_first], batch.obs[is_first][:, -1:].repeat(4, 1))
@@ -121,7 +121,7 @@ def test_stacks(read):
 
 
 def test_settings(read):
-    page = read("docs/settings.md")
+    page = read("docs/reference/settings.md")
     stored = page.names["config"]
     assert ReplayBuffer("sqlite:///other.db", "train", create=False).config == stored
     assert ReplayBuffer(SQLITE_URL, "small").max_capacity == 50
@@ -133,7 +133,7 @@ def test_settings_names_each_setting_with_its_group_and_default():
 
     stored, own = (
         re.findall(r"^\|.*`.*\|$", part, re.MULTILINE)
-        for part in text_of("docs/settings.md").split("## What an opener chooses")
+        for part in text_of("docs/reference/settings.md").split("## What an opener chooses")
     )
     assert len(stored) == len(PLACES)
     group = ""
@@ -151,7 +151,7 @@ def test_settings_names_each_setting_with_its_group_and_default():
 
 @pytest.mark.slow
 def test_pacing(read):
-    page = read("docs/pacing.md")
+    page = read("docs/how-to/pace-collectors.md")
     assert page.names["flow"].policy.error_buffer == 512
     assert page.names["buffer"].flow().policy.max_ratio == 0.5
 
@@ -160,7 +160,7 @@ def test_pacing(read):
 def test_watching(read):
     pytest.importorskip("tensorboardX", reason="allowed: tensorboardX is not installed")
     pytest.importorskip("prometheus_client", reason="allowed: prometheus_client is not installed")
-    page = read("docs/watching.md")
+    page = read("docs/how-to/watch-a-run.md")
     (events,) = Path("runs/first").iterdir()
     assert events.stat().st_size > 500
     assert page.names["stats"].sample_rate > 0
@@ -169,34 +169,34 @@ def test_watching(read):
 def test_watching_names_every_figure():
     from sqlbuffer.stats import Stats
 
-    text = text_of("docs/watching.md")
+    text = text_of("docs/how-to/watch-a-run.md")
     names = {*Stats.__dataclass_fields__, "fill", "samples_per_insert"} - {"buffer", "window_s"}
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_a_mirror_draws_as_the_page_shows(read):
-    page = read("docs/mirror.md")
+    page = read("docs/how-to/draw-from-memory.md")
     assert page.names["batch"].n_rows == 256
 
 
 def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
-    page = read("docs/staleness.md")
+    page = read("docs/how-to/limit-staleness.md")
     assert page.names["buffer"].clock == 5
     assert set(page.names["batch"].info["seq"].tolist()) <= set(range(101, 151))
 
 
 def test_quarantine_takes_rows_out_and_puts_them_back(read):
-    page = read("docs/quarantine.md")
+    page = read("docs/how-to/quarantine-rows.md")
     assert page.names["buffer"].release([2]) == 1
 
 
 def test_a_session_reads_and_inserts_as_the_page_on_the_orm_shows(read):
-    page = read("docs/orm.md")
+    page = read("docs/how-to/use-the-orm.md")
     assert [row.exp_meta.step for row in page.names["buffer"]] == list(range(21, 121))
 
 
 def test_fragments(read):
-    page = read("docs/fragments.md")
+    page = read("docs/how-to/train-on-fragments.md")
     with ReplayBuffer(SQLITE_URL, name="fragments") as buffer:
         assert len(buffer) == 3
     with ReplayBuffer(SQLITE_URL, name="small") as buffer:
@@ -205,13 +205,13 @@ def test_fragments(read):
 
 
 def test_leases(read):
-    page = read("docs/leases.md")
+    page = read("docs/how-to/lease-groups.md")
     assert page.names["rewards"] == [0.0, 0.0, 1.0]
     assert page.names["batch"].remaining_s == 0.0  # it ended with its block
 
 
 def test_late_rewards(read):
-    page = read("docs/late-rewards.md")
+    page = read("docs/how-to/add-late-rewards.md")
     assert page.names["buffer"].name == "rollouts"
     episodes = "SELECT episode_id, status, episode_return, reward FROM v_episodes"
     assert run(SQLITE_URL, episodes) == [("rollout-1", "complete", None, 1.0)]
@@ -221,13 +221,13 @@ def test_late_rewards(read):
 @pytest.mark.slow
 def test_loader(read):
     pytest.importorskip("torch")
-    page = read("docs/loader.md")
+    page = read("docs/how-to/load-batches.md")
     assert page.names["step"] == 20
     assert page.names["batch"].n_rows == 64
 
 
 def test_quickstart(read, postgres_url):
-    page = read("docs/quickstart.md", {SERVER_URL: postgres_url})
+    page = read("docs/tutorials/quickstart.md", {SERVER_URL: postgres_url})
     assert len(page.names["batch"]) == 32
     assert {row.exp_meta.task_id for row in page.names["batch"]} <= {f"task-{n}" for n in range(5)}
     assert set(page.names["columns"]) == {"actions", "reward_t", "terminated"}
@@ -244,7 +244,7 @@ def test_quickstart(read, postgres_url):
 
 
 def test_querying(read):
-    page = read("docs/querying.md")
+    page = read("docs/how-to/filter-rows.md")
     sampled = page.printed["sqlbuffer sample replay.db -n 2 --eq task_id=maze --eq state.level=2"]
     assert "maze" in sampled
     assert "race" not in sampled
@@ -256,7 +256,7 @@ def test_querying_names_every_operator_and_every_field():
     from sqlbuffer.query.paths import FIELDS
     from sqlbuffer.query.tree_checks import OPERATORS
 
-    text = text_of("docs/querying.md")
+    text = text_of("docs/how-to/filter-rows.md")
     methods = {{"in": "in_"}.get(name, name) for name in [*OPERATORS, "between"]}
     assert {name for name in methods if not re.search(rf"`{name}\b", text)} == set()
     fields = {name.rpartition(".")[2] for name in FIELDS}
@@ -264,7 +264,7 @@ def test_querying_names_every_operator_and_every_field():
 
 
 def test_prioritized(read):
-    names = read("docs/prioritized.md").names
+    names = read("docs/how-to/draw-by-priority.md").names
     assert set(names["batch"]) >= {"weights", "probabilities", "priorities", "seq"}
     assert names["errors"].shape == (64,)
     # Rows of large errors are drawn more often.
@@ -275,7 +275,7 @@ def test_prioritized(read):
 
 @pytest.mark.slow
 def test_sampling(read):
-    page = read("docs/sampling.md")
+    page = read("docs/how-to/sample-rows.md")
     assert page.names["first"]._seeding.seed == 7
     assert page.names["columns"]["state"].dtype == np.float32
     assert sorted(page.names["drawn"]) == sorted(f"task-{n}" for n in range(20))
@@ -284,7 +284,7 @@ def test_sampling(read):
 def test_sampling_names_every_sampler_and_all_that_candidates_offer():
     from sqlbuffer import Candidates, samplers
 
-    text = text_of("docs/sampling.md")
+    text = text_of("docs/how-to/sample-rows.md")
     assert [name for name in samplers.__all__ if name not in text] == []
     # These are what the buffer itself calls with the sampler's choice.
     inner = {"rows", "numbers", "n_probed", "n_hits"}
@@ -296,7 +296,7 @@ def test_sampling_names_every_sampler_and_all_that_candidates_offer():
 
 
 def test_coming_from_aworld(read):
-    page = read("docs/coming-from-aworld.md")
+    page = read("docs/coming-from/aworld.md")
     from sqlbuffer.compat.aworld.common import ActionModel, Observation
 
     ((row, *_),) = page.names["tasks"]
@@ -308,7 +308,7 @@ def test_coming_from_aworld(read):
 def test_coming_from_aworld_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
 
-    text = text_of("docs/coming-from-aworld.md")
+    text = text_of("docs/coming-from/aworld.md")
     assert [name for name in ALTERNATIVES if f"`{name}`" not in text] == []
     assert {"SQLStorage", "InMemoryStorage", "MultiProcMemoryStorage"} <= set(
         re.findall(r"(\w+Storage)\(", text)
@@ -317,7 +317,7 @@ def test_coming_from_aworld_names_what_the_package_has_and_has_not():
 
 def test_coming_from_memmap(read):
     pytest.importorskip("torch")
-    page = read("docs/coming-from-memmap.md")
+    page = read("docs/coming-from/memmap.md")
     assert page.names["batch"].state_.shape == (16, 3)
     assert Path("replay_data/replay.sqlite").exists()
 
@@ -326,7 +326,7 @@ def test_coming_from_memmap_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat import memmap
     from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES
 
-    text = text_of("docs/coming-from-memmap.md")
+    text = text_of("docs/coming-from/memmap.md")
     classes = {name for name in ALTERNATIVES if name.startswith("ReplayBuffer")}
     classes |= {"ConcatReplayBuffer", "EpisodeCollector"}
     classes |= {name for name in memmap.__all__ if name.startswith("ReplayDataset")}
@@ -334,7 +334,7 @@ def test_coming_from_memmap_names_what_the_package_has_and_has_not():
 
 
 def test_coming_from_minestudio(read):
-    page = read("docs/coming-from-minestudio.md")
+    page = read("docs/coming-from/minestudio.md")
     assert page.names["part"].next_obs is None
     assert scalar(SQLITE_URL, "SELECT count(*) FROM v_item_groups WHERE ready") == 4
 
@@ -344,7 +344,7 @@ def test_coming_from_minestudio_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat.minestudio.alternatives import ALTERNATIVES
     from sqlbuffer.compat.minestudio.config import Config
 
-    text = text_of("docs/coming-from-minestudio.md")
+    text = text_of("docs/coming-from/minestudio.md")
     types = {name for name in minestudio.__all__ if name.startswith(("Fragment", "Replay"))}
     types -= {"FragmentError", "FragmentNotFoundError", "FragmentTypeError"}
     records = {name for name in ALTERNATIVES if name.endswith(("Actor", "Record", "Manager"))}
@@ -354,7 +354,7 @@ def test_coming_from_minestudio_names_what_the_package_has_and_has_not():
 
 @pytest.mark.slow
 def test_coming_from_di_engine(read):
-    page = read("docs/coming-from-di-engine.md")
+    page = read("docs/coming-from/di-engine.md")
     assert page.names["row"].exp_data.reward_t == 1.0
     assert Path("checkpoints/buffer.hkl").exists()
 
@@ -363,7 +363,7 @@ def test_coming_from_di_engine_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat import ding
     from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
 
-    text = text_of("docs/coming-from-di-engine.md")
+    text = text_of("docs/coming-from/di-engine.md")
     classes = {name for name in [*ALTERNATIVES, *ding.__all__] if "Buffer" in name}
     classes -= {"UnknownBufferError"}
     assert {name for name in classes if f"`{name}`" not in text} == set()
@@ -377,6 +377,6 @@ def test_performance_page_names_commands_that_there_are(read):
 
 def test_web(read):
     ReplayBuffer(SQLITE_URL, name="rollouts").close()
-    page = read("docs/web.md")
+    page = read("docs/how-to/look-in-the-browser.md")
     assert "<h1>rollouts</h1>" in Path("report.html").read_text(encoding="utf-8")
     assert [route.path for route in page.names["yours"].routes] == ["/replay"]

@@ -191,6 +191,6 @@ def test_runs_a_file(terminal: Terminal, done: Done) -> None:
 
 
 def backup(source: str, target: str) -> None:
-    """What docs/backup.md says to do."""
+    """What docs/how-to/back-up.md says to do."""
     with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
         old.backup(new)

@@ -12,24 +12,24 @@ from tests.docs.pages import SERVER_URL, text_of
 
 
 def test_pacing_gives_the_figures_that_the_code_has():
-    text = " ".join(text_of("docs/pacing.md").split())
+    text = " ".join(text_of("docs/how-to/pace-collectors.md").split())
     assert f"{DEFAULT_CONNECTION.wait_s:.0f} seconds unless it is given" in text
     assert f"waits when {write_queue.MAX_ROWS:,} are waiting" in text
     assert (waiting_mark.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
 
 
 def test_watching_says_how_many_rows_are_looked_at():
-    assert f"up to {MOST_ROWS:,} rows" in text_of("docs/watching.md")
+    assert f"up to {MOST_ROWS:,} rows" in text_of("docs/how-to/watch-a-run.md")
 
 
 def test_the_page_about_episodes_names_every_status():
     view = VIEWS["v_episodes"].columns["status"][1]
-    words = set(re.findall(r"\| `(\w+)` \|", text_of("docs/episodes.md")))
+    words = set(re.findall(r"\| `(\w+)` \|", text_of("docs/how-to/record-episodes.md")))
     assert words >= set(re.findall(r"`(open|complete|aborted|abandoned)`", view))
 
 
 def test_many_writers_gives_the_limits_and_sizes_that_the_code_has():
-    text = text_of("docs/many-writers.md")
+    text = text_of("docs/how-to/share-a-database.md")
     assert f"at most {engine.POOL_SIZE}, and 5 more" in text
     assert f"`lock_timeout` | {transactions.LOCK_TIMEOUT_S} s |" in text
     assert f"`statement_timeout` | {transactions.STATEMENT_TIMEOUT_S // 60} minutes |" in text

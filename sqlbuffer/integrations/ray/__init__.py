@@ -1,4 +1,4 @@
-"""Read a buffer with Ray Data; see `docs/ray.md`."""
+"""Read a buffer with Ray Data; see `docs/how-to/read-with-ray.md`."""
 
 from sqlbuffer.errors import MissingExtraError
 

@@ -1,4 +1,7 @@
-"""A replay buffer for the algorithms of Stable-Baselines3; see `docs/stable-baselines3.md`."""
+"""A replay buffer for the algorithms of Stable-Baselines3.
+
+See `docs/how-to/train-with-stable-baselines3.md`.
+"""
 
 from sqlbuffer.errors import MissingExtraError
 

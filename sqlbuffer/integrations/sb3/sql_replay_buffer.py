@@ -46,7 +46,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         action_space: The space of an action.
         device: Where samples are.
         n_envs: How many environments this process adds steps of at once.
-        optimize_memory_usage: Refused; see `docs/stable-baselines3.md`.
+        optimize_memory_usage: Refused; see `docs/how-to/train-with-stable-baselines3.md`.
         handle_timeout_termination: Whether an episode that a time limit has cut is not done in
             samples. It is stored as truncated in any case.
         url: The database; see `sqlbuffer.ReplayBuffer`.

@@ -1,4 +1,4 @@
-"""Write the generated sections of `docs/schema.md`.
+"""Write the generated sections of `docs/reference/schema.md`.
 
 Run `python -m sqlbuffer.storage.schema.reference`.
 """
@@ -92,4 +92,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/schema.md"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/schema.md"))

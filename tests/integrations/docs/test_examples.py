@@ -112,7 +112,9 @@ def test_the_rules_hold_in_an_online_run_whose_trainer_is_killed(sqlite_url, tmp
         printed = read()
     assert process.returncode == 0, printed
     # Every run prints the same, and the page shows it.
-    assert any(block.body.endswith(printed) for block in fenced_blocks("docs/examples.md"))
+    assert any(
+        block.body.endswith(printed) for block in fenced_blocks("docs/how-to/run-the-examples.md")
+    )
     assert "BROKEN" not in printed
 
 

@@ -37,7 +37,7 @@ def _login_of(url):
 
 def test_many_writers(read, postgres_url, rollouts, postgres_programs):
     page = read(
-        "docs/many-writers.md",
+        "docs/how-to/share-a-database.md",
         {
             "postgresql://rollouts@db.internal/replay": rollouts,
             SERVER_URL: postgres_url,
@@ -64,7 +64,7 @@ def test_many_writers(read, postgres_url, rollouts, postgres_programs):
 def test_backup(read, postgres_url, make_database_url, postgres_programs):
     restored_url = make_database_url("postgresql")
     page = read(
-        "docs/backup.md",
+        "docs/how-to/back-up.md",
         {SERVER_URL: postgres_url, RESTORED_URL: restored_url},
         programs=postgres_programs,
         not_run=frozenset({_create_database("restored")}),
@@ -140,7 +140,7 @@ def test_schema(read, postgres_url, rollouts, postgres_programs):
                 [make_array_row(task=n // 4, step=n % 4, episode_id=str(n % 2)) for n in range(12)]
             )
     page = read(
-        "docs/schema.md",
+        "docs/reference/schema.md",
         {SERVER_URL: postgres_url, ADMIN_URL: postgres_url, "alice": _login_of(rollouts)},
         programs=postgres_programs,
     )
@@ -178,7 +178,7 @@ def test_what_the_pages_ask_of_the_program_sqlite3(line, tmp_path):
 
 def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_says(read, schema_url):
     """Test the first row of a batch with 15 degrees of freedom, at p = 0.001."""
-    sampler = read("docs/sampling.md").names["RewardWeighted"](seed=5)
+    sampler = read("docs/how-to/sample-rows.md").names["RewardWeighted"](seed=5)
     weights = np.arange(1.0, 17.0)
     with ReplayBuffer(schema_url) as buffer:
         buffer.store_batch(

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 @pytest.mark.usefixtures("cluster")
 def test_the_page_runs_as_it_is_written(read: Any) -> None:
-    page = read("docs/ray.md")
+    page = read("docs/how-to/read-with-ray.md")
     assert page.names["steps"].count() == 1000
 
 

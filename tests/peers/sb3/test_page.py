@@ -8,7 +8,7 @@ URL = "sqlite:///replay.db"
 
 
 def test_the_page_runs_as_it_is_written(read):
-    page = read("docs/stable-baselines3.md")
+    page = read("docs/how-to/train-with-stable-baselines3.md")
     page.names["env"].close()
     agents = "SELECT buffer, agent_id, count(*) FROM v_experiences GROUP BY 1, 2 ORDER BY 1, 2"
     assert run(URL, agents) == [

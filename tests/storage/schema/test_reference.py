@@ -1,4 +1,4 @@
-"""docs/schema.md is generated from the views, and says what the databases have."""
+"""docs/reference/schema.md is generated from the views, and says what the databases have."""
 
 import pytest
 
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def test_the_document_is_what_the_generator_makes():
-    document = (ROOT / "docs/schema.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs/reference/schema.md").read_text(encoding="utf-8")
     assert reference.with_sections(document) == document, (
         "run `python -m sqlbuffer.storage.schema.reference`"
     )
