@@ -46,7 +46,11 @@ READ = {
     "docs/how-to/filter-rows.md",
     "docs/tutorials/quickstart.md",
     "docs/how-to/read-with-ray.md",  # in tests/peers
+    "docs/concepts/mirror.md",
+    "docs/how-to/convert-batches.md",
     "docs/how-to/sample-rows.md",
+    "docs/how-to/share-a-mirror.md",
+    "docs/how-to/write-a-sampler.md",
     "docs/reference/schema.md",
     "docs/reference/settings.md",
     "docs/how-to/train-with-stable-baselines3.md",  # in tests/peers
@@ -179,6 +183,11 @@ def test_a_mirror_draws_as_the_page_shows(read):
     assert page.names["batch"].n_rows == 256
 
 
+def test_processes_share_a_mirror_as_the_page_shows(read):
+    page = read("docs/how-to/share-a-mirror.md")
+    assert page.names["first"].path == page.names["second"].path
+
+
 def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
     page = read("docs/how-to/limit-staleness.md")
     assert page.names["buffer"].clock == 5
@@ -274,17 +283,26 @@ def test_prioritized(read):
 
 
 @pytest.mark.slow
-def test_sampling(read):
-    page = read("docs/how-to/sample-rows.md")
-    assert page.names["first"]._seeding.seed == 7
+def test_rows_are_sampled_as_the_page_shows(read):
+    assert read("docs/how-to/sample-rows.md").names["first"]._seeding.seed == 7
+
+
+@pytest.mark.slow
+def test_batches_are_converted_as_the_page_shows(read):
+    page = read("docs/how-to/convert-batches.md")
     assert page.names["columns"]["state"].dtype == np.float32
+
+
+@pytest.mark.slow
+def test_samplers_are_written_as_the_page_shows(read):
+    page = read("docs/how-to/write-a-sampler.md")
     assert sorted(page.names["drawn"]) == sorted(f"task-{n}" for n in range(20))
 
 
-def test_sampling_names_every_sampler_and_all_that_candidates_offer():
+def test_the_pages_name_every_sampler_and_all_that_candidates_offer():
     from sqlbuffer import Candidates, samplers
 
-    text = text_of("docs/how-to/sample-rows.md")
+    text = text_of("docs/how-to/sample-rows.md") + text_of("docs/how-to/write-a-sampler.md")
     assert [name for name in samplers.__all__ if name not in text] == []
     # These are what the buffer itself calls with the sampler's choice.
     inner = {"rows", "numbers", "n_probed", "n_hits"}

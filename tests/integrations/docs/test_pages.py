@@ -178,7 +178,7 @@ def test_what_the_pages_ask_of_the_program_sqlite3(line, tmp_path):
 
 def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_says(read, schema_url):
     """Test the first row of a batch with 15 degrees of freedom, at p = 0.001."""
-    sampler = read("docs/how-to/sample-rows.md").names["RewardWeighted"](seed=5)
+    sampler = read("docs/how-to/write-a-sampler.md").names["RewardWeighted"](seed=5)
     weights = np.arange(1.0, 17.0)
     with ReplayBuffer(schema_url) as buffer:
         buffer.store_batch(
