@@ -10,6 +10,7 @@ from typing import Any
 from sqlbuffer.arguments import check_rate_window
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, MissingExtraError, SQLBufferError
+from sqlbuffer.extras import install
 from sqlbuffer.scalars import real_of
 from sqlbuffer.stats import Distribution, Stats
 
@@ -170,8 +171,8 @@ def _summary_writer(folder: Any) -> Any:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtraError(
-                "writing to TensorBoard takes tensorboardX or tensorboard: "
-                "pip install 'sqlbuffer[tensorboardX]'"
+                "writing to TensorBoard needs tensorboardX or tensorboard; "
+                f"run {install('tensorboardX')}"
             ) from None
     return SummaryWriter(os.fsdecode(folder))
 
@@ -309,6 +310,6 @@ def _families() -> tuple[Any, Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     except ImportError:
         raise MissingExtraError(
-            "figures for Prometheus take prometheus_client: pip install 'sqlbuffer[prometheus]'"
+            f"figures for Prometheus need prometheus_client; run {install('prometheus')}"
         ) from None
     return GaugeMetricFamily, CounterMetricFamily

@@ -8,6 +8,7 @@ import numpy as np
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError, MissingExtraError
+from sqlbuffer.extras import install
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import Mode, check_drawn, options_of
@@ -19,7 +20,7 @@ from sqlbuffer.steps.tensors import as_tensor
 try:
     from torch.utils import data
 except ImportError:
-    raise MissingExtraError("sqlbuffer.torch needs `pip install sqlbuffer[torch]`") from None
+    raise MissingExtraError(f"sqlbuffer.torch needs torch; run {install('torch')}") from None
 
 __all__ = ["Dataset", "IterableDataset"]
 

@@ -130,3 +130,11 @@ def test_a_module_that_a_message_names_can_be_imported():
         for name in re.findall(r"\bsqlbuffer(?:\.[a-z_0-9]+)+", text):
             assert name in modules or hasattr(errors, name.rpartition(".")[2]), (where, text)
             assert not name.startswith("sqlbuffer.storage"), (where, text)
+
+
+def test_no_text_asks_an_index_for_sqlbuffer():
+    """It is on none: an extra and a later release are installed from the checkout."""
+    asked = re.compile(r"pip install (?:--\S+ )*['\"]?sqlbuffer\b")
+    places = [*ROOT.rglob("*.py"), *ROOT.parent.glob("docs/**/*.md"), ROOT.parent / "README.md"]
+    places += ROOT.parent.glob("docs/examples/*.py")
+    assert [str(path) for path in places if asked.search(path.read_text("utf-8"))] == []

@@ -8,7 +8,8 @@ mirror of the buffer and hands its weights to the collectors through Ray. One co
 the middle of an episode and restarted by Ray: what it had stored is there, and the episode that it
 left is no training data. In the end Ray Data reads the buffer in parallel, each step once.
 
-It needs `pip install sqlbuffer[ray,demo] torch`. With SQLite all actors are on one machine.
+It needs `pip install '.[ray,demo,torch]'` in the checkout. With SQLite all actors are on one
+machine.
 """
 
 import argparse

@@ -9,8 +9,8 @@ A rate limiter keeps one gradient step for each step played; it is stored with t
 
 The task, Pendulum, is solved when the mean return of the last 20 episodes is -250 (a random policy
 gets -1200). Kill any process and start again: the experience is still there. It needs
-`pip install 'sqlbuffer[sb3]'`. The exit code is 0 when the task is solved or a quick run went
-through, 1 when it is not, and 2 when a collector has died.
+`pip install '.[sb3]'` in the checkout. The exit code is 0 when the task is solved or a quick run
+went through, 1 when it is not, and 2 when a collector has died.
 """
 
 import argparse

@@ -16,6 +16,7 @@ import orjson
 from sqlbuffer.codec.array_bytes import LARGE_BYTES
 from sqlbuffer.codec.scalar_tags import unescape_key, unhex_text, untag_float
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 # A memoryview belongs to the one row that is made of it, and large arrays are views of it.
 Blob = bytes | bytearray | memoryview
@@ -31,7 +32,7 @@ def load_torch() -> Any:
         import torch
     except ImportError:
         raise MissingExtraError(
-            "the stored items have torch tensors: `pip install sqlbuffer[torch]`"
+            f"the stored items have torch tensors; run {install('torch')}"
         ) from None
     return torch
 

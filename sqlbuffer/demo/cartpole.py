@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 
 # How often each version of the model acts at random: 20 to 180 steps an episode on average.
@@ -20,9 +21,7 @@ def require_gymnasium() -> None:
         MissingExtraError: Names the command that installs it.
     """
     if find_spec("gymnasium") is None:
-        raise MissingExtraError(
-            "the demo plays CartPole with gymnasium; run `pip install 'sqlbuffer[demo]'`"
-        )
+        raise MissingExtraError(f"the demo plays CartPole with gymnasium; run {install('demo')}")
 
 
 def make_environment() -> Any:

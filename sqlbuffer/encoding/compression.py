@@ -99,6 +99,6 @@ def _zstandard() -> Any:
         import zstandard
     except ImportError:
         raise MissingExtraError(
-            "a buffer with compression='zstd' needs `pip install zstandard`, the extra zstd"
+            "a buffer with compression='zstd' needs zstandard; run `pip install zstandard`"
         ) from None
     return zstandard

@@ -31,7 +31,9 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
     try:
         import gymnasium  # noqa: F401
     except ImportError:
-        raise MissingExtraError("fields_from_env() needs `pip install gymnasium`") from None
+        raise MissingExtraError(
+            "fields_from_env() needs gymnasium; run `pip install gymnasium`"
+        ) from None
     observation, action = spaces_of(env)
     observed, acted = _fields("obs", observation), _fields("action", action)
     following = _fields("next_obs", observation) if next_observation else {}

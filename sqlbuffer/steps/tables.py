@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 
 def as_table(arrays: Mapping[str, Any], info: Mapping[str, NDArray[Any]], n_rows: int) -> Any:
@@ -19,7 +20,7 @@ def as_table(arrays: Mapping[str, Any], info: Mapping[str, NDArray[Any]], n_rows
         import pandas
     except ImportError:
         raise MissingExtraError(
-            "to_pandas() needs `pip install sqlbuffer[pandas]`; arrays of numpy need nothing"
+            f"to_pandas() needs pandas; run {install('pandas')}; numpy arrays need nothing"
         ) from None
     named = {f"info.{name}" if name in arrays else name: array for name, array in info.items()}
     columns = {name: _column(array, n_rows) for name, array in {**named, **arrays}.items()}

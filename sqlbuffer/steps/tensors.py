@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 
 def as_tensor(array: Any, device: Any) -> Any:
@@ -37,7 +38,7 @@ def check_device(device: Any) -> None:
         import torch
     except ImportError:
         raise MissingExtraError(
-            f"tensors on device {str(device)!r} need `pip install sqlbuffer[torch]`; numpy arrays "
+            f"tensors on device {str(device)!r} need torch; run {install('torch')}; numpy arrays "
             f"need no device"
         ) from None
     try:

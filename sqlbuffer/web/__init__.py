@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 from sqlbuffer.storage.database.urls import Database
 
 __all__ = ["app"]
@@ -55,6 +56,5 @@ def require_extra() -> None:
         import starlette  # noqa: F401
     except ImportError:
         raise MissingExtraError(
-            "the page in the browser takes Starlette, uvicorn and Jinja2: "
-            "pip install 'sqlbuffer[ui]'"
+            f"the page in the browser needs Starlette, uvicorn and Jinja2; run {install('ui')}"
         ) from None

@@ -36,7 +36,7 @@ def test_a_newer_schema_asks_for_a_newer_package(run, schema_url, command):
     make_newer(schema_url, "9999")
     result = run(*command, schema_url)
     assert result.exit_code == 4
-    assert "pip install --upgrade sqlbuffer" in result.stderr
+    assert "git pull && pip install ." in result.stderr
 
 
 def test_doctor_names_a_newer_schema_that_only_added(run, schema_url):

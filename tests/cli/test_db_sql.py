@@ -85,7 +85,7 @@ def test_a_newer_schema_is_refused(run, schema_url):
     make_newer(schema_url, "9999")
     result = run("db", "sql", schema_url)
     assert result.exit_code == 4
-    assert "pip install --upgrade sqlbuffer" in result.stderr
+    assert "git pull && pip install ." in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_the_demo_without_gymnasium_names_the_extra(run, monkeypatch):
     monkeypatch.setattr(cartpole, "find_spec", lambda name: None)
     result = run("demo", *SHORT)
     assert result.exit_code == 1
-    assert "pip install 'sqlbuffer[demo]'" in result.stderr
+    assert "pip install '.[demo]'` in the checkout" in result.stderr
 
 
 def test_the_demo_refuses_a_database_in_memory(run):

@@ -121,4 +121,4 @@ def test_without_the_extra_the_command_to_type_is_told(run, filled, monkeypatch)
     monkeypatch.setattr(builtins, "__import__", without)
     result = run("ui", filled, "--no-open")
     assert result.exit_code == 1
-    assert "pip install 'sqlbuffer[ui]'" in result.stderr
+    assert "pip install '.[ui]'` in the checkout" in result.stderr

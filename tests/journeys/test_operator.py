@@ -139,7 +139,7 @@ def test_runs_a_server(server: URL, terminal: Terminal, done: Done) -> None:
     # Upgrade: there is nothing to do, until another machine has done it with a later release.
     assert "the schema is at head already" in done(f"sqlbuffer db upgrade '{restored}'")
     done(f"psql -qc \"{NEWER}\" '{restored}'")
-    with pytest.raises(SchemaTooNewError, match="pip install --upgrade sqlbuffer"):
+    with pytest.raises(SchemaTooNewError, match="git pull && pip install ."):
         ReplayBuffer(restored, "walk")
     assert terminal(f"sqlbuffer db upgrade '{restored}'").code == 4
 
@@ -187,7 +187,7 @@ def test_runs_a_file(terminal: Terminal, done: Done) -> None:
     for command in ("check", "upgrade"):
         answer = terminal(f"sqlbuffer db {command} replay.db")
         assert answer.code == 4
-        assert "pip install --upgrade sqlbuffer" in answer.err
+        assert "git pull && pip install ." in answer.err
 
 
 def backup(source: str, target: str) -> None:

@@ -123,7 +123,7 @@ def test_a_machine_without_cuda_says_so():
 
 def test_without_torch_a_device_names_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install sqlbuffer\[torch\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[torch\]'"):
         Output(device="cpu")
 
 

@@ -266,7 +266,8 @@ def test_the_library_is_imported_without_torch_which_is_asked_for_where_it_is_ne
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == (
-        "MissingExtraError sqlbuffer.torch needs `pip install sqlbuffer[torch]`"
+        "MissingExtraError sqlbuffer.torch needs torch; run `pip install '.[torch]'` in the "
+        "checkout of sqlbuffer"
     )
 
 

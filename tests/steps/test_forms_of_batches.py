@@ -123,5 +123,5 @@ def test_a_device_that_is_none_is_refused(device):
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, library, convert):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtraError, match=rf"pip install sqlbuffer\[{library}\]"):
+    with pytest.raises(MissingExtraError, match=rf"pip install '\.\[{library}\]'"):
         convert()

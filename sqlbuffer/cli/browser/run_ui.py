@@ -13,6 +13,7 @@ import typer
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import Url, database, example
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 EPILOG = example(
     "sqlbuffer ui sqlite:///replay.db",
@@ -63,8 +64,7 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
         import uvicorn
     except ImportError:
         raise MissingExtraError(
-            "the page in the browser takes Starlette, uvicorn and Jinja2: "
-            "pip install 'sqlbuffer[ui]'"
+            f"the page in the browser needs Starlette, uvicorn and Jinja2; run {install('ui')}"
         ) from None
     from sqlbuffer.web import app
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -232,5 +233,5 @@ def imported_torch(what: str) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingExtraError(f"{what} needs torch: pip install 'sqlbuffer[torch]'") from error
+        raise MissingExtraError(f"{what} needs torch; run {install('torch')}") from error
     return torch

@@ -1,12 +1,13 @@
 """Read a buffer with Ray Data; see `docs/how-to/read-with-ray.md`."""
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 try:
     import ray.data  # noqa: F401
 except ImportError:
     raise MissingExtraError(
-        "sqlbuffer.integrations.ray needs Ray Data: `pip install sqlbuffer[ray]`"
+        f"sqlbuffer.integrations.ray needs Ray Data; run {install('ray')}"
     ) from None
 
 from sqlbuffer.integrations.ray.buffer_datasource import read_buffer

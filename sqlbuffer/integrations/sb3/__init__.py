@@ -4,13 +4,13 @@ See `docs/how-to/train-with-stable-baselines3.md`.
 """
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 try:
     from stable_baselines3.common.buffers import NStepReplayBuffer  # noqa: F401
 except ImportError:
     raise MissingExtraError(
-        "sqlbuffer.integrations.sb3 needs Stable-Baselines3 2.7 or later: "
-        "`pip install sqlbuffer[sb3]`"
+        f"sqlbuffer.integrations.sb3 needs Stable-Baselines3 2.7 or later; run {install('sb3')}"
     ) from None
 
 from sqlbuffer.integrations.sb3.sql_replay_buffer import SQLReplayBuffer

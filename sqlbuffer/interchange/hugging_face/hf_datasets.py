@@ -9,6 +9,7 @@ from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, BufferStream
 from sqlbuffer.interchange.example_columns import example_columns
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows, optional_values
@@ -59,9 +60,7 @@ def to_hf(
     try:
         from datasets import IterableDataset
     except ImportError:
-        raise MissingExtraError(
-            "to_hf() needs datasets; run `pip install 'sqlbuffer[hf]'`"
-        ) from None
+        raise MissingExtraError(f"to_hf() needs datasets; run {install('hf')}") from None
     if rows == "steps":
         own, fields = example_columns(buffer.fields, columns)
         kwargs: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 
 
 def minari_package(caller: str) -> Any:
@@ -17,7 +18,5 @@ def minari_package(caller: str) -> Any:
     try:
         import minari
     except ImportError:
-        raise MissingExtraError(
-            f"{caller} needs Minari; run `pip install 'sqlbuffer[minari]'`"
-        ) from None
+        raise MissingExtraError(f"{caller} needs Minari; run {install('minari')}") from None
     return minari

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 from sqlbuffer.fields.specs import FieldSpec
 
 METADATA_KEY = b"sqlbuffer"
@@ -25,7 +26,7 @@ def load_pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingExtraError("Parquet needs pyarrow: `pip install sqlbuffer[arrow]`") from None
+        raise MissingExtraError(f"Parquet needs pyarrow; run {install('arrow')}") from None
     return pyarrow
 
 

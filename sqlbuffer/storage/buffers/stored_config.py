@@ -8,6 +8,7 @@ from sqlalchemy import Connection, RowMapping, Text, cast, null, select, update
 
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.errors import BufferNotFoundError, SchemaTooNewError, SQLBufferError
+from sqlbuffer.extras import UPGRADE
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of
 from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.tables import buffers
@@ -143,5 +144,5 @@ def parsed_config(stored: str, name: str) -> BufferConfig:
     except SQLBufferError as error:
         raise SchemaTooNewError(
             f"buffer {name!r} is stored with settings that this release of sqlbuffer cannot read "
-            f"({error}); a later one can: run `pip install --upgrade sqlbuffer`"
+            f"({error}); a later one can: run {UPGRADE}"
         ) from error

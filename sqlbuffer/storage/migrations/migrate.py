@@ -19,6 +19,7 @@ from sqlbuffer.errors import (
     SchemaOutdatedError,
     SchemaTooNewError,
 )
+from sqlbuffer.extras import UPGRADE
 from sqlbuffer.storage.database.engine import (
     SQLITE_FILE_PRAGMAS,
     engine_for,
@@ -84,7 +85,7 @@ def check(connection: Connection, url: URL, revision: str | None) -> None:
         return
     raise SchemaTooNewError(
         f"the schema of {shown} is at revision {revision}, later than this package knows ({HEAD}); "
-        "run `pip install --upgrade sqlbuffer`"
+        f"run {UPGRADE}"
     )
 
 

@@ -206,7 +206,7 @@ def test_without_torch_all_works_but_reading_tensors(buffer_url, monkeypatch):
     # Under a key that no other test has read.
     buffer.push({"without_torch": torch.ones(2)}, 0)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install sqlbuffer\[torch\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[torch\]'"):
         buffer.sample(1, 0)
     buffer.clear()
     buffer.push({"x": np.ones(2)}, 0)

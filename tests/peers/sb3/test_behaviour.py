@@ -461,7 +461,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("sqlbuffer.integrations")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.buffers", None)
-    with pytest.raises(MissingExtraError, match=r"pip install sqlbuffer\[sb3\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[sb3\]'"):
         importlib.import_module("sqlbuffer.integrations.sb3")
 
 

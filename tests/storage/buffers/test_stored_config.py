@@ -214,7 +214,7 @@ def test_settings_of_a_later_release_are_an_error_that_says_so(buffer_url, store
     for call in (lambda: ReplayBuffer(buffer_url), lambda: buffer.config, lambda: buffer.resize(5)):
         with pytest.raises(SchemaTooNewError, match=message) as info:
             call()
-        for part in ("buffer 'default'", "`pip install --upgrade sqlbuffer`"):
+        for part in ("buffer 'default'", "`git pull && pip install .`"):
             assert part in str(info.value)
     buffer.close()
     assert ReplayBuffer.list(buffer_url) == ["default"]

@@ -6,6 +6,7 @@ from typing import Any
 from sqlbuffer.compat.memmap.datasets.argument_checks import UnknownNameError
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 from sqlbuffer.loading.output import made_tuple
 from sqlbuffer.steps.tensors import as_tensor
 
@@ -15,7 +16,7 @@ try:
     from torch.utils import data
 except ImportError:
     raise MissingExtraError(
-        "datasets and data loaders need `pip install sqlbuffer[torch]`; numpy arrays come from "
+        f"datasets and data loaders need torch; run {install('torch')}; numpy arrays come from "
         "buffer.data['name'][...] without it"
     ) from None
 

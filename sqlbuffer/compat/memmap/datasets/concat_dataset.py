@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.errors import InsufficientDataError, MissingExtraError
+from sqlbuffer.extras import install
 
 try:
     import torch
     from torch.utils import data
 except ImportError:
-    raise MissingExtraError("datasets need `pip install sqlbuffer[torch]`") from None
+    raise MissingExtraError(f"datasets need torch; run {install('torch')}") from None
 
 
 class BatchedConcatDataset(data.ConcatDataset):  # type: ignore[misc]

@@ -17,6 +17,7 @@ from sqlbuffer.compat.memmap.datasets.argument_checks import (
 from sqlbuffer.compat.memmap.datasets.readable import Readable
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
 from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.extras import install
 from sqlbuffer.steps.tensors import as_tensor, check_device
 
 # The public classes, and their modules in this folder.
@@ -288,6 +289,6 @@ def need_torch() -> None:
         import torch  # noqa: F401
     except ImportError:
         raise MissingExtraError(
-            "datasets, data loaders and get_all_data need `pip install sqlbuffer[torch]`; "
+            f"datasets, data loaders and get_all_data need torch; run {install('torch')}; "
             "buffer.data['name'][...] gives numpy arrays without it"
         ) from None

@@ -33,12 +33,13 @@ from sqlbuffer.compat.memmap.datasets.readable import (
     user_meta,
 )
 from sqlbuffer.errors import InsufficientDataError, MissingExtraError
+from sqlbuffer.extras import install
 
 try:
     import torch
     from torch.utils import data
 except ImportError:
-    raise MissingExtraError("datasets need `pip install sqlbuffer[torch]`") from None
+    raise MissingExtraError(f"datasets need torch; run {install('torch')}") from None
 
 
 class SlotDataset(data.Dataset):  # type: ignore[misc]

@@ -53,7 +53,7 @@ def test_loaders_say_that_they_need_torch(no_torch, tmp_path):
         *(partial(getattr, memmap, name) for name in loading.DATASETS),
         *(partial(importlib.import_module, f"{loading.__package__}.{n}") for n in NEED_TORCH),
     ):
-        with pytest.raises(MissingExtraError, match=r"pip install sqlbuffer\[torch\]"):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[torch\]'"):
             call()
     collector.store(task=[3, 4])
     assert buffer.meta_data["task"][3:5].tolist() == [3, 4]

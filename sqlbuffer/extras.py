@@ -1,0 +1,15 @@
+"""What messages say about installing: sqlbuffer is not on a package index, so they name its
+checkout.
+"""
+
+UPGRADE = "`git pull && pip install .` in the checkout of sqlbuffer"
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    Example:
+        >>> install("torch")
+        "`pip install '.[torch]'` in the checkout of sqlbuffer"
+    """
+    return f"`pip install '.[{extra}]'` in the checkout of sqlbuffer"
