@@ -125,7 +125,7 @@ def make_newer(url):
 def test_a_newer_schema_says_to_upgrade_the_package(buffer_url):
     make_newer(buffer_url)
     for create in (None, True, False):
-        with pytest.raises(SchemaTooNewError, match="git pull && pip install .") as info:
+        with pytest.raises(SchemaTooNewError, match="git pull && pip install") as info:
             ReplayBuffer(buffer_url, create=create)
         assert "9999" in str(info.value)
     with pytest.raises(SchemaTooNewError):
