@@ -173,6 +173,13 @@ class ReplayBuffer:
     def close(self) -> None:
         """Store the steps that wait, and close this process's idle connections to the database; a
         later call opens new ones.
+
+        Raises:
+            StorageError: The steps that wait could not be stored.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.close()
         """
         try:
             self._writer.flush()
@@ -274,6 +281,14 @@ class ReplayBuffer:
         Raises:
             ValueError: No row.
             FieldError: A value cannot be stored; nothing is written.
+
+        Example:
+            >>> from sqlbuffer import DataRow, Experience, ExpMeta
+            >>> keys = {"task_id": "t1", "task_name": "maze", "agent_id": "a1"}
+            >>> meta = ExpMeta(**keys, step=1, execute_time=0.0)
+            >>> row = DataRow(exp_meta=meta, exp_data=Experience(state={"x": 1}, actions=[0]))
+            >>> ReplayBuffer("sqlite://").store(row).inserted
+            1
         """
         if not data:
             raise ValueError("Data is required")
@@ -298,6 +313,14 @@ class ReplayBuffer:
 
         Raises:
             FieldError: A value cannot be stored; nothing is written.
+
+        Example:
+            >>> source = ReplayBuffer("sqlite://", "source")
+            >>> source.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> copy = ReplayBuffer("sqlite://", "copy")
+            >>> copy.store_batch(source).inserted
+            1
         """
         rows = list(data_batch or ())
         return self._writer.store_rows(rows, model_version, session_id, priority)
@@ -323,6 +346,11 @@ class ReplayBuffer:
             FieldError: An unknown or missing field, or a value that cannot be stored; nothing is
                 written.
             SQLBufferError: Steps that were given before could not be stored; they wait.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, actions=[0], reward=1.0, task_id="t1", step=1).inserted
+            1
         """
         return self._writer.add(fields)
 
@@ -349,6 +377,13 @@ class ReplayBuffer:
         Raises:
             FieldError: An unknown or missing field, another shape, a value that the field cannot
                 hold; nothing is written.
+
+        Example:
+            >>> fields = {"obs": ("float32", (2,)), "action": "int64"}
+            >>> buffer = ReplayBuffer("sqlite://", fields=fields)
+            >>> columns = {"obs": [[0, 1], [2, 3]], "action": [0, 1], "reward": [0.5, 1.0]}
+            >>> buffer.extend(columns, task_id="t1").inserted
+            2
         """
         return self._writer.extend(arrays, casting, keys)
 
@@ -391,6 +426,12 @@ class ReplayBuffer:
             EpisodeExistsError: An episode of that id is open, or was aborted.
             FieldError: As `extend`; a final observation with other fields; meta that is no JSON;
                 no step; a reward that is no finite number. Nothing is written.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> columns = {"obs": [0, 1], "reward": [0, 1], "terminated": [False, True]}
+            >>> buffer.store_episode(columns, task_id="t1", episode_reward=1.0).inserted
+            2
         """
         keys = {
             "agent_id": agent_id,
@@ -435,6 +476,14 @@ class ReplayBuffer:
         Raises:
             EpisodeExistsError: The buffer knows an episode of that id.
             FieldError: A key that is no text, or meta that does not fit.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> with buffer.episode(task_id="t1") as episode:
+            ...     episode.append(obs=0.0, reward=0.0)
+            ...     episode.append(obs=1.0, reward=1.0, terminated=True)
+            >>> len(buffer)
+            2
         """
         beginning = self._writer.beginning(
             task_id, agent_id, episode_id, model_version, session_id, casting, meta
@@ -481,6 +530,18 @@ class ReplayBuffer:
             MissingExtraError: No gymnasium, or one before 1.1.
             StorageError: From `step`, earlier steps could not be stored; they wait to be, and the
                 episodes are aborted. From `close`, likewise; the environment is closed.
+
+        Example:
+            >>> import gymnasium
+            >>> from sqlbuffer import fields_from_env
+            >>> env = gymnasium.make("CartPole-v1")
+            >>> buffer = ReplayBuffer("sqlite://", **fields_from_env(env))
+            >>> env = buffer.record(env, task_id="cartpole")
+            >>> observation, info = env.reset(seed=0)
+            >>> step = env.step(env.action_space.sample())
+            >>> env.close()
+            >>> len(buffer)
+            1
         """
         from sqlbuffer.recording import recorded
 
@@ -496,6 +557,11 @@ class ReplayBuffer:
         Raises:
             StorageError: They could not be stored; they wait to be.
             EpisodeExistsError: The buffer holds other steps under the ids of some, which are lost.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.add(obs=1.0)
+            >>> buffer.flush()
         """
         self._writer.flush()
 
@@ -520,8 +586,17 @@ class ReplayBuffer:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
 
         Raises:
+            ConditionError: A malformed condition.
             InsufficientDataError: Fewer rows were drawn: with the default sampler none matches.
             FieldError: An unknown field.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (4,))})
+            >>> buffer.extend({"obs": [[0.0] * 4] * 10, "reward": range(10)}).inserted
+            10
+            >>> batch = buffer.sample_arrays(32, fields=["obs", "reward"])
+            >>> batch["obs"].shape, batch["reward"].dtype
+            ((32, 4), dtype('float32'))
         """
         info = self._store.info
         reader = StepReader(info.config.fields, fields, info.config.payloads.compression)
@@ -566,9 +641,19 @@ class ReplayBuffer:
             `episode`, `t` and `n_steps`, which is m.
 
         Raises:
+            ConditionError: A malformed condition.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: An unknown field, no observation field, or a field `done` where neither
                 `terminated` nor `truncated` is stored and no `terminal_field` is given.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> columns = {"obs": [0, 1], "reward": [1, 1], "terminated": [False, True]}
+            >>> buffer.store_episode(columns).inserted
+            2
+            >>> batch = buffer.sample_transitions(8, n_step=2, gamma=0.5)
+            >>> sorted(set(batch.reward.tolist()))
+            [1.0, 1.5]
         """
         check_n_step(n_step, gamma)
         info = self._store.info
@@ -650,6 +735,16 @@ class ReplayBuffer:
             FieldError: An unknown field.
             InsufficientDataError: Fewer match and `strict` is set.
             ValueError: A negative batch size.
+
+        Example:
+            >>> from sqlbuffer import LatestSampler, QueryBuilder
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> for step in range(5):
+            ...     result = buffer.add(state={"x": step}, task_id="t1", step=step)
+            >>> early = QueryBuilder().lt("exp_meta.step", 3)
+            >>> rows = buffer.sample(2, sampler=LatestSampler(), condition=early)
+            >>> sorted(row.exp_meta.step for row in rows)
+            [1, 2]
         """
         node = self._conditions.node(condition, query_condition)
         return converted(converter, self._sampler.rows(sampler, batch_size, node, strict, fields))
@@ -710,6 +805,13 @@ class ReplayBuffer:
             FieldError: An unknown field.
             InsufficientDataError: Fewer match and `strict` is set.
             ValueError: A negative n.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> for step in range(3):
+            ...     result = buffer.add(state={"x": step}, task_id="t1", step=step)
+            >>> [[row.exp_meta.step for row in task] for task in buffer.sample_tasks(1)]
+            [[0, 1, 2]]
         """
         node = self._conditions.node(condition, query_condition)
         tasks = self._sampler.tasks(sampler, n, node, strict, fields)
@@ -747,7 +849,19 @@ class ReplayBuffer:
         converter: AnyConverter | None = None,
         batch_size: int = 1000,
     ) -> RowList[Any]:
-        """Draw whole tasks: `sample_tasks` by AWorld's name and arguments."""
+        """Draw whole tasks: `sample_tasks` by AWorld's name and arguments.
+
+        Raises:
+            ConditionError: A malformed condition.
+            ValueError: A negative batch size.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> len(buffer.sample_task(batch_size=1))
+            1
+        """
         return self.sample_tasks(
             batch_size, sampler=sampler, condition=query_condition, converter=converter
         )
@@ -780,6 +894,15 @@ class ReplayBuffer:
         Raises:
             ConditionError: A malformed condition.
             ValueError: A negative n.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", max_use=1)
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> buffer.peek(1)[0].exp_data.state
+            {'x': 1}
+            >>> len(buffer.sample(1))  # the row was not used up
+            1
         """
         return self._sampler.peek(sampler, n, self._conditions.node(condition))
 
@@ -869,6 +992,7 @@ class ReplayBuffer:
                 opens one, which `close` of the loader closes.
 
         Raises:
+            ConditionError: A malformed condition.
             InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
                 without end finds no batch.
             BufferConfigError: Passes over a buffer with `max_use`, whose rows are counted as they
@@ -877,6 +1001,14 @@ class ReplayBuffer:
             FieldError: An unknown field, or names that collide.
             ValueError: An option that the mode does not take, or options that exclude each other.
             MissingExtraError: A device, and torch is not installed.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.extend({"obs": [0, 1, 2]}).inserted
+            3
+            >>> loader = buffer.loader("step", 2, epochs=1, shuffle=False)
+            >>> [batch.obs.tolist() for batch in loader]
+            [[0.0, 1.0], [2.0]]
         """
         options = LoaderOptions(
             mode=mode, batch_size=batch_size, n_step=n_step, gamma=gamma, length=length,
@@ -897,6 +1029,11 @@ class ReplayBuffer:
         Raises:
             BufferConfigError: Passes over a buffer with `max_use`.
             FieldError: An unknown field.
+
+        Example:
+            >>> from sqlbuffer.loading.modes import LoaderOptions
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> source = buffer.batch_source(LoaderOptions(mode="step", batch_size=2))
         """
         return options.source(self._store)
 
@@ -933,6 +1070,15 @@ class ReplayBuffer:
             MirrorFullError: The buffer does not fit.
             StorageReadOnlyError: The buffer evicts by task or episode, and the role may not
                 register a follower: it is a right of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.extend({"obs": [0, 1, 2]}).inserted
+            3
+            >>> with buffer.mirror() as mirror:
+            ...     batch = mirror.sample_arrays(8)
+            >>> batch.obs.shape
+            (8,)
         """
         return Mirror(
             self._store, max_bytes=max_bytes, refresh_s=refresh_s, max_lag_s=max_lag_s,
@@ -977,11 +1123,21 @@ class ReplayBuffer:
             A context manager that yields a `LeasedBatch`.
 
         Raises:
+            ConditionError: A malformed condition.
             BufferConfigError: The buffer was made without `leases=True`, or a malformed argument.
             InsufficientDataError: At the beginning of the block: there were too few in time.
             FlowControlError: Likewise: the rate limiter did not let them out in time.
             LeaseLostError: At its end: the lease has run out, and nothing was counted.
             StorageReadOnlyError: The role may not: it is a right of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", leases=True, max_use=1)
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> with buffer.lease(1, timeout_s=0) as batch:
+            ...     states = [row.exp_data.state for row in batch]
+            >>> states, len(buffer)
+            ([{'x': 1}], 0)
         """
         return self._leases.lease(
             n, self._conditions.node(condition), group_by=group_by, min_group_size=min_group_size,
@@ -990,7 +1146,19 @@ class ReplayBuffer:
         )  # fmt: skip
 
     def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
-        """Return how many rows match."""
+        """Return how many rows match.
+
+        Raises:
+            ConditionError: A malformed condition.
+
+        Example:
+            >>> from sqlbuffer import QueryBuilder
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> buffer.size(), buffer.size(QueryBuilder().eq("exp_meta.task_id", "t2"))
+            (1, 0)
+        """
         return self._store.rows.count(self._conditions.node(condition, query_condition))
 
     def __len__(self) -> int:
@@ -1025,7 +1193,15 @@ class ReplayBuffer:
             query_condition: Other name of `condition`.
 
         Raises:
+            ConditionError: A malformed condition.
             FieldError: An unknown field.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1, "image": "large"}, task_id="t1").inserted
+            1
+            >>> [row.exp_data.state for row in buffer.get_all(fields=["state.x"])]
+            [{'x': 1}]
         """
         return self._reader.all(self._conditions.node(condition, query_condition), fields)
 
@@ -1048,8 +1224,16 @@ class ReplayBuffer:
             query_condition: Other name of `condition`.
 
         Raises:
+            ConditionError: A malformed condition.
             FieldError: An unknown field.
             ValueError: A page or page size below 1.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> for step in range(5):
+            ...     result = buffer.add(state={"x": step}, step=step)
+            >>> [row.exp_meta.step for row in buffer.get_paginated(2, page_size=2)]
+            [2, 3]
         """
         node = self._conditions.node(condition, query_condition)
         return self._reader.page(node, page, page_size, fields)
@@ -1057,6 +1241,16 @@ class ReplayBuffer:
     def get_by_task_id(self, task_id: str, *, fields: Sequence[str] | None = None) -> list[DataRow]:
         """Return all rows of a task in the order of (episode, step, execute_time); none for an
         unknown task. Of each those `fields`, all by default; see `get_all`.
+
+        Raises:
+            FieldError: An unknown field.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> len(buffer.get_by_task_id("t1")), len(buffer.get_by_task_id("unknown"))
+            (1, 0)
         """
         return self._reader.tasks([task_id], fields)[task_id]
 
@@ -1065,6 +1259,17 @@ class ReplayBuffer:
     ) -> dict[str, list[DataRow]]:
         """Return `{task_id: rows}` in the order of the ids, each task's rows in the order of
         (episode, step, execute_time). Of each row those `fields`, all by default; see `get_all`.
+
+        Raises:
+            FieldError: An unknown field.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> found = buffer.get_batch_by_task_ids(["t1", "t2"])
+            >>> len(found["t1"]), len(found["t2"])
+            (1, 0)
         """
         return self._reader.tasks(task_ids, fields)
 
@@ -1077,15 +1282,39 @@ class ReplayBuffer:
 
         Raises:
             FieldError: The step was not written with the buffer's fields, or is damaged.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.decode(b"\\x00\\x00\\x80?")["obs"]
+            np.float32(1.0)
         """
         return decode_step(self._store.layout, bytes(block), place)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
-        """Return the select that a condition becomes, its values written out for reading."""
+        """Return the select that a condition becomes, its values written out for reading.
+
+        Raises:
+            ConditionError: A malformed condition.
+
+        Example:
+            >>> from sqlbuffer import QueryBuilder
+            >>> print(ReplayBuffer("sqlite://").sql(QueryBuilder().eq("exp_meta.task_id", "t1")))
+            SELECT ...
+        """
         return self._store.rows.sql(self._conditions.node(condition, query_condition))
 
     def explain(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
-        """Return the database's plan for that select."""
+        """Return the database's plan for that select.
+
+        Raises:
+            ConditionError: A malformed condition.
+
+        Example:
+            >>> from sqlbuffer import QueryBuilder
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> print(buffer.explain(QueryBuilder().eq("exp_meta.task_id", "t1")))
+            SEARCH ...
+        """
         return self._store.rows.explain(self._conditions.node(condition, query_condition))
 
     def annotate(
@@ -1221,6 +1450,13 @@ class ReplayBuffer:
             ConditionError: An empty condition, or a malformed one.
             FieldError: Numbers that are none.
             StorageReadOnlyError: The role may not: it is a right of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> buffer.quarantine([1]), buffer.release([1])
+            (1, 1)
         """
         return self._changes.release(condition_or_seqs)
 
@@ -1229,6 +1465,14 @@ class ReplayBuffer:
 
         Raises:
             ConditionError: An empty condition; `clear()` deletes everything.
+
+        Example:
+            >>> from sqlbuffer import QueryBuilder
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> buffer.delete(QueryBuilder().eq("exp_meta.task_id", "t1"))
+            1
         """
         node = self._conditions.node(condition, query_condition)
         if node == EVERYTHING:
@@ -1267,6 +1511,7 @@ class ReplayBuffer:
                 `seq` that was copied, and the range of those to copy.
 
         Raises:
+            ConditionError: A malformed condition.
             CopyError: The target is not empty, or cannot hold the same steps; or steps left this
                 buffer before they were copied.
             StorageBusyError: A transaction that writes to this buffer does not end.
@@ -1287,7 +1532,18 @@ class ReplayBuffer:
         return copy_buffer(self._store, other._store, node, on_progress)
 
     def clear(self) -> int:
-        """Delete every row and return how many there were."""
+        """Delete every row and return how many there were.
+
+        Raises:
+            StorageReadOnlyError: The role may not: it is a right of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, task_id="t1").inserted
+            1
+            >>> buffer.clear(), len(buffer)
+            (1, 0)
+        """
         return self._store.retention.clear()
 
     def resize(
@@ -1304,6 +1560,14 @@ class ReplayBuffer:
         Raises:
             BufferConfigError: Fewer rows than the buffer's `min_size`; or a buffer of
                 `compat.memmap`, which has a limit of its own.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", max_capacity=10)
+            >>> buffer.extend({"state": list(range(10))}).inserted
+            10
+            >>> buffer.resize(4)
+            >>> len(buffer)
+            4
         """
         changes = {
             name: checked_capacity(value, name)
@@ -1339,6 +1603,14 @@ class ReplayBuffer:
         Raises:
             TypeError: No integer.
             ValueError: More than 64 bits.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", max_staleness=1)
+            >>> buffer.add(state={"x": 1}, model_version=1).inserted
+            1
+            >>> buffer.set_clock(3)
+            >>> len(buffer.sample(1))
+            0
         """
         self._set_version(checked_clock(clock), None)
 
@@ -1356,6 +1628,14 @@ class ReplayBuffer:
 
         Raises:
             StorageReadOnlyError: The role may not: it is a right of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", max_staleness=1, keep_expired=True)
+            >>> buffer.add(state={"x": 1}, model_version=1).inserted
+            1
+            >>> buffer.set_clock(3)
+            >>> buffer.expire().total
+            1
         """
         return self._store.expiry.run()
 
@@ -1373,6 +1653,11 @@ class ReplayBuffer:
         Raises:
             FieldError: A key that is no text.
             StorageReadOnlyError: The role may not: it is a right of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.start_session("monday")
+            'monday'
         """
         key = uuid7() if session_id is None else checked_session(session_id)
         self._store.sessions.start(key)
@@ -1404,6 +1689,13 @@ class ReplayBuffer:
             StorageReadOnlyError: The role may not: it is a right of learners.
             TypeError: No integer.
             ValueError: More than 64 bits.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.start_session("monday")
+            'monday'
+            >>> buffer.set_model_version(7), buffer.clock
+            (True, 7)
         """
         number = checked_clock(version, "a model version")
         key = self._own_session if session_id is None else checked_session(session_id)
@@ -1418,6 +1710,12 @@ class ReplayBuffer:
         """Return the version of the current session's model, or what `set_clock` set; None before.
 
         One read by key, from any process: for collectors that ask before each episode.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.set_clock(7)
+            >>> buffer.model_version()
+            7
         """
         return self._store.sessions.clock()
 
@@ -1426,6 +1724,15 @@ class ReplayBuffer:
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
+
+        Example:
+            >>> from sqlbuffer import RateLimiter
+            >>> limiter = RateLimiter(samples_per_insert=2.0, min_size=1, error_buffer=10.0)
+            >>> buffer = ReplayBuffer("sqlite://", rate_limiter=limiter)
+            >>> buffer.add(state={"x": 1}).inserted
+            1
+            >>> buffer.flow().inserted
+            1
         """
         return self._store.pacer.state()
 
@@ -1442,6 +1749,14 @@ class ReplayBuffer:
                 `min_size` is reached.
             BufferNotFoundError: The buffer was dropped.
             StorageReadOnlyError: The role may not: it is a right of learners.
+
+        Example:
+            >>> from sqlbuffer import RateLimiter
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> limiter = RateLimiter(samples_per_insert=2.0, min_size=1, error_buffer=10.0)
+            >>> buffer.set_rate_limiter(limiter)
+            >>> buffer.flow().policy.samples_per_insert
+            2.0
         """
         policy = rate_limiter_of(policy)
         min_size = self._store.info.config.sampling.min_size
@@ -1462,6 +1777,14 @@ class ReplayBuffer:
         Raises:
             BufferConfigError: No such number of seconds.
             BufferNotFoundError: The buffer was dropped.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", max_capacity=10)
+            >>> buffer.add(state={"x": 1}).inserted
+            1
+            >>> stats = buffer.stats()
+            >>> stats.rows, stats.fill
+            (1, 0.1)
         """
         check_rate_window(window_s)
         self._store.pacer.publish_now()
@@ -1474,6 +1797,19 @@ class ReplayBuffer:
         Args:
             url: The database; see `ReplayBuffer`.
             retry_s: How long to wait for a server; see `ReplayBuffer`.
+
+        Raises:
+            BufferNotFoundError: There is no such SQLite file.
+            SchemaMissingError: A database without the schema.
+            StorageUnreachableError: No database answers.
+
+        Example:
+            >>> import os, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "replay.db")
+            ...     ReplayBuffer(path, "train").close()
+            ...     ReplayBuffer.list(path)
+            ['train']
         """
         return catalog.list_buffers(url, checked_retry("retry_s", retry_s))
 
@@ -1488,5 +1824,14 @@ class ReplayBuffer:
 
         Raises:
             BufferNotFoundError: No such buffer.
+
+        Example:
+            >>> import os, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "replay.db")
+            ...     ReplayBuffer(path, "train").close()
+            ...     ReplayBuffer.drop(path, "train")
+            ...     ReplayBuffer.list(path)
+            []
         """
         drop_buffer(url, name, checked_retry("retry_s", retry_s))
