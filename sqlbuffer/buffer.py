@@ -1,4 +1,4 @@
-"""`ReplayBuffer`: the front door."""
+"""`ReplayBuffer`, the main class of the library."""
 
 import builtins
 import os
@@ -83,35 +83,37 @@ T = TypeVar("T")
 class ReplayBuffer:
     """A named stream of experience in a SQL database, shared by every process that opens it.
 
-    Safe to use from many threads, to pickle, and to use in forked and spawned processes.
+    It may be used from many threads, pickled, and used in forked and spawned processes.
 
     Args:
-        url: Database URL, path of a SQLite file, SQLAlchemy URL or Engine; without one
-            `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`. Of a SQLite URL, `?mode=ro` and
-            `?immutable=1` refuse writes.
-        name: One database holds many buffers.
-        create: True creates a missing schema and buffer, False neither. Omitted: the buffer, and
-            the schema of a new SQLite file.
-        config: What is stored about the buffer, as a model. A new buffer is made with it. Of a
-            stored one the settings that the model was made with are compared.
-        connection: What this opener chooses for itself, as a model.
-        state_type: Type that states are rebuilt as when read, by pydantic; plain values without
+        url: Database URL, path of a SQLite file, SQLAlchemy URL or Engine. The default is the
+            environment variable `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`. A SQLite URL with
+            `?mode=ro` or `?immutable=1` refuses writes.
+        name: Name of the buffer; one database holds many buffers.
+        create: True creates a missing schema and a missing buffer; False creates neither. By
+            default a missing buffer is created, and the schema of a new SQLite file.
+        config: Stored settings of the buffer, as a model. A new buffer gets them. If the buffer
+            exists, the settings that the model was made with must equal the stored ones.
+        connection: Settings of this process alone, as a model; nothing of it is stored.
+        state_type: Type that pydantic rebuilds each state as when it is read. Without one, states
+            are plain values.
+        action_type: Type of each action, in the same way.
+        settings: Settings of `BufferConfig` and `Connection` by name; they override those of the
+            models. A setting that is omitted or None keeps its stored value; a new buffer gets the
+            default. `alpha` is stored with a new buffer; later openers may draw with a different
             one.
-        action_type: Type that each action is rebuilt as.
-        settings: The settings of `BufferConfig` and `Connection` by name, which override those of
-            the models. Those that are left out, or None, are what is stored, and the defaults of a
-            new buffer. `alpha` is stored with a new buffer; later openers may draw with another.
 
     Raises:
-        BufferConfigError: The buffer is stored with other settings; the message lists each of them.
-            Or a wrong value, or settings under which none of its rows could ever be sampled.
-        FieldError: A malformed field, or the buffer is stored with other fields.
-        MissingExtraError: The buffer is compressed, and the package for it is not installed.
-        SchemaMissingError: A database without the schema.
-        SchemaOutdatedError: A schema of an earlier release.
-        SchemaTooNewError: A schema of a later release.
-        StorageUnreachableError: No database answers. Its subclasses name a wrong password, a
-            missing role and a missing database.
+        BufferConfigError: The buffer is stored with other settings, and the message lists each
+            difference; or a value is invalid; or no row could ever be sampled with these settings.
+        FieldError: A field is malformed, or the buffer is stored with other fields.
+        MissingExtraError: The buffer is compressed, and the package for that compression is not
+            installed.
+        SchemaMissingError: The database has no schema of sqlbuffer.
+        SchemaOutdatedError: The schema is of an earlier release.
+        SchemaTooNewError: The schema is of a later release.
+        StorageUnreachableError: The database does not answer. Its subclasses name a wrong password,
+            a missing role and a missing database.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://", max_capacity=100)
@@ -161,7 +163,7 @@ class ReplayBuffer:
         return buffer_text(self._store)
 
     def _repr_html_(self) -> str:
-        """Return a table of what the buffer is, for notebooks."""
+        """Return a table of the buffer's settings and size, for notebooks."""
         return buffer_html(self._store)
 
     def __enter__(self) -> "ReplayBuffer":
@@ -171,11 +173,12 @@ class ReplayBuffer:
         self.close()
 
     def close(self) -> None:
-        """Store the steps that wait, and close this process's idle connections to the database; a
-        later call opens new ones.
+        """Store the pending steps, then close this process's idle connections to the database.
+
+        A later call opens new connections.
 
         Raises:
-            StorageError: The steps that wait could not be stored.
+            StorageError: The pending steps could not be stored; they stay pending.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -198,7 +201,7 @@ class ReplayBuffer:
 
     @property
     def config(self) -> BufferConfig:
-        """What is stored about the buffer now.
+        """The settings that are stored with the buffer now.
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
@@ -207,17 +210,17 @@ class ReplayBuffer:
 
     @property
     def connection(self) -> Connection:
-        """What this opener has chosen for itself."""
+        """The settings of this process alone."""
         return self._store.options
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """The typed fields, as stored."""
+        """The typed fields of a step, as stored."""
         return dict(self._store.info.config.fields.specs)
 
     @property
     def observation_fields(self) -> tuple[str, ...]:
-        """Which of them an observation is made of."""
+        """Names of the typed fields that an observation consists of."""
         return self._store.info.config.fields.observations
 
     @property
@@ -227,48 +230,49 @@ class ReplayBuffer:
 
     @property
     def compression(self) -> Compression | None:
-        """How the bytes of arrays are compressed, as stored; None: not at all."""
+        """Compression of the arrays' bytes, as stored; None if they are not compressed."""
         return self._store.info.config.payloads.compression
 
     @property
     def max_capacity(self) -> int | None:
-        """Rows held at most, as stored now; None is unlimited."""
+        """Largest number of rows, as stored now; None is unlimited."""
         return self._store.window().max_capacity
 
     @property
     def max_episodes(self) -> int | None:
-        """Episodes held at most, as stored now; None is unlimited."""
+        """Largest number of episodes, as stored now; None is unlimited."""
         return self._store.window().max_episodes
 
     @property
     def evict_by(self) -> EvictUnit:
-        """What leaves at once: `row`, `task` or `episode`."""
+        """Unit that is evicted whole: `row`, `task` or `episode`."""
         return self._store.info.config.retention.evict_by
 
     @property
     def alpha(self) -> float | None:
-        """Exponent of priorities, as stored; None: rows have no priorities."""
+        """Exponent of priorities, as stored; None if rows have no priorities."""
         info = self._store.info
         return info.config.priorities.alpha if info.config.priorities.enabled else None
 
     @property
     def max_use(self) -> int | None:
-        """How often a row is sampled at most; None is any number."""
+        """Largest number of times that a row is sampled; None is unlimited."""
         return self._store.info.config.sampling.max_use
 
     @property
     def max_staleness(self) -> int | None:
-        """By how much a row may be behind the clock to be sampled; None is any."""
+        """Largest distance of a sampled row's `model_version` behind the clock; None is unlimited.
+        """
         return self._store.info.config.sampling.max_staleness
 
     @property
     def min_size(self) -> int:
-        """How many rows there must be before any is sampled."""
+        """Number of rows that the buffer must hold before any row is sampled."""
         return self._store.info.config.sampling.min_size
 
     @property
     def track_samples(self) -> bool:
-        """Whether batches are noted."""
+        """Whether the rows of each batch are logged."""
         return self._store.info.config.sampling.track_samples
 
     def store(self, data: DataRow, *, priority: float | None = None) -> StoreResult:
@@ -276,10 +280,10 @@ class ReplayBuffer:
 
         Args:
             data: The row.
-            priority: See `store_batch`.
+            priority: Its priority; see `store_batch`.
 
         Raises:
-            ValueError: No row.
+            ValueError: `data` is None.
             FieldError: A value cannot be stored; nothing is written.
 
         Example:
@@ -302,14 +306,18 @@ class ReplayBuffer:
         session_id: str | None = None,
         priority: Any = None,
     ) -> StoreResult:
-        """Store rows in one transaction: all those whose ids the buffer does not hold, or none.
+        """Store rows in one transaction, without those whose ids the buffer holds already.
+
+        Either all new rows are stored or none.
 
         Args:
             data_batch: The rows.
-            model_version: Version for rows that name none.
-            session_id: Session for rows that name none; without one a row belongs to all.
-            priority: Of a buffer with priorities, one number for all rows or an array of shape
-                (n,), from 0 to 1e100; the largest ever set when left out, 1.0 before any.
+            model_version: Version for rows that have none.
+            session_id: Session for rows that have none. A row without a session belongs to all
+                sessions.
+            priority: One number for all rows or an array of shape (n,), from 0 to 1e100, for
+                buffers with priorities. The default is the largest priority ever set, or 1.0 before
+                any was set.
 
         Raises:
             FieldError: A value cannot be stored; nothing is written.
@@ -327,25 +335,27 @@ class ReplayBuffer:
 
     @takes(whole_step)
     def add(self, /, **fields: Any) -> StoreResult | None:
-        """Store one experience given by its fields.
+        """Store one step, given by its fields.
 
-        A buffer without typed fields stores it before the call returns. One with them stores it
-        with others, `flush_s` later at most, and returns None; `flush` stores what waits. There a
-        step without a number has the next one of its task and agent in this process, and `id`,
-        `episode_id`, `execute_time`, `task_name`, `pre_agent`, `adv_t` and `v_t` have it stored at
-        once, after what waits.
+        A buffer without typed fields stores the step before the call returns. A buffer with typed
+        fields stores it together with others, within `flush_s`, and returns None; `flush` stores
+        the pending steps immediately.
+
+        In a buffer with typed fields, a step without a number gets the next number of its task and
+        agent in this process. Some arguments have the step stored immediately, after the pending
+        ones: `id`, `episode_id`, `execute_time`, `task_name`, `pre_agent`, `adv_t` and `v_t`.
 
         Args:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
                 `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
                 `execute_time`, `pre_agent`, `episode_id`, `model_version`, `session_id` and `id`;
-                `priority` as for `store_batch`; and the typed fields that the buffer declares,
-                which are required unless they have a default.
+                `priority` as in `store_batch`; and the typed fields that the buffer declares. A
+                typed field is required unless it has a default.
 
         Raises:
-            FieldError: An unknown or missing field, or a value that cannot be stored; nothing is
+            FieldError: A field is unknown or missing, or a value cannot be stored; nothing is
                 written.
-            SQLBufferError: Steps that were given before could not be stored; they wait.
+            SQLBufferError: Earlier steps could not be stored; they stay pending.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -362,21 +372,21 @@ class ReplayBuffer:
         casting: Casting = "same_kind",
         **keys: Unpack[StepKeys],
     ) -> StoreResult:
-        """Store n steps given as columns, in one transaction.
+        """Store n steps, given as columns, in one transaction.
 
         Args:
-            arrays: For each declared field an array of shape (n, *shape), or n arrays where its
-                length varies; `reward`, `terminated`, `truncated` of shape (n,) if there are any;
-                `state`, `actions`, `messages`, `extra` as lists of n values, as `add` takes them.
-            casting: `same_kind` refuses casts that lose what a value means: floats to integers,
-                integers out of range, finite floats to infinite ones. `unsafe` is numpy's.
+            arrays: An array of shape (n, *shape) for each declared field, or n arrays if its length
+                varies. `reward`, `terminated` and `truncated` are optional, of shape (n,). `state`,
+                `actions`, `messages` and `extra` are lists of n values, as in `add`.
+            casting: `same_kind` refuses casts that change a value: floats to integers, integers out
+                of range, finite floats to infinite ones. `unsafe` casts as numpy does.
             **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`: n
-                values or one for all rows; `id`: n values; `priority` as for `store_batch`. Steps
-                that name an episode are appended to it.
+                values, or one for all rows. `id`: n values. `priority`: see `store_batch`. Steps
+                with an `episode_id` are appended to that episode.
 
         Raises:
-            FieldError: An unknown or missing field, another shape, a value that the field cannot
-                hold; nothing is written.
+            FieldError: A field is unknown or missing, has another shape, or cannot hold a value;
+                nothing is written.
 
         Example:
             >>> fields = {"obs": ("float32", (2,)), "action": "int64"}
@@ -403,29 +413,34 @@ class ReplayBuffer:
         casting: Casting = "same_kind",
         **meta: Any,
     ) -> StoreResult:
-        """Store a whole episode given as columns, in one transaction; `v_episodes` shows it, also
-        after its steps were evicted.
+        """Store a whole episode, given as columns, in one transaction.
+
+        `v_episodes` shows the episode, even after its steps were evicted.
 
         Args:
-            arrays: As `extend` takes them, from the first step to the last.
-            episode_id: Its id; made when left out. Given, the episode is stored once however often
-                it is sent, as long as the buffer holds a step of it: another one of that id is not
-                stored, and its steps count as conflicts.
-            task_id: Its task; the episode's own id when left out.
-            agent_id: Who acted; `default` when left out. A column of `arrays`, where it changes.
-            model_version: Version of the model that acted; likewise.
-            session_id: The training session; likewise.
-            final: The observation after the last step, a value for each observation field.
-            episode_reward: The episode's own reward, a finite number: a verdict on the whole of it,
-                kept beside the sum of its steps' rewards (`reward` in `v_episodes`).
-            priority: Of its steps; see `store_batch`. Or a column of `arrays`.
+            arrays: Columns as in `extend`, from the first step to the last.
+            episode_id: Id of the episode; made if omitted. With an id, the episode is stored once
+                however often it is sent, as long as the buffer holds a step of it. A different
+                episode with the same id is not stored, and its steps count as conflicts.
+            task_id: Task of the episode; the episode's own id if omitted.
+            agent_id: Agent that acted; `default` if omitted. Pass it as a column of `arrays` if it
+                changes.
+            model_version: Version of the model that acted; a column of `arrays` if it changes.
+            session_id: Training session; a column of `arrays` if it changes.
+            final: Observation after the last step, a value for each observation field.
+            episode_reward: The episode's own reward, a finite number: a score for the whole
+                episode. It is stored in addition to the sum of the steps' rewards (`reward` in
+                `v_episodes`).
+            priority: Priorities of the steps, as in `store_batch`, or as a column of `arrays`.
             casting: See `extend`.
-            **meta: Kept with the episode: values of `meta_fields`, and of other names JSON values.
+            **meta: Values stored with the episode: values of `meta_fields`, and JSON values under
+                other names.
 
         Raises:
-            EpisodeExistsError: An episode of that id is open, or was aborted.
-            FieldError: As `extend`; a final observation with other fields; meta that is no JSON;
-                no step; a reward that is no finite number. Nothing is written.
+            EpisodeExistsError: An episode with this id is open, or was aborted.
+            FieldError: As in `extend`; or the final observation has other fields, meta cannot be
+                stored as JSON, there are no steps, or the reward is not a finite number. Nothing is
+                written.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -458,24 +473,26 @@ class ReplayBuffer:
     ) -> EpisodeWriter:
         """Begin an episode that is written step by step.
 
-        Steps are stored in batches: when there are enough of all open episodes, and never later
-        than `flush_s` after the first. The end of an episode is stored before `end` returns; a
-        process that dies loses the steps of its last `flush_s`, and leaves the episode open. What
-        this process reads of the buffer has the steps that wait: all of them in `len` and in reads
-        of rows, all but one in 64 of the stored ones in random draws.
+        Steps are stored in batches: when there are enough pending steps of all open episodes, and
+        at the latest `flush_s` after the first of them. `end` stores the end of the episode before
+        it returns. A process that dies loses the steps of its last `flush_s`, and leaves the
+        episode open.
+
+        Reads in this process include its pending steps: `len` and reads of rows include all of
+        them. Random draws may miss the newest ones, at most 1 for 64 stored steps.
 
         Args:
-            task_id: Its task; the episode's own id when left out.
-            agent_id: Who acts; `default` when left out.
-            episode_id: Its id, which no episode of the task may have; made when left out.
+            task_id: Task of the episode; the episode's own id if omitted.
+            agent_id: Agent that acts; `default` if omitted.
+            episode_id: Id of the episode, which no episode of the task may have; made if omitted.
             model_version: Version of the model that acts.
-            session_id: The training session.
+            session_id: Training session.
             casting: See `extend`.
             **meta: See `store_episode`.
 
         Raises:
-            EpisodeExistsError: The buffer knows an episode of that id.
-            FieldError: A key that is no text, or meta that does not fit.
+            EpisodeExistsError: The buffer has an episode with this id.
+            FieldError: A key is not text, or meta does not fit its declared fields.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -502,34 +519,36 @@ class ReplayBuffer:
         casting: Casting = "same_kind",
         **meta: Any,
     ) -> Any:
-        """Return a gymnasium environment that behaves as `env`, and stores every step it takes.
+        """Return a gymnasium environment that behaves as `env` and stores every step it takes.
 
-        Each episode of each environment is one of `episode`, begun with its first step, ended when
-        the environment says so, with its final observation. `reset` in the middle and `close` end
-        it as truncated; an exception in `step` marks it aborted. Nothing is stored of the steps
-        that only reset (gymnasium's autoreset). Close the environment before the buffer.
+        Each episode of each environment is stored as one episode, with its final observation. It
+        begins with its first step and ends when the environment reports its end. A `reset` in the
+        middle or `close` ends it as truncated; an exception in `step` marks it aborted. Steps that
+        only reset the environment (gymnasium's autoreset) are not stored. Close the environment
+        before the buffer.
 
-        The newest step of an open episode waits for the next call, which tells whether the episode
-        was cut after it: `flush` leaves it, and its `flush_s` counts from then.
+        The newest step of an open episode is held back until the next call, which shows whether the
+        episode was cut after it. `flush` does not store that step, and its `flush_s` begins with
+        the next call.
 
         Args:
-            env: A gymnasium environment, single or vectorized. The buffer has the fields that
-                `fields_from_env` reads from it, with `next_obs` or without, and maybe others that
-                have a default.
-            task_id: The task of all its episodes; each one's own id when left out.
-            agent_id: Who acts; `default` when left out.
-            model_version: Version of the model that acts: the attribute `model_version` of what is
-                returned, which may be set at any time and holds for the episodes begun since.
-            session_id: The training session: the attribute `session_id`, likewise.
+            env: A gymnasium environment, single or vectorized. The buffer must have the fields that
+                `fields_from_env` reads from it, with or without `next_obs`. It may have more fields
+                if they have a default.
+            task_id: Task of all its episodes; each episode's own id if omitted.
+            agent_id: Agent that acts; `default` if omitted.
+            model_version: Version of the model that acts. The returned environment has it as the
+                attribute `model_version`; a new value holds for the episodes that begin later.
+            session_id: Training session, and the attribute `session_id` in the same way.
             casting: See `extend`.
             **meta: See `episode`.
 
         Raises:
             FieldError: The buffer has other fields than the environment, or a key or meta cannot be
-                stored. From `step`: a value that its field cannot hold; the episodes are aborted.
-            MissingExtraError: No gymnasium, or one before 1.1.
-            StorageError: From `step`, earlier steps could not be stored; they wait to be, and the
-                episodes are aborted. From `close`, likewise; the environment is closed.
+                stored. From `step`: a field cannot hold a value; the episodes are aborted.
+            MissingExtraError: gymnasium is not installed, or older than 1.1.
+            StorageError: From `step`: earlier steps could not be stored; they stay pending, and the
+                episodes are aborted. From `close`: the same, and the environment is closed.
 
         Example:
             >>> import gymnasium
@@ -552,11 +571,12 @@ class ReplayBuffer:
         return recorded(env, self, begin, model_version, session_id)
 
     def flush(self) -> None:
-        """Store the steps of open episodes that wait.
+        """Store the pending steps now.
 
         Raises:
-            StorageError: They could not be stored; they wait to be.
-            EpisodeExistsError: The buffer holds other steps under the ids of some, which are lost.
+            StorageError: The steps could not be stored; they stay pending.
+            EpisodeExistsError: The buffer holds other steps with the ids of some steps, which are
+                lost.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -576,19 +596,19 @@ class ReplayBuffer:
         """Draw rows as arrays.
 
         Args:
-            batch_size: How many rows.
-            fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
-                default.
-            sampler: Which rows; `RandomSampler(replace=True)` by default.
-            condition: Which rows may be drawn.
+            batch_size: Number of rows.
+            fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`;
+                all by default.
+            sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
+            condition: Condition that rows must match.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
 
         Raises:
-            ConditionError: A malformed condition.
-            InsufficientDataError: Fewer rows were drawn: with the default sampler none matches.
-            FieldError: An unknown field.
+            ConditionError: The condition is malformed.
+            InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
+            FieldError: A field is unknown.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (4,))})
@@ -616,35 +636,39 @@ class ReplayBuffer:
     ) -> Batch:
         """Draw transitions: steps with their n-step returns and the observations after them.
 
-        For step t of an episode, m is n_step, or the steps to the episode's end where they are
-        fewer: `reward` is the sum of gamma^k r_(t+k) for k < m, `discount` is gamma^m, or 0 where
-        the episode terminated within, and `next_obs` the observation at t + m, or the final one of
-        the episode (Sutton and Barto 2018, section 7.1). A declared field `next_obs` is used as it
-        is. Steps whose successors are not stored are not drawn: those before a truncated end
-        without a final observation, say. A terminated end without one has zeros.
+        For step t of an episode, m is n_step, or the number of steps to the episode's end if that
+        is smaller. `reward` is the sum of gamma^k r_(t+k) for k < m. `discount` is gamma^m, or 0 if
+        the episode terminates within these m steps. `next_obs` is the observation at t + m, or the
+        final one of the episode (Sutton and Barto 2018, section 7.1). A declared field `next_obs`
+        is used as it is.
+
+        Steps whose successors are not stored are not drawn, for example those before a truncated
+        end without a final observation. After a terminated end without one, `next_obs` is zeros.
 
         Args:
-            batch_size: How many.
-            n_step: How many steps a transition spans at most.
+            batch_size: Number of transitions.
+            n_step: Largest number of steps that a transition spans.
             gamma: Discount of one step.
-            stack: `{"obs": 4}`: each observation as its last 4 frames, of shape (batch_size, 4,
-                *shape), the oldest first; at an episode's start the first frame is repeated.
-            terminal_field: The declared field, such as `done`, that tells where an episode
-                terminated, for buffers that do not store `terminated`.
-            fields: Which of the declared fields; all by default.
-            sampler: Which first steps; `RandomSampler(replace=True)` by default.
-            condition: Which first steps may be drawn.
+            stack: Frames to stack for each observation field. `{"obs": 4}` gives each observation
+                as its last 4 frames, of shape (batch_size, 4, *shape), the oldest first. At an
+                episode's start the first frame is repeated.
+            terminal_field: Declared field, such as `done`, that marks where an episode terminated;
+                for buffers that do not store `terminated`.
+            fields: Declared fields to read; all by default.
+            sampler: Sampler that chooses the first steps; `RandomSampler(replace=True)` by default.
+            condition: Condition that first steps must match.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape): the fields, `reward` and `discount`
-            (float32), `terminated`, and `next_<name>` for each observation field; in `info` also
+            (float32), `terminated`, and `next_<name>` for each observation field. `info` has
             `episode`, `t` and `n_steps`, which is m.
 
         Raises:
-            ConditionError: A malformed condition.
+            ConditionError: The condition is malformed.
             InsufficientDataError: Too few steps have their successors stored.
-            FieldError: An unknown field, no observation field, or a field `done` where neither
-                `terminated` nor `truncated` is stored and no `terminal_field` is given.
+            FieldError: A field is unknown; or no observation field is declared; or there is a field
+                `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
+                omitted.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -711,30 +735,30 @@ class ReplayBuffer:
         fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> Any:
-        """Draw a batch.
+        """Draw a batch of rows, or of whole tasks with a task sampler.
 
         Args:
-            batch_size: How many rows, or tasks with a task sampler. When fewer match, all that
-                match come back.
-            sampler: Which rows; `RandomSampler()` by default.
-            condition: Which rows may be drawn, or with a task sampler which tasks.
-            converter: Called once, on the whole batch.
-            strict: Raise when fewer match.
-            fields: Which fields of each row are read and come back, by dotted names such as
-                `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
+            batch_size: Number of rows, or of tasks with a task sampler. If fewer match, all that
+                match are returned.
+            sampler: Sampler that chooses the rows; `RandomSampler()` by default.
+            condition: Condition that rows must match, or with a task sampler the tasks.
+            converter: Function that is called once, on the whole batch.
+            strict: Raise if fewer match.
+            fields: Fields of each row to read, by dotted names such as `["state.image",
+                "reward_t"]`; all by default. Keys are always read. A field that a row does not have
                 is left out. See `docs/how-to/train-on-fragments.md`.
             query_condition: Other name of `condition`.
 
         Returns:
-            A `RowList` of rows, or with a task sampler of tasks, each a list of rows in the order
-            of (episode, step, execute_time); `batch_id` is the number that it is noted under
-            (`track_samples`). Or what the converter makes of it.
+            A `RowList` of rows. With a task sampler, a `RowList` of tasks, each a list of rows in
+            the order of (episode, step, execute_time). Its `batch_id` is the number of the batch in
+            the sample log (`track_samples`). With a converter, the converter's result.
 
         Raises:
-            ConditionError: A malformed condition.
-            FieldError: An unknown field.
-            InsufficientDataError: Fewer match and `strict` is set.
-            ValueError: A negative batch size.
+            ConditionError: The condition is malformed.
+            FieldError: A field is unknown.
+            InsufficientDataError: Fewer rows or tasks match, and `strict` is set.
+            ValueError: The batch size is negative.
 
         Example:
             >>> from sqlbuffer import LatestSampler, QueryBuilder
@@ -784,27 +808,26 @@ class ReplayBuffer:
         fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> RowList[Any]:
-        """Draw whole tasks: `RandomTaskSample()` by default. The converter is called once a task.
+        """Draw whole tasks.
 
         Args:
-            n: How many tasks. When fewer match, all that match come back.
-            sampler: Which tasks.
-            condition: A task can be drawn if one of its rows matches; all its rows come back.
-            converter: Called once for each task.
-            strict: Raise when fewer match.
-            fields: Which fields of each row; see `sample`.
+            n: Number of tasks. If fewer match, all that match are returned.
+            sampler: Task sampler that chooses them; `RandomTaskSample()` by default.
+            condition: Condition that a row of a task must match; all rows of the task are returned.
+            converter: Function that is called once for each task.
+            strict: Raise if fewer match.
+            fields: Fields of each row to read; see `sample`.
             query_condition: Other name of `condition`.
 
         Returns:
-            A `RowList` of tasks, each a list of rows in the order of (episode, step,
-            execute_time), or what the converter makes of them; `batch_id` is the number that
-            they are noted under.
+            A `RowList` of tasks, each a list of rows in the order of (episode, step, execute_time),
+            or the converter's results. Its `batch_id` is the number of the batch in the sample log.
 
         Raises:
-            ConditionError: A malformed condition.
-            FieldError: An unknown field.
-            InsufficientDataError: Fewer match and `strict` is set.
-            ValueError: A negative n.
+            ConditionError: The condition is malformed.
+            FieldError: A field is unknown.
+            InsufficientDataError: Fewer tasks match, and `strict` is set.
+            ValueError: n is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -849,11 +872,11 @@ class ReplayBuffer:
         converter: AnyConverter | None = None,
         batch_size: int = 1000,
     ) -> RowList[Any]:
-        """Draw whole tasks: `sample_tasks` by AWorld's name and arguments.
+        """Draw whole tasks, as `sample_tasks`, with AWorld's name and arguments.
 
         Raises:
-            ConditionError: A malformed condition.
-            ValueError: A negative batch size.
+            ConditionError: The condition is malformed.
+            ValueError: The batch size is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -881,19 +904,21 @@ class ReplayBuffer:
         sampler: Sampler | TaskSampler | None = None,
         condition: Condition = None,
     ) -> builtins.list[Any]:
-        """Draw rows, or tasks, for a look. No limit applies, nothing waits, nothing is counted.
+        """Draw rows, or tasks, to look at them.
+
+        No limit applies, nothing waits, and nothing is counted.
 
         Args:
-            n: How many; fewer come back if fewer match.
-            sampler: Which of them; `RandomSampler()` by default.
-            condition: Which rows may be drawn.
+            n: Number of rows or tasks; if fewer match, fewer are returned.
+            sampler: Sampler that chooses them; `RandomSampler()` by default.
+            condition: Condition that rows must match.
 
         Returns:
             A list of rows; with a task sampler a list of tasks, each a list of rows.
 
         Raises:
-            ConditionError: A malformed condition.
-            ValueError: A negative n.
+            ConditionError: The condition is malformed.
+            ValueError: n is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_use=1)
@@ -954,53 +979,55 @@ class ReplayBuffer:
         epochs: int | None = None,
         mirror: bool | Mirror = False,
     ) -> Loader[Any]:
-        """Return an iterable of batches for a training loop: drawn without end, or in passes.
+        """Return an iterable of batches for a training loop: random draws without end, or passes.
 
-        A pass (`epochs`, or `shuffle=False`) fixes the range of seq at its start, so that rows
-        stored later do not enter it, visits what is there once and skips what is evicted meanwhile.
-        An empty buffer has a pass without batches.
+        A pass (`epochs`, or `shuffle=False`) fixes the range of `seq` at its start, so rows that
+        are stored later do not enter it. It visits each row once and skips rows that are evicted
+        during the pass. A pass over an empty buffer has no batches.
 
         Args:
-            mode: What a batch holds: `step`, rows as `sample_arrays`; `transition`, as
-                `sample_transitions`; `n_step`, transitions with the sequences of chosen fields;
-                `window`, stretches of one length; `trajectory`, whole episodes.
-            batch_size: How many of them.
-            n_step: Modes `transition` and `n_step`: how many steps a transition spans at most.
-            gamma: The same modes: discount of one step.
-            length: Mode `window`: how many steps.
-            burn_in: Mode `window`: how many steps before it.
-            stride: Mode `window`: how far one begins behind the other.
-            sequence_fields: Mode `n_step`: fields whose values of each step are wanted.
-            stack: Modes `transition`, `n_step` and `window`: `{field: how many frames}`.
-            terminal_field: Modes `transition` and `n_step`: the field that says an episode ended.
-            include_partial: Mode `trajectory`: episodes that are open or clipped as well.
-            shuffle: False: passes in the order of seq, one after the other.
-            seed: Repeat the same batches over the same live rows.
-            drop_last: Leave out the last batch of a pass where it is smaller.
+            mode: Contents of a batch. `step`: rows, as in `sample_arrays`. `transition`: as in
+                `sample_transitions`. `n_step`: transitions with the sequences of chosen fields.
+                `window`: stretches of steps of one length. `trajectory`: whole episodes.
+            batch_size: Number of them in a batch.
+            n_step: Largest number of steps that a transition spans; modes `transition` and
+                `n_step`.
+            gamma: Discount of one step; modes `transition` and `n_step`.
+            length: Number of steps of a window; mode `window`.
+            burn_in: Number of steps before a window; mode `window`.
+            stride: Number of steps from the start of one window to the next; mode `window`.
+            sequence_fields: Fields whose value at each step is returned; mode `n_step`.
+            stack: Frames to stack, `{field: number}`; modes `transition`, `n_step` and `window`.
+            terminal_field: Field that marks the end of an episode; modes `transition` and `n_step`.
+            include_partial: Include open and clipped episodes; mode `trajectory`.
+            shuffle: False gives passes in the order of `seq`, one after the other.
+            seed: Seed that repeats the same batches over the same live rows.
+            drop_last: Omit the last batch of a pass if it is smaller.
             replace: Draw with replacement.
-            sampler: Draws the batches; uniform by default.
-            condition: Which rows; see the mode's own call for what of it must match.
-            fields: Which of the declared fields; all by default.
-            to_named_tuple: Batches are named tuples of these arrays, in this order, without
-                leading underscores; `info` is the batch's info.
-            fieldname_map: `{name: other name}` of arrays.
-            device: `cpu`, `cuda` or another of torch: arrays become tensors there, but for texts
-                and objects, which torch has no tensors for, and `info`.
-            prefetch: How many batches a thread fetches ahead.
-            epochs: How many passes; without, batches are drawn without end.
-            mirror: Read from a mirror of this buffer; see `docs/how-to/draw-from-memory.md`. True
-                opens one, which `close` of the loader closes.
+            sampler: Sampler that draws the batches; uniform by default.
+            condition: Condition that rows must match; see the mode's own call for which rows are
+                tested.
+            fields: Declared fields to read; all by default.
+            to_named_tuple: Names of arrays. Batches are then named tuples of these arrays, in this
+                order, without leading underscores; `info` is the batch's info.
+            fieldname_map: New names of arrays, `{name: new name}`.
+            device: Device of torch, such as `cpu` or `cuda`. Arrays become tensors on it. Texts,
+                objects and `info` stay as they are, because torch has no tensors for them.
+            prefetch: Number of batches that a thread fetches ahead.
+            epochs: Number of passes; without it, batches are drawn without end.
+            mirror: Mirror of this buffer to read from; see `docs/how-to/draw-from-memory.md`. True
+                opens one, which the loader's `close` closes.
 
         Raises:
-            ConditionError: A malformed condition.
-            InsufficientDataError: In the loop: fewer were drawn than a batch holds, or a pass
-                without end finds no batch.
-            BufferConfigError: Passes over a buffer with `max_use`, whose rows are counted as they
-                are drawn. Or a mirror of another buffer, or of one that cannot be mirrored.
-            MirrorFullError: A mirror is opened, and the buffer does not fit.
-            FieldError: An unknown field, or names that collide.
-            ValueError: An option that the mode does not take, or options that exclude each other.
-            MissingExtraError: A device, and torch is not installed.
+            ConditionError: The condition is malformed.
+            InsufficientDataError: In the loop: a batch could not be filled, or a pass without end
+                finds no batch.
+            BufferConfigError: Passes over a buffer with `max_use`, which counts each draw of a row;
+                or the mirror is of another buffer, or the buffer cannot be mirrored.
+            MirrorFullError: A mirror is opened, and the buffer does not fit into it.
+            FieldError: A field is unknown, or names collide.
+            ValueError: The mode does not take an option, or options exclude each other.
+            MissingExtraError: A device is given, and torch is not installed.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -1024,11 +1051,13 @@ class ReplayBuffer:
         return open_loader(self._store, options, output, prefetch)
 
     def batch_source(self, options: LoaderOptions) -> BatchSource:
-        """Return what a loader with these options reads its batches from, for own loaders.
+        """Return the source that a loader with these options reads its batches from.
+
+        Use it to write your own loader.
 
         Raises:
             BufferConfigError: Passes over a buffer with `max_use`.
-            FieldError: An unknown field.
+            FieldError: A field is unknown.
 
         Example:
             >>> from sqlbuffer.loading.modes import LoaderOptions
@@ -1048,28 +1077,31 @@ class ReplayBuffer:
         shared: bool = False,
         path: str | os.PathLike[str] | None = None,
     ) -> Mirror:
-        """Copy the buffer's steps into the memory of this process, and keep them in step.
+        """Copy the buffer's steps into the memory of this process, and keep the copy up to date.
 
         Args:
-            max_bytes: How much memory the steps may take.
-            refresh_s: How often to look for what others have written, in seconds.
-            max_lag_s: Draws fail when the last look that succeeded is longer ago; None: they go on.
-            condition: Only steps that match are drawn, and only their episodes are kept. It may
-                name anything, payloads and labels too.
-            fields: Which of the declared fields are kept; all by default.
-            shared: One process of the machine follows the buffer, and the others draw from the same
-                memory. Its `max_bytes` and `refresh_s` count.
-            path: The file of a shared mirror. It stays after the last process, and the next one
-                goes on from it. By default it is in shared memory, which is freed then.
+            max_bytes: Largest number of bytes that the steps may take.
+            refresh_s: Seconds between two looks for what other processes have written.
+            max_lag_s: Largest age in seconds of the last successful look; draws fail after it.
+                None: draws never fail for this reason.
+            condition: Condition that drawn steps must match; only their episodes are copied. It may
+                use any field, also payloads and labels.
+            fields: Declared fields to copy; all by default.
+            shared: True lets one process of the machine follow the buffer, while the others draw
+                from the same memory. The settings `max_bytes` and `refresh_s` of that process
+                count.
+            path: File of a shared mirror. It remains after the last process has ended, and the next
+                process continues from it. By default the mirror is in shared memory, which is freed
+                then.
 
         Raises:
-            BufferConfigError: The buffer has no typed fields, counts uses, or hands out leases; or
-                this machine cannot share a mirror.
-            ConditionError: A malformed condition.
-            FieldError: An unknown field.
+            BufferConfigError: The buffer has no typed fields, counts uses, or has leases; or this
+                machine cannot share a mirror.
+            ConditionError: The condition is malformed.
+            FieldError: A field is unknown.
             MirrorFullError: The buffer does not fit.
             StorageReadOnlyError: The buffer evicts by task or episode, and the role may not
-                register a follower: it is a right of learners.
+                register a follower; that needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -1098,37 +1130,43 @@ class ReplayBuffer:
         lease_s: float = LEASE_S,
         condition: Condition = None,
     ) -> Lease:
-        """Claim rows, or whole groups of them, for the time of a `with` block.
+        """Claim rows, or whole groups of them, for the duration of a `with` block.
 
-        Nobody else gets them meanwhile. Leaving the block acknowledges: a use of each row is
-        counted, and those that were used `max_use` times leave the buffer. An exception gives them
-        back at once, and a process that is lost when the lease runs out; such a use is not counted.
+        No other process gets them during that time. At the end of the block, a use of each row is
+        counted, and rows that were used `max_use` times leave the buffer. An exception in the block
+        returns the rows immediately, and no use is counted. If the process dies, they return when
+        the lease expires.
 
         Args:
-            n: How many rows, or groups: all of them or none.
-            group_by: `task_id`: whole tasks, such as the rollouts of one GRPO prompt. `episode_id`:
-                whole episodes that have ended.
-            min_group_size: How many rollouts a task is whole with, 1 by default: its ended
-                episodes, and its rows without one. None of its episodes is open.
-            group_timeout_s: How many seconds after its newest row a group that is not whole is
-                waited for; for ever by default.
-            on_partial: What becomes of it then: `use` hands it out as it is, `drop` deletes it.
+            n: Number of rows or groups: all n are leased or none.
+            group_by: `task_id` leases whole tasks, such as the rollouts of one GRPO prompt.
+                `episode_id` leases whole episodes that have ended.
+            min_group_size: Number of rollouts that make a task complete; 1 by default. Ended
+                episodes count, and so do rows without an episode. A task with an open episode is
+                not complete.
+            group_timeout_s: Seconds to wait after the newest row of an incomplete group; unlimited
+                by default.
+            on_partial: Treatment of the group after that time: `use` leases it as it is, `drop`
+                deletes it.
             order: `random` (uniform over rows, or over groups), `fifo`, `freshest` or `stalest` (by
-                `model_version`, then by age; rows without one are the oldest).
-            timeout_s: How long to wait for so many at most; 0 raises at once.
-            lease_s: After how many seconds the lease runs out; `batch.renew()` begins anew.
-            condition: Which rows; of groups, those with a row that matches.
+                `model_version`, then by age; rows without a version are the oldest).
+            timeout_s: Seconds to wait until n rows or groups are there; 0 raises immediately.
+            lease_s: Seconds until the lease expires; `batch.renew()` restarts them.
+            condition: Condition that rows must match; a group needs one row that matches.
 
         Returns:
             A context manager that yields a `LeasedBatch`.
 
         Raises:
-            ConditionError: A malformed condition.
-            BufferConfigError: The buffer was made without `leases=True`, or a malformed argument.
-            InsufficientDataError: At the beginning of the block: there were too few in time.
-            FlowControlError: Likewise: the rate limiter did not let them out in time.
-            LeaseLostError: At its end: the lease has run out, and nothing was counted.
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            ConditionError: The condition is malformed.
+            BufferConfigError: The buffer was made without `leases=True`, or an argument is
+                malformed.
+            InsufficientDataError: At the start of the block: too few rows or groups were there in
+                time.
+            FlowControlError: At the start of the block: the rate limiter did not admit the batch in
+                time.
+            LeaseLostError: At the end of the block: the lease has expired, and nothing was counted.
+            StorageReadOnlyError: The role may not lease; that needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", leases=True, max_use=1)
@@ -1146,10 +1184,10 @@ class ReplayBuffer:
         )  # fmt: skip
 
     def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
-        """Return how many rows match.
+        """Return the number of rows that match.
 
         Raises:
-            ConditionError: A malformed condition.
+            ConditionError: The condition is malformed.
 
         Example:
             >>> from sqlbuffer import QueryBuilder
@@ -1162,11 +1200,11 @@ class ReplayBuffer:
         return self._store.rows.count(self._conditions.node(condition, query_condition))
 
     def __len__(self) -> int:
-        """Return how many rows the buffer holds; nothing is scanned."""
+        """Return the number of rows in the buffer, without a scan."""
         return self._store.rows.count(EVERYTHING)
 
     def __bool__(self) -> bool:
-        """Return True, also for an empty buffer: `if buffer` asks whether there is one."""
+        """Return True, also for an empty buffer: `if buffer` tests for None only."""
         return True
 
     def __iter__(self) -> Iterator[DataRow]:
@@ -1180,21 +1218,22 @@ class ReplayBuffer:
         fields: Sequence[str] | None = None,
         query_condition: Condition = None,
     ) -> Iterator[DataRow]:
-        """Stream the rows that match and are there now, in insert order.
+        """Stream the rows that match and are stored now, in insert order.
 
-        Rows come in pages and no transaction stays open between them, so any number may be read in
-        little memory. Rows evicted before their page is read are left out.
+        Rows are read in pages, and no transaction stays open between two pages, so any number of
+        rows can be read in little memory. Rows that are evicted before their page is read are left
+        out.
 
         Args:
-            condition: Which rows.
-            fields: Which fields of each row are read and come back, by dotted names such as
-                `["state.image", "reward_t"]`; all by default, keys always. What a row does not have
+            condition: Condition that rows must match.
+            fields: Fields of each row to read, by dotted names such as `["state.image",
+                "reward_t"]`; all by default. Keys are always read. A field that a row does not have
                 is left out. See `docs/how-to/train-on-fragments.md`.
             query_condition: Other name of `condition`.
 
         Raises:
-            ConditionError: A malformed condition.
-            FieldError: An unknown field.
+            ConditionError: The condition is malformed.
+            FieldError: A field is unknown.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1217,16 +1256,16 @@ class ReplayBuffer:
         """Return one page of the rows that match, in insert order.
 
         Args:
-            page: From 1; a page past the end is empty.
-            page_size: Rows a page.
-            condition: Which rows.
-            fields: Which fields; see `get_all`.
+            page: Number of the page, from 1; a page after the last one is empty.
+            page_size: Number of rows in a page.
+            condition: Condition that rows must match.
+            fields: Fields to read; see `get_all`.
             query_condition: Other name of `condition`.
 
         Raises:
-            ConditionError: A malformed condition.
-            FieldError: An unknown field.
-            ValueError: A page or page size below 1.
+            ConditionError: The condition is malformed.
+            FieldError: A field is unknown.
+            ValueError: The page or the page size is below 1.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1239,11 +1278,16 @@ class ReplayBuffer:
         return self._reader.page(node, page, page_size, fields)
 
     def get_by_task_id(self, task_id: str, *, fields: Sequence[str] | None = None) -> list[DataRow]:
-        """Return all rows of a task in the order of (episode, step, execute_time); none for an
-        unknown task. Of each those `fields`, all by default; see `get_all`.
+        """Return all rows of a task, in the order of (episode, step, execute_time).
+
+        The list is empty for an unknown task.
+
+        Args:
+            task_id: The task.
+            fields: Fields of each row to read; all by default. See `get_all`.
 
         Raises:
-            FieldError: An unknown field.
+            FieldError: A field is unknown.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1257,11 +1301,16 @@ class ReplayBuffer:
     def get_batch_by_task_ids(
         self, task_ids: Iterable[str], *, fields: Sequence[str] | None = None
     ) -> dict[str, list[DataRow]]:
-        """Return `{task_id: rows}` in the order of the ids, each task's rows in the order of
-        (episode, step, execute_time). Of each row those `fields`, all by default; see `get_all`.
+        """Return the rows of several tasks as `{task_id: rows}`, in the order of the ids.
+
+        The rows of a task are in the order of (episode, step, execute_time).
+
+        Args:
+            task_ids: The tasks.
+            fields: Fields of each row to read; all by default. See `get_all`.
 
         Raises:
-            FieldError: An unknown field.
+            FieldError: A field is unknown.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1277,8 +1326,8 @@ class ReplayBuffer:
         """Return the typed fields of one step, `{name: array of its shape}`.
 
         Args:
-            block: The column `block` of the view `chunk_steps`, as plain SQL returns it.
-            place: The column `block_place`: where the step is in the block.
+            block: Value of the column `block` in the view `chunk_steps`, as plain SQL returns it.
+            place: Value of the column `block_place`, the position of the step in the block.
 
         Raises:
             FieldError: The step was not written with the buffer's fields, or is damaged.
@@ -1291,10 +1340,10 @@ class ReplayBuffer:
         return decode_step(self._store.layout, bytes(block), place)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
-        """Return the select that a condition becomes, its values written out for reading.
+        """Return the SELECT for a condition, with its values written into the text.
 
         Raises:
-            ConditionError: A malformed condition.
+            ConditionError: The condition is malformed.
 
         Example:
             >>> from sqlbuffer import QueryBuilder
@@ -1304,10 +1353,10 @@ class ReplayBuffer:
         return self._store.rows.sql(self._conditions.node(condition, query_condition))
 
     def explain(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
-        """Return the database's plan for that select.
+        """Return the database's query plan for the SELECT of a condition.
 
         Raises:
-            ConditionError: A malformed condition.
+            ConditionError: The condition is malformed.
 
         Example:
             >>> from sqlbuffer import QueryBuilder
@@ -1328,35 +1377,35 @@ class ReplayBuffer:
         version: int | None = None,
         reward: Any = None,
     ) -> int:
-        """Give rows values that arrive after they were stored: rewards, judges' scores, advantages.
+        """Add values to rows after they were stored: rewards, judges' scores, advantages.
 
-        The rows stay as they are; what is given is kept beside them, every version of it, and from
-        then on conditions, samplers, n-step sums and views see it in the place of the row's own
-        value. Of each value, and of each key of extra, the one of the highest version holds,
-        whichever came last. A version that is given again adds to what it said before: a call that
-        is repeated changes nothing. Priorities do not change.
+        The rows themselves do not change. Every version of a value is kept in addition to the row.
+        Conditions, samplers, n-step sums and views use the value of the highest version instead of
+        the row's own one. The order in which versions arrive does not matter. Each key of `extra`
+        has its own versions. A version that is given again adds to its earlier values, so a
+        repeated call changes nothing. Priorities do not change.
 
         Args:
-            condition_or_seqs: A condition; or the rows' numbers, shape (b,): `info["seq"]` of a
-                batch, or `row.seq`. The last of equal ones counts. A set of them has no order, and
-                takes one value for all.
+            condition_or_seqs: A condition; or the numbers of rows, shape (b,): `info["seq"]` of a
+                batch, or `row.seq`. If a number occurs twice, the last one counts. A set has no
+                order, so it takes one value for all rows.
             reward_t: Rewards: one finite number for all rows; or, with numbers of rows, an array of
                 shape (b,).
-            adv_t: Advantages, likewise.
-            v_t: Value estimates, likewise.
-            extra: A dict of JSON values for all rows; or, with numbers of rows, b of them. Its keys
-                are added to the row's extra, or replace those there.
-            version: Its version, an integer of 64 bits. Omitted: one more than the highest of the
-                rows, from 1 on.
+            adv_t: Advantages, in the same form.
+            v_t: Value estimates, in the same form.
+            extra: One dict of JSON values for all rows; or, with numbers of rows, b dicts. Their
+                keys are added to the row's `extra`, or replace keys in it.
+            version: Version of the values, an integer of 64 bits. The default is one more than the
+                highest version of the rows, starting with 1.
             reward: Other name of `reward_t`.
 
         Returns:
-            How many rows were annotated; those that the buffer does not hold are skipped.
+            The number of annotated rows. Rows that the buffer does not hold are skipped.
 
         Raises:
-            ConditionError: A malformed condition, or an empty one.
-            FieldError: Nothing is given, a number that is not finite, no JSON, or another shape;
-                nothing is written.
+            ConditionError: The condition is malformed or empty.
+            FieldError: No value is given, a number is not finite, a value is not JSON, or a shape
+                is wrong; nothing is written.
 
         Example:
             >>> from sqlbuffer import QueryBuilder, ReplayBuffer
@@ -1375,20 +1424,23 @@ class ReplayBuffer:
         return self._changes.annotate(condition_or_seqs, values, extra, version)
 
     def update_priorities(self, seqs: Any, priorities: Any, eps: float = EPS) -> PriorityUpdate:
-        """Set the priorities of rows, to |TD error| + eps as a rule (Schaul et al. 2016, section
-        3.3): one statement, whatever their number. Rows that were evicted meanwhile are skipped.
+        """Set the priorities of rows, usually to |TD error| + eps.
+
+        See Schaul et al. 2016, section 3.3. One SQL statement updates any number of rows. Rows that
+        were evicted since they were drawn are skipped.
 
         Args:
-            seqs: The rows, shape (b,): `info["seq"]` of a batch. The last of equal ones counts.
-            priorities: Their priorities, shape (b,), or one for all; from 0 to 1e100.
-            eps: Added to each, so that none is 0: such a row is never drawn.
+            seqs: Numbers of the rows, shape (b,): `info["seq"]` of a batch. If a number occurs
+                twice, the last one counts.
+            priorities: Their priorities, from 0 to 1e100, shape (b,), or one number for all.
+            eps: Number that is added to each priority, because a row of priority 0 is never drawn.
 
         Returns:
-            How many rows were updated, and how many the buffer does not hold.
+            The number of updated rows, and the number of rows that the buffer does not hold.
 
         Raises:
-            FieldError: NaN, a number out of range, another shape or type, or a buffer without
-                priorities; nothing is written.
+            FieldError: A priority is NaN or out of range, a shape or type is wrong, or the buffer
+                has no priorities; nothing is written.
 
         Example:
             >>> from sqlbuffer import ReplayBuffer
@@ -1401,24 +1453,25 @@ class ReplayBuffer:
         return self._changes.update_priorities(seqs, priorities, eps)
 
     def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
-        """Take the rows that match now out of sampling; `v_quarantine` lists them.
+        """Exclude the rows that match now from sampling; `v_quarantine` lists them.
 
-        They are not drawn, and neither is what they are part of: tasks, transitions, windows and
-        episodes with one of them. Everything else sees them as before, and they are evicted in
-        their turn. Rows that match later are not in quarantine.
+        These rows are not drawn, and neither are the tasks, transitions, windows and episodes that
+        contain one of them. All other reads include them, and they are evicted as before. Rows that
+        match later are not affected.
 
         Args:
-            condition_or_seqs: A condition, or the numbers of rows: `info["seq"]` of a batch. Those
-                that the buffer does not hold are passed over.
-            reason: Kept with each row; one that is in quarantine already keeps its own.
+            condition_or_seqs: A condition, or the numbers of rows: `info["seq"]` of a batch.
+                Numbers that the buffer does not hold are skipped.
+            reason: Text that is stored with each row. A row that is in quarantine already keeps its
+                own.
 
         Returns:
-            How many rows were not in quarantine before.
+            The number of rows that were not in quarantine before.
 
         Raises:
-            ConditionError: An empty condition, or a malformed one.
-            FieldError: Numbers that are none, or a reason that is no text.
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            ConditionError: The condition is malformed or empty.
+            FieldError: A number of a row is not an integer, or the reason is not text.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> from sqlbuffer import QueryBuilder, ReplayBuffer
@@ -1438,18 +1491,18 @@ class ReplayBuffer:
         return self._changes.quarantine(condition_or_seqs, reason)
 
     def release(self, condition_or_seqs: Rows) -> int:
-        """Put rows in quarantine that match now back into sampling.
+        """Put the rows in quarantine that match now back into sampling.
 
         Args:
             condition_or_seqs: See `quarantine`.
 
         Returns:
-            How many rows were in quarantine.
+            The number of rows that were in quarantine.
 
         Raises:
-            ConditionError: An empty condition, or a malformed one.
-            FieldError: Numbers that are none.
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            ConditionError: The condition is malformed or empty.
+            FieldError: A number of a row is not an integer.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1461,10 +1514,10 @@ class ReplayBuffer:
         return self._changes.release(condition_or_seqs)
 
     def delete(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
-        """Delete the rows that match and return how many.
+        """Delete the rows that match, and return their number.
 
         Raises:
-            ConditionError: An empty condition; `clear()` deletes everything.
+            ConditionError: The condition is empty; `clear()` deletes everything.
 
         Example:
             >>> from sqlbuffer import QueryBuilder
@@ -1486,32 +1539,34 @@ class ReplayBuffer:
         *,
         on_progress: OnProgress | None = None,
     ) -> CopyReport:
-        """Copy the steps of this buffer into an empty one, in this database or in another.
+        """Copy the steps of this buffer into an empty buffer, in this database or in another.
 
-        The copy has the steps that are there now, with their `seq`, times, ids, typed fields,
-        episodes, sessions, labels and their history, priorities, quarantine and use counts. Leases
-        and the sample log are not copied. Labels, priorities and use counts are those of the time
-        at which a step is read.
+        The copy has the steps that are stored now, with their `seq`, times, ids, typed fields,
+        episodes, sessions, labels with their history, priorities, quarantine and use counts.
+        Labels, priorities and use counts are those of the moment at which a step is read. Leases
+        and the sample log are not copied.
 
-        What leaves the window of this buffer in the meantime is not deleted before it is copied.
-        Where tasks, episodes or rows that are too old leave, this waits until the copy is complete.
-        A copy that was killed holds what it has not read for two minutes. To hold steps takes the
-        role of learners here; without it, steps may leave before they are copied.
+        Steps that leave this buffer's window during the copy are not deleted before they are
+        copied. Whole tasks, whole episodes and rows that are too old are not removed until the copy
+        is complete. If a copy is killed, its unread steps are held for two minutes. Holding steps
+        needs the role of learners in this database; without it, steps may leave before they are
+        copied.
 
-        Until the copy is complete `other` shows the steps that it has so far, and refuses others.
-        If the process is killed, call this again: it goes on where it was. The target needs the
-        role that owns its tables.
+        Until the copy is complete, `other` shows the steps that it has so far and refuses new ones.
+        If the process is killed, repeat the call: it continues where it stopped. The target needs
+        the role that owns its tables.
 
         Args:
-            other: The empty buffer. Its fields and what it evicts, keeps and leases must be as
-                here; `config=buffer.config` makes one like that.
-            condition: Which steps. Chunks of steps are copied whole if one step matches; the others
-                are deleted in the copy, but their bytes are in its files.
-            on_progress: Called after each batch with the number of steps copied so far, the last
-                `seq` that was copied, and the range of those to copy.
+            other: The empty buffer. Its fields and its settings of eviction, retention and leases
+                must equal those of this buffer; make it with `config=buffer.config`.
+            condition: Condition that steps must match. A chunk of steps is copied whole if one step
+                matches. The other steps of the chunk are deleted in the copy, but their bytes
+                remain in its files.
+            on_progress: Function that is called after each batch with the number of copied steps,
+                the last copied `seq`, and the range of `seq` to copy.
 
         Raises:
-            ConditionError: A malformed condition.
+            ConditionError: The condition is malformed.
             CopyError: The target is not empty, or cannot hold the same steps; or steps left this
                 buffer before they were copied.
             StorageBusyError: A transaction that writes to this buffer does not end.
@@ -1532,10 +1587,10 @@ class ReplayBuffer:
         return copy_buffer(self._store, other._store, node, on_progress)
 
     def clear(self) -> int:
-        """Delete every row and return how many there were.
+        """Delete every row, and return the number of deleted rows.
 
         Raises:
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1549,17 +1604,17 @@ class ReplayBuffer:
     def resize(
         self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
     ) -> None:
-        """Change the stored limits; shrinking evicts the oldest at once.
+        """Change the stored limits; a lower limit evicts the oldest rows immediately.
 
         Args:
-            max_capacity: Rows held at most; None is unlimited. Typed steps are kept in chunks, and
-                steps that were deleted from the end of the newest chunk still count.
-            max_episodes: Episodes held at most, of a buffer that was made with `max_episodes`; None
-                is unlimited.
+            max_capacity: Largest number of rows; None is unlimited. Typed steps are stored in
+                chunks, and steps that were deleted from the end of the newest chunk still count.
+            max_episodes: Largest number of episodes, for a buffer that was made with
+                `max_episodes`; None is unlimited.
 
         Raises:
-            BufferConfigError: Fewer rows than the buffer's `min_size`; or a buffer of
-                `compat.memmap`, which has a limit of its own.
+            BufferConfigError: The limit is below the buffer's `min_size`; or the buffer is of
+                `compat.memmap`, which has its own limit.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_capacity=10)
@@ -1586,23 +1641,24 @@ class ReplayBuffer:
 
     @property
     def clock(self) -> int | None:
-        """What `set_clock` set last, in any process; None before."""
+        """The last value of `set_clock`, from any process; None before the first."""
         return self._store.sessions.clock()
 
     def set_clock(self, clock: int) -> None:
         """Set the buffer's clock, which all its processes share.
 
-        In a buffer with `max_staleness`, rows whose `model_version` is further behind it are not
-        sampled. Batches are noted with it where `track_samples` is set. It is the version of the
-        current session too, where one was started; `set_model_version` minds which session it is.
+        In a buffer with `max_staleness`, rows whose `model_version` is further behind the clock are
+        not sampled. With `track_samples`, the log of batches contains the clock. If a session was
+        started, the clock is also the version of the current session; use `set_model_version` to
+        name the session.
 
         Args:
             clock: The learner's iteration, or the version of its model; an integer of 64 bits. It
-                may go back, as when a learner restarts from a checkpoint.
+                may go back, for example when a learner restarts from a checkpoint.
 
         Raises:
-            TypeError: No integer.
-            ValueError: More than 64 bits.
+            TypeError: The clock is not an integer.
+            ValueError: The clock has more than 64 bits.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_staleness=1)
@@ -1615,19 +1671,20 @@ class ReplayBuffer:
         self._set_version(checked_clock(clock), None)
 
     def expire(self) -> Removed:
-        """Delete all rows that can never be sampled again: too old by the clock, used up, or of
-        another session.
+        """Delete all rows that can never be sampled again.
 
-        A process that samples or sets the clock does so by itself, a little every ten seconds,
-        unless the buffer was made with `keep_expired`. Steps of an episode leave when none of them
-        may be sampled, for others need them; of buffers that evict by task or episode whole ones.
-        Rows in quarantine stay.
+        These rows are too old by the clock, used `max_use` times, or of another session. A process
+        that samples or sets the clock also deletes some of them every ten seconds, unless the
+        buffer was made with `keep_expired`.
+
+        Steps of an episode are deleted when no step of it may be sampled, because other steps need
+        them. Buffers that evict by task or by episode delete whole ones. Rows in quarantine stay.
 
         Returns:
-            How many rows left, by cause.
+            The number of deleted rows, by cause.
 
         Raises:
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_staleness=1, keep_expired=True)
@@ -1640,19 +1697,19 @@ class ReplayBuffer:
         return self._store.expiry.run()
 
     def start_session(self, session_id: str | None = None) -> str:
-        """Begin a session, or resume it, as the current one of the buffer and all its processes.
+        """Begin or resume a session, as the current one of the buffer and all its processes.
 
-        The buffer's clock becomes the version that the session has: none for a new one.
+        The buffer's clock becomes the version of the session; a new session has none.
 
         Args:
-            session_id: Its key; made when left out.
+            session_id: Key of the session; made if omitted.
 
         Returns:
             The key.
 
         Raises:
-            FieldError: A key that is no text.
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            FieldError: The key is not text.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1667,14 +1724,16 @@ class ReplayBuffer:
 
     @property
     def session_id(self) -> str | None:
-        """The key of the buffer's current session, whoever started it; None before any was."""
+        """Key of the buffer's current session, started by any process; None before the first
+        session.
+        """
         return self._store.sessions.current()
 
     def set_model_version(self, version: int, session_id: str | None = None) -> bool:
-        """Note which version a session's model has.
+        """Store the version of a session's model.
 
-        The buffer's clock moves along if the session is the current one, or none was ever started:
-        a learner that is left over from an earlier session moves nothing.
+        The buffer's clock changes too if the session is the current one, or if no session was ever
+        started. A learner that remains from an earlier session therefore does not change the clock.
 
         Args:
             version: The version; an integer of 64 bits.
@@ -1682,13 +1741,13 @@ class ReplayBuffer:
                 one.
 
         Returns:
-            Whether the clock has moved; False: another session has begun since.
+            True if the clock has changed; False if another session has begun since.
 
         Raises:
-            SessionNotFoundError: The buffer has no session of that key.
-            StorageReadOnlyError: The role may not: it is a right of learners.
-            TypeError: No integer.
-            ValueError: More than 64 bits.
+            SessionNotFoundError: The buffer has no session with this key.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
+            TypeError: The version is not an integer.
+            ValueError: The version has more than 64 bits.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1707,9 +1766,10 @@ class ReplayBuffer:
         return is_current
 
     def model_version(self) -> int | None:
-        """Return the version of the current session's model, or what `set_clock` set; None before.
+        """Return the version of the current session's model, or else the clock; None before either
+        is set.
 
-        One read by key, from any process: for collectors that ask before each episode.
+        It reads one row by its key, so collectors may call it before each episode.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1720,7 +1780,7 @@ class ReplayBuffer:
         return self._store.sessions.clock()
 
     def flow(self) -> FlowState:
-        """Return how collectors and learners keep pace: the policy, the counts, and who waits.
+        """Return the state of flow control: the policy, the counts, and the calls that wait.
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
@@ -1737,18 +1797,19 @@ class ReplayBuffer:
         return self._store.pacer.state()
 
     def set_rate_limiter(self, policy: Policy | None) -> None:
-        """Have every process of the buffer obey another policy, counting from now; None: no policy.
+        """Replace the policy that every process of the buffer obeys, and count from now on.
 
-        A process notices within five seconds; those that wait notice at once.
+        A process notices the change within five seconds; a process that waits notices it
+        immediately.
 
         Args:
-            policy: A `RateLimiter`, a `RatioWindow`, or None.
+            policy: A `RateLimiter`, a `RatioWindow`, or None for no policy.
 
         Raises:
-            BufferConfigError: Something else, or a limiter that stops inserts before the buffer's
+            BufferConfigError: The policy is something else, or it stops inserts before the buffer's
                 `min_size` is reached.
             BufferNotFoundError: The buffer was dropped.
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> from sqlbuffer import RateLimiter
@@ -1767,15 +1828,15 @@ class ReplayBuffer:
     def stats(self, window_s: float = 60.0) -> Stats:
         """Return figures of the buffer now, for all its processes together.
 
-        The cost does not grow with the buffer: uses, priorities and staleness are those of up to
-        2,000 rows drawn uniformly, rates are found by bisection, and rows are counted as `len`
-        does, which reads an index once in a process.
+        The cost does not grow with the buffer. Uses, priorities and staleness are those of up to
+        2,000 rows drawn uniformly. Rates are found by bisection. Rows are counted as `len` does,
+        which reads an index once in a process.
 
         Args:
-            window_s: Seconds that the rates are over, up to an hour.
+            window_s: Seconds over which rates are measured, up to an hour.
 
         Raises:
-            BufferConfigError: No such number of seconds.
+            BufferConfigError: `window_s` is not a number of seconds in that range.
             BufferNotFoundError: The buffer was dropped.
 
         Example:
@@ -1792,16 +1853,16 @@ class ReplayBuffer:
 
     @staticmethod
     def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
-        """Return the names of the buffers of a database, in order.
+        """Return the names of the buffers in a database, sorted.
 
         Args:
             url: The database; see `ReplayBuffer`.
-            retry_s: How long to wait for a server; see `ReplayBuffer`.
+            retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
             BufferNotFoundError: There is no such SQLite file.
-            SchemaMissingError: A database without the schema.
-            StorageUnreachableError: No database answers.
+            SchemaMissingError: The database has no schema of sqlbuffer.
+            StorageUnreachableError: The database does not answer.
 
         Example:
             >>> import os, tempfile
@@ -1815,15 +1876,15 @@ class ReplayBuffer:
 
     @staticmethod
     def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
-        """Delete a buffer and all that belongs to it.
+        """Delete a buffer with everything that belongs to it.
 
         Args:
             url: The database; see `ReplayBuffer`.
-            name: The buffer.
-            retry_s: How long to wait for a server; see `ReplayBuffer`.
+            name: Name of the buffer.
+            retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
-            BufferNotFoundError: No such buffer.
+            BufferNotFoundError: There is no such buffer.
 
         Example:
             >>> import os, tempfile
