@@ -34,8 +34,15 @@ READ = {
     "docs/index.md",
     "docs/how-to/export-and-import.md",  # in tests/peers
     "docs/how-to/add-late-rewards.md",
+    "docs/how-to/lease-batches.md",
     "docs/how-to/lease-groups.md",
+    "docs/how-to/limit-reuse.md",
     "docs/how-to/load-batches.md",
+    "docs/how-to/log-samples.md",
+    "docs/how-to/mix-buffers.md",
+    "docs/how-to/resume-a-loader.md",
+    "docs/how-to/use-sessions.md",
+    "docs/how-to/use-torch-workers.md",
     "docs/how-to/share-a-database.md",
     "docs/how-to/exchange-minari-data-sets.md",  # in tests/peers
     "docs/how-to/use-the-orm.md",
@@ -188,10 +195,25 @@ def test_processes_share_a_mirror_as_the_page_shows(read):
     assert page.names["first"].path == page.names["second"].path
 
 
-def test_staleness_is_limited_counted_and_noted_as_the_page_shows(read):
+def test_staleness_is_limited_as_the_page_shows(read):
     page = read("docs/how-to/limit-staleness.md")
-    assert page.names["buffer"].clock == 5
-    assert set(page.names["batch"].info["seq"].tolist()) <= set(range(101, 151))
+    assert set(page.names["batch"].info["seq"].tolist()) <= set(range(51, 151))
+
+
+def test_reuse_is_limited_as_the_page_shows(read):
+    read("docs/how-to/limit-reuse.md")
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_experiences") == 10
+
+
+def test_sessions_are_kept_apart_as_the_page_shows(read):
+    assert read("docs/how-to/use-sessions.md").names["session"] == "run-1"
+
+
+def test_samples_are_logged_as_the_page_shows(read):
+    page = read("docs/how-to/log-samples.md")
+    batches = "SELECT DISTINCT batch_id, clock FROM v_samples ORDER BY batch_id"
+    first, second = page.names["batch"].info["batch_id"][0], page.names["rows"].batch_id
+    assert run(SQLITE_URL, batches) == [(first, 5), (second, 5)]
 
 
 def test_quarantine_takes_rows_out_and_puts_them_back(read):
@@ -213,8 +235,14 @@ def test_fragments(read):
     assert page.names["row"].exp_data.state.keys() == {"recurrent"}
 
 
+def test_groups_are_leased_as_the_page_shows(read):
+    assert [len(group) for group in read("docs/how-to/lease-groups.md").names["batch"].groups] == [
+        1
+    ]
+
+
 def test_leases(read):
-    page = read("docs/how-to/lease-groups.md")
+    page = read("docs/how-to/lease-batches.md")
     assert page.names["rewards"] == [0.0, 0.0, 1.0]
     assert page.names["batch"].remaining_s == 0.0  # it ended with its block
 
@@ -232,6 +260,21 @@ def test_loader(read):
     pytest.importorskip("torch")
     page = read("docs/how-to/load-batches.md")
     assert page.names["step"] == 20
+    assert page.names["batch"].n_rows == 64
+
+
+def test_a_loader_goes_on_as_the_page_shows(read):
+    assert read("docs/how-to/resume-a-loader.md").names["expected"].n_rows == 64
+
+
+@pytest.mark.slow
+def test_workers_of_torch_read_as_the_page_shows(read):
+    pytest.importorskip("torch")
+    assert len(read("docs/how-to/use-torch-workers.md").names["dataset"]) == 256
+
+
+def test_buffers_are_mixed_as_the_page_shows(read):
+    page = read("docs/how-to/mix-buffers.md")
     assert page.names["batch"].n_rows == 64
 
 
