@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers training-loops docs screenshots format wheel-test clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs screenshots format wheel-test clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ check: $(VENV)/.installed-dev $(VENV)/.installed-test $(VENV)/.installed-torch #
 bench: $(VENV)/.installed-test ## measure both databases and print the table (ARGS="--rows 100000")
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
-peers: $(VENV)/.installed-test ## measure other replay buffers that are installed beside this one
+peers: $(VENV)/.installed-test ## measure other replay buffers that are installed in the same environment
 	$(BIN)/python -m tests.benchmarks.peers $(ARGS)
+
+plots: $(VENV)/.installed-test ## draw the plots of docs/performance.md from docs/contributing/benchmarks.json
+	$(BIN)/python -m tests.benchmarks.plots
 
 training-loops: $(PEERS)/.installed ## measure training loops of Stable-Baselines3 with and without a database
 	$(PEERS)/bin/python -m tests.benchmarks.sb3_loops $(ARGS)

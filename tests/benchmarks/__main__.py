@@ -26,6 +26,7 @@ from tests.benchmarks import (
     priorities,
     prioritized,
     sampling,
+    sizes,
     snapshot,
     turnover,
     web,
@@ -38,11 +39,12 @@ from tests.benchmarks.report import Figure, table, write_between_markers
 from tests.support.markdown import ROOT
 from tests.support.postgres import PostgresServer
 
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "docs" / "contributing" / "benchmarks.md"
 KINDS = ("sqlite", "postgresql")
 SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "writing": writing.measure,
     "sampling": sampling.measure,
+    "sizes": sizes.measure,
     "snapshot": snapshot.measure,
     "turnover": turnover.measure,
     "writers": writers.measure,
@@ -116,7 +118,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="?",
         const=DOCUMENT,
         metavar="FILE",
-        help="put the table between the markers of a document (docs/performance.md)",
+        help="put the table between the markers of a document, and into the JSON next to it "
+        "(docs/contributing/benchmarks.md)",
     )
     return parser.parse_args(arguments)
 

@@ -184,7 +184,7 @@ def _recording(bench: Bench) -> Figure:
         rates = [n * ENVIRONMENTS / seconds_of(write) for _ in range(bench.scale.times(8))]
         env.close()
         buffer.close()
-    what = f"`record` of {ENVIRONMENTS} environments at once, until the last step is stored"
+    what = f"`record` of {ENVIRONMENTS} parallel environments, until the last step is stored"
     return _rate_over(APPENDS_PER_S, what, bench, rates)
 
 

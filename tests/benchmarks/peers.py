@@ -50,7 +50,7 @@ from tests.benchmarks.report import (
 from tests.support.markdown import ROOT
 from tests.support.postgres import PostgresServer, running_server
 
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "docs" / "contributing" / "benchmarks.md"
 KINDS = ("sqlite", "postgresql")
 # Each section has its own place in the document.
 SECTIONS = ("replay", "priorities")
@@ -63,7 +63,7 @@ HEADER = (
     "Buffer",
     "One step at a time, each",
     "One step until it outlives the process",
-    f"{EPISODE:,} steps at once",
+    f"{EPISODE:,} steps in one call",
     f"{BATCH} at random",
     f"{BATCH} at random, {N_STEP}-step",
     "After `kill -9`",
@@ -231,7 +231,7 @@ def _measure(
     draws = _drawn(scale, {name: buffer.draws for name, buffer in buffers.items()})
     say(f"drawing {N_STEP} steps")
     n_step = _drawn(scale, {name: buffer.n_step_draws for name, buffer in buffers.items()})
-    say(f"storing {EPISODE:,} steps at once")
+    say(f"storing {EPISODE:,} steps in one call")
     extends = {
         name: Timed(buffer.extend, lambda buffer=buffer: (buffer.prepared(columns),))
         for name, buffer in buffers.items()
@@ -365,7 +365,7 @@ def _figures(bench: Bench, buffers: dict[str, PeerBuffer], measured: Measured) -
     )
     for what, timings, names in (
         ("one step at a time", measured.one, {name: name for name in buffers}),
-        (f"{EPISODE:,} steps at once", measured.many, {name: name for name in buffers}),
+        (f"{EPISODE:,} steps in one call", measured.many, {name: name for name in buffers}),
         (f"{BATCH} at random", measured.draws, draws),
         (f"{BATCH} at random, {N_STEP}-step", measured.n_step, keys("n_step_draws")),
     ):
@@ -422,7 +422,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="?",
         const=DOCUMENT,
         metavar="FILE",
-        help="put the tables between their markers of a document (docs/performance.md)",
+        help="put the tables between their markers of a document, and into the JSON next to it "
+        "(docs/contributing/benchmarks.md)",
     )
     return parser.parse_args(arguments)
 

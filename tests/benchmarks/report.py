@@ -1,13 +1,16 @@
-"""The table of figures, on the terminal and in docs/performance.md."""
+"""The table of figures, on the terminal and in docs/contributing/benchmarks.md and .json."""
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.measure import Ratio, ratio_of
 
 BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
-HEADER = ("What", "Database", "Measured", "Target", "Met", "Absolute")
+HEADER = ("Measurement", "Database", "Measured", "Target", "Met", "Absolute")
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,46 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def write_between_markers(path: Path, text: str, first: str = BEGIN, last: str = END) -> None:
-    """Replace what stands between the two markers of a document."""
+    """Replace the text between the two markers of a document, and write all its tables as JSON."""
+    replace_between_markers(path, text, first, last)
+    write_json(path)
+
+
+def replace_between_markers(path: Path, text: str, first: str, last: str) -> None:
+    """Replace the text between the two markers of a document."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(first)
     _, end, after = rest.partition(last)
     if not (begin and end):
         raise ValueError(f"{path} lacks the lines {first} and {last}")
     path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}", encoding="utf-8")
+
+
+def write_json(path: Path) -> None:
+    """Write the tables of a document to the JSON file of the same name."""
+    found = sections(path.read_text(encoding="utf-8"))
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    path.with_suffix(".json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def sections(text: str) -> dict[str, dict[str, Any]]:
+    """Return the facts and the tables between the markers of a document.
+
+    Returns:
+        By the name in the marker: `facts`, the lines of the list, and `tables`, each a list of
+        rows, which are dicts of cells by the head of their column.
+    """
+    marked = re.compile(r"<!-- begin (.+?) -->\n(.*?)<!-- end \1 -->", re.DOTALL)
+    return {
+        name: {"facts": re.findall(r"^- (.+)$", body, re.MULTILINE), "tables": _tables(body)}
+        for name, body in marked.findall(text)
+    }
+
+
+def _tables(text: str) -> list[list[dict[str, str]]]:
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *lines = (
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines()
+        )
+        found.append([dict(zip(head, line, strict=True)) for line in lines])
+    return found

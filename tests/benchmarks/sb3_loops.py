@@ -25,7 +25,7 @@ from tests.benchmarks.report import Figure, shown_time, table, write_between_mar
 from tests.support.markdown import ROOT
 from tests.support.postgres import PostgresServer, running_server
 
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "docs" / "contributing" / "benchmarks.md"
 BEGIN, END = "<!-- begin training loops -->", "<!-- end training loops -->"
 KINDS = ("sqlite", "postgresql")
 STEPS = 20_000  # stored before the first round
@@ -154,7 +154,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="?",
         const=DOCUMENT,
         metavar="FILE",
-        help="put the table between its markers of a document (docs/performance.md)",
+        help="put the table between its markers of a document, and into the JSON next to it "
+        "(docs/contributing/benchmarks.md)",
     )
     return parser.parse_args(arguments)
 

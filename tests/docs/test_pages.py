@@ -50,6 +50,7 @@ READ = {
     "docs/how-to/use-the-orm.md",
     "docs/how-to/pace-collectors.md",
     "docs/performance.md",
+    "docs/contributing/benchmarks.md",
     "docs/how-to/draw-by-priority.md",
     "docs/how-to/quarantine-rows.md",
     "docs/how-to/filter-rows.md",
@@ -442,9 +443,10 @@ def test_coming_from_di_engine_names_what_the_package_has_and_has_not():
     assert {name for name in classes if f"`{name}`" not in text} == set()
 
 
-def test_performance_page_names_commands_that_there_are(read):
-    page = read("docs/performance.md")
-    assert {line.split()[0] for line in all_commands("docs/performance.md")} == {"make"}
+@pytest.mark.parametrize("document", ["docs/performance.md", "docs/contributing/benchmarks.md"])
+def test_pages_on_performance_name_commands_that_there_are(read, document):
+    page = read(document)
+    assert {line.split()[0] for line in all_commands(document)} == {"make"}
     assert page.printed == {}
 
 

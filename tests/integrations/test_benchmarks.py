@@ -23,6 +23,8 @@ LINES = {
     "`store_batch` at full capacity by rows a batch": BOTH,
     "`sample(256)` at {}: times faster than `ORDER BY random()`": BOTH,
     "`sample(256)` at {} vs at": BOTH,
+    "`sample_arrays(256)` at {} vs at": BOTH,
+    "`mirror.sample_arrays(256)` at {} vs at": BOTH,
     "`sample(256)` of one task vs unfiltered": BOTH,
     "`sample(256)` with a filter that matches 1 %": BOTH,
     "`sample` by rows a batch": BOTH,
@@ -41,7 +43,7 @@ LINES = {
     "`extend` of 1,000 steps of 64 environments in turn: steps a second over": BOTH,
     "`extend` of 1,000 steps that all have different tasks": BOTH,
     "`append` of one step after the other, until": BOTH,
-    "`record` of 64 environments at once": BOTH,
+    "`record` of 64 parallel environments": BOTH,
     "`sample_transitions(256, n_step=5)` vs `sample_arrays(256)`": BOTH,
     "`sample_arrays(256)` of small steps vs the bare driver's lookup of rows, {}": BOTH,
     "`sample_arrays(256)` of small steps, zstd, vs the bare driver's lookup of rows, {}": BOTH,
@@ -137,7 +139,7 @@ def assert_complete(text: str, rows: str, verdicts: set[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_tiny_run_prints_every_line_for_both_databases(postgres_server, capsys, tmp_path):
-    document = tmp_path / "performance.md"
+    document = tmp_path / "benchmarks.md"
     document.write_text(f"# Before\n\n{BEGIN}\nearlier\n{END}\n\nAfter.\n")
     command.main(["--rows", "1000", "--write", str(document)], postgres_server)
     printed = capsys.readouterr().out
@@ -217,7 +219,7 @@ def test_a_ratio_is_the_median_of_the_rounds():
 
 
 def test_a_document_without_markers_is_left_alone(tmp_path: Path):
-    document = tmp_path / "performance.md"
+    document = tmp_path / "benchmarks.md"
     document.write_text(f"# Title\n\n{END}\n")
     with pytest.raises(ValueError, match="begin figures"):
         write_between_markers(document, table([]))

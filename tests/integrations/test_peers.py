@@ -48,7 +48,7 @@ def missing(*_: Any) -> Any:
 
 
 def test_without_any_peer_ours_is_measured_on_both_databases(postgres_server, capsys, tmp_path):
-    document = tmp_path / "performance.md"
+    document = tmp_path / "benchmarks.md"
     places = f"{command.BEGIN}\nearlier\n{command.END}\n\n{BOTH_PRIORITIES}"
     document.write_text(f"# Before\n\n{places}\n\nAfter.\n")
     command.main(
@@ -99,7 +99,7 @@ def test_the_command_measures_the_peers_that_are_installed():
 
 
 def test_a_section_that_is_not_measured_stays_in_the_document(capsys, tmp_path):
-    document = tmp_path / "performance.md"
+    document = tmp_path / "benchmarks.md"
     kept = f"{command.BEGIN}\nkept\n{command.END}\n\n"
     document.write_text(f"{kept}{BOTH_PRIORITIES}")
     arguments = ["--rows=1000", "--database=sqlite", "--section=priorities", "--write"]

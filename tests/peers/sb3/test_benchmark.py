@@ -29,7 +29,7 @@ def test_a_tiny_run_prints_every_line_for_both_databases(
     postgres_server, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(command, "ROUND", 10)
-    document = tmp_path / "performance.md"
+    document = tmp_path / "benchmarks.md"
     document.write_text(f"# Before\n\n{command.BEGIN}\nearlier\n{command.END}\n\nAfter.\n")
     command.main(["--steps=200", "--rounds=1", "--write", str(document)], postgres_server)
     lines = lines_of(capsys.readouterr().out)
