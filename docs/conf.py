@@ -3,13 +3,25 @@
 import re
 from typing import Any
 
+from sphinx.ext.napoleon import GoogleDocstring
+
 project = "sqlbuffer"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = project
 # So that links to headings are the same here and where the files are read as they are.
 myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+# The API pages need no optional library.
+autodoc_mock_imports = ["jinja2", "ray", "stable_baselines3", "starlette", "torch"]
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+napoleon_use_ivar = True
+
+_COLON = "\ue000"  # stands for a colon while napoleon reads a property
 
 
 def _add_contents(_app: Any, docname: str, source: list[str]) -> None:
@@ -26,6 +38,35 @@ def _add_contents(_app: Any, docname: str, source: list[str]) -> None:
     source[0] = "\n\n".join([*contents, ""])
 
 
+def _as_restructured_text(paragraph: str) -> str:
+    """Return a paragraph of a docstring, which is written as Markdown."""
+    if paragraph.lstrip().startswith(">>>"):
+        return paragraph
+    parts = re.split(r"(`[^`]+`)", paragraph)
+    parts[1::2] = [f"`{part}`" for part in parts[1::2]]
+    # The names of `*args` and `**kwargs` are napoleon's to escape.
+    parts[::2] = [re.sub(r"(?<!\*)(?!\*+\w+:)(\*+|\|)", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _before_napoleon(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    paragraphs = re.split(r"(\n\s*\n|:\n(?= *>>>))", "\n".join(lines))
+    paragraphs[::2] = map(_as_restructured_text, paragraphs[::2])
+    lines[:] = "".join(paragraphs).split("\n")
+    if what == "property":
+        # Napoleon would take the text before a colon for the type.
+        read = GoogleDocstring(lines, app.config, app, "method", name, obj, options).lines()
+        lines[:] = [line.replace(":", _COLON) for line in read]
+
+
+def _after_napoleon(_app: Any, _what: str, _name: str, _obj: Any, _opts: Any, lines: Any) -> None:
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
+
+
 def setup(app: Any) -> None:
-    """Have the contents added when the index is read."""
+    """Add the contents to the index, and read the docstrings as Markdown."""
     app.connect("source-read", _add_contents)
+    app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
+    app.connect("autodoc-process-docstring", _after_napoleon, priority=600)

@@ -282,6 +282,13 @@ def prometheus_text(*buffers: ReplayBuffer) -> str:
 
     Raises:
         MissingExtraError: prometheus_client is not installed.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> buffer.add(state=1).inserted
+        1
+        >>> 'sqlbuffer_rows{buffer="default"} 1.0' in prometheus_text(buffer)
+        True
     """
     collector = PrometheusCollector(*buffers)
     from prometheus_client import CollectorRegistry, generate_latest

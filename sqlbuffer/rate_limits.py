@@ -295,6 +295,16 @@ class FlowState:
         may_sample: Whether one row may be sampled now.
         counts: What the policy goes by.
         waiting: Who waits.
+
+    Example:
+        >>> from sqlbuffer import RateLimiter, ReplayBuffer
+        >>> limiter = RateLimiter(samples_per_insert=1.0, min_size=2, error_buffer=2.0)
+        >>> buffer = ReplayBuffer("sqlite://", rate_limiter=limiter)
+        >>> buffer.add(state=1).inserted
+        1
+        >>> flow = buffer.flow()
+        >>> flow.inserted, flow.may_insert, flow.may_sample
+        (1, True, False)
     """
 
     policy: Policy | None

@@ -57,6 +57,15 @@ class Distribution:
         p90: Nine tenths are below.
         max: Greatest.
         values: The figures themselves, of shape (n,), float64; for a histogram.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", priorities=True)
+        >>> buffer.extend({"state": [0, 1, 2]}, priority=[1.0, 2.0, 6.0]).inserted
+        3
+        >>> found = buffer.stats().priorities
+        >>> found.mean, found.median, found.max
+        (3.0, 2.0, 6.0)
     """
 
     n: int
@@ -119,6 +128,15 @@ class Stats:
         staleness: By how much rows are behind the clock; None without a clock, or rows that carry a
             `model_version`.
         waiting: Calls that wait for a rate limiter.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", max_capacity=2)
+        >>> buffer.extend({"state": [0, 1, 2]}).inserted
+        3
+        >>> stats = buffer.stats()
+        >>> stats.rows, stats.inserted, stats.evicted
+        (2, 3, 1)
     """
 
     buffer: str

@@ -47,6 +47,15 @@ class StreamPiece:
         range: Which numbers.
         low_seq: What the hold of the stream holds.
         hold_id: That hold; None: there is none.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+        >>> buffer.extend({"obs": [0, 1, 2]}).inserted
+        3
+        >>> with BufferStream(buffer) as stream:
+        ...     sum(len(batch) for piece in stream.pieces(2) for batch in piece)
+        3
     """
 
     buffer: OpenBuffer

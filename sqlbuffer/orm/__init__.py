@@ -72,6 +72,9 @@ def engine(url: Database = None, *, writes: bool = False) -> Engine:
         writes: On SQLite, transactions take the write lock when they begin. Without it, a
             transaction that reads before it inserts fails where another process wrote in between.
 
+    Raises:
+        URLError: Not a URL of SQLite or PostgreSQL.
+
     Example:
         >>> engine("sqlite:///replay.db").dialect.name
         'sqlite'

@@ -19,7 +19,11 @@ MODULES = [
     and not module.name.endswith((".minestudio.actor", ".ding.buffer", ".ding.data"))
     # Those that need another library run in tests/peers.
     and not module.name.startswith(
-        ("sqlbuffer.integrations.", "sqlbuffer.interchange.hugging_face.hf_datasets")
+        (
+            "sqlbuffer.integrations.",
+            "sqlbuffer.interchange.hugging_face.hf_datasets",
+            "sqlbuffer.interchange.minari.minari_",
+        )
     )
 ]
 MEMMAP = "sqlbuffer.compat.memmap"

@@ -91,6 +91,16 @@ def export_rollouts(
         FieldError: A step holds something that is not a message.
         MissingExtraError: pyarrow is not installed.
         ValueError: An unknown form.
+
+    Example:
+        >>> import tempfile
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}]
+        >>> buffer.add(messages=messages, task_id="sum", terminated=True).inserted
+        1
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     export_rollouts(buffer, f"{folder}/rollouts").n_rows
+        1
     """
     began_at = time.monotonic()
     load_pyarrow()

@@ -62,6 +62,14 @@ def export_minari(
         ExportError: There is a data set of that name.
         InsufficientDataError: The buffer has no whole episode.
         MissingExtraError: Minari is not installed.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32", "action": "int64"})
+        >>> columns = {"obs": [0, 1], "action": [0, 1], "terminated": [False, True]}
+        >>> buffer.store_episode(columns, final={"obs": 2}).inserted
+        2
+        >>> export_minari(buffer, "example/exported-v0").total_steps
+        2
     """
     minari = minari_package("export_minari()")
     with _made(env) as made:

@@ -58,6 +58,17 @@ def import_minari(
         FileImportError: The data set is damaged.
         InsufficientDataError: It has no episodes.
         MissingExtraError: Minari is not installed.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> from sqlbuffer.interchange import export_minari
+        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32", "action": "int64"})
+        >>> columns = {"obs": [0, 1], "action": [0, 1], "terminated": [False, True]}
+        >>> buffer.store_episode(columns, final={"obs": 2}).inserted
+        2
+        >>> dataset = export_minari(buffer, "example/imported-v0")
+        >>> import_minari(dataset, "sqlite://").n_stored
+        2
     """
     began_at = time.monotonic()
     minari = minari_package("import_minari()")
