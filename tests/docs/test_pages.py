@@ -51,7 +51,9 @@ READ = {
     "docs/contributing/benchmarks.md",
     "docs/how-to/draw-by-priority.md",
     "docs/how-to/quarantine-rows.md",
+    "docs/how-to/compare-values.md",
     "docs/how-to/filter-rows.md",
+    "docs/how-to/inspect-conditions.md",
     "docs/tutorials/quickstart.md",
     "docs/how-to/read-with-ray.md",  # in tests/peers
     "docs/concepts/mirror.md",
@@ -304,7 +306,16 @@ def test_querying(read):
     assert "maze" in sampled
     assert "race" not in sampled
     with ReplayBuffer(SQLITE_URL) as buffer:
-        assert buffer.size() == 13
+        assert buffer.size() == 10
+
+
+def test_values_compare_as_the_page_shows(read):
+    read("docs/how-to/compare-values.md")
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_experiences") == 3
+
+
+def test_conditions_are_inspected_as_the_page_shows(read):
+    assert len(read("docs/how-to/inspect-conditions.md").names["rows"]) == 12
 
 
 def test_querying_names_every_operator_and_every_field():
