@@ -27,7 +27,9 @@ READ = {
     "docs/coming-from/di-engine.md",
     "docs/coming-from/memmap.md",
     "docs/coming-from/minestudio.md",
+    "docs/how-to/record-an-environment.md",
     "docs/how-to/record-episodes.md",
+    "docs/how-to/store-episodes.md",
     "docs/how-to/run-the-examples.md",  # the programs that it is about have tests of their own
     "docs/how-to/train-on-fragments.md",
     "docs/how-to/export-to-hugging-face.md",  # in tests/peers
@@ -101,6 +103,16 @@ def test_arrays(read):
 
 def test_episodes(read):
     page = read("docs/how-to/record-episodes.md")
+    assert page.names["episode"].episode_return == 5.0
+
+
+def test_whole_episodes_are_stored_as_the_page_shows(read):
+    read("docs/how-to/store-episodes.md")
+    assert run(SQLITE_URL, "SELECT length, episode_return FROM v_episodes") == [(10, 10.0)]
+
+
+def test_environments_are_recorded_as_the_page_shows(read):
+    page = read("docs/how-to/record-an-environment.md")
     page.names["env"].close()
     page.names["envs"].close()
     cartpole = page.names["cartpole"]
