@@ -1,4 +1,4 @@
-"""Check the arguments of public calls; each error says what was expected and what to do."""
+"""What callers give, checked at the door: each error says what was expected and what to do."""
 
 import math
 import time
@@ -96,13 +96,12 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
 def columns_of(
     arrays: Mapping[str, Any], keys: Mapping[str, Any], also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return columns that were given in one dict or as arguments; arguments that are None are
-    omitted.
+    """Return what was given in one dict and, unless it is None, as arguments, as columns.
 
     Args:
         arrays: The dict.
         keys: The arguments.
-        also: Other names that the arguments stand for.
+        also: What the arguments say of rows beside their names.
     """
     if not hasattr(arrays, "keys"):  # a table of pandas will do
         raise FieldError(f"arrays are given as a dict {{field: values}}, got {arrays!r:.100}")
@@ -141,10 +140,10 @@ def checked_numbers(rows: Rows, call: str) -> list[int]:
 
 
 def checked_reason(reason: Any) -> str | None:
-    """Return the reason of a quarantine as bytes that can be stored.
+    """Return what is said of rows.
 
     Raises:
-        FieldError: The reason is not text, or cannot be stored.
+        FieldError: No text, or none that can be stored.
     """
     return None if reason is None else encode_key(reason, "reason", MAX_NAME_BYTES)
 

@@ -261,7 +261,8 @@ class ReplayBuffer:
 
     @property
     def max_staleness(self) -> int | None:
-        """Largest lag of a sampled row's `model_version` behind the clock; None is unlimited."""
+        """Largest distance of a sampled row's `model_version` behind the clock; None is unlimited.
+        """
         return self._store.info.config.sampling.max_staleness
 
     @property

@@ -1,4 +1,4 @@
-"""Settings that are read from the environment."""
+"""What the environment may set."""
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 

@@ -15,7 +15,7 @@ from sqlbuffer.errors import BufferConfigError, FieldError, SQLBufferError
 Class = TypeVar("Class", bound=type)
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-# Pydantic's error types by the start of their names: the expected value, and an example of it.
+# What pydantic's kinds of errors expect, by the beginning of their names, and an example of it.
 _EXPECTED = {
     "string": ("text", "'a'"),
     "int": ("an integer", "3"),
@@ -41,12 +41,12 @@ def library_error(
     names: Collection[str] = (),
     advice: Callable[[str], str] | None = None,
 ) -> SQLBufferError:
-    """Return the library's error for the first error that pydantic found.
+    """Return the library's error for what pydantic found first.
 
     Args:
-        error: Pydantic's error.
+        error: What it found.
         kind: The class of the error, unless a check of the library found it.
-        owner: Name of the thing that was made, such as a class.
+        owner: What was made, such as the name of a class.
         names: The fields that it has, in their order.
         advice: Returns what to do about a name that is not one of the fields; by default the
             nearest of them is named.

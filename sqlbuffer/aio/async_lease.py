@@ -36,7 +36,7 @@ class AsyncLeasedBatch:
         [1]
     """
 
-    # Attributes of the batch that `__getattr__` returns.
+    # What `__getattr__` finds in the batch.
     rows: list[DataRow]
     groups: list[list[DataRow]]
     seqs: NDArray[np.int64]
@@ -66,9 +66,9 @@ class AsyncLeasedBatch:
 
 
 class AsyncLease:
-    """A lease for `async with buffer.lease(n) as batch`; `AsyncReplayBuffer.lease` makes it.
+    """What `AsyncReplayBuffer.lease` returns: `async with buffer.lease(n) as batch`.
 
-    A cancelled call stops waiting. A batch that it gets at that moment is given back.
+    A cancelled call stops waiting. If it gets a batch at that moment, it gives the batch back.
 
     Args:
         lease: The lease that does the work.

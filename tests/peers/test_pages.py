@@ -1,5 +1,6 @@
 """The pages about other libraries run with these libraries."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,17 @@ def test_interchange(read: Any) -> None:
     page = read("docs/how-to/export-and-import.md")
     assert len(page.names["buffer"]) == 60
     assert len(ReplayBuffer("sqlite:///piped.db", name="robot")) == 60
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="allowed: matplotlib is not installed")
+def test_dqn(read: Any) -> None:
+    page = read("docs/tutorials/dqn.md")
+    assert page.names["last"] > 80  # a random policy gets 22
+    assert Path("learning-curve.svg").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="allowed: matplotlib is not installed")
+def test_dataframes(read: Any) -> None:
+    page = read("docs/tutorials/dataframes.md")
+    assert len(page.names["episodes"]) == 120
+    assert Path("balance.svg").stat().st_size > 5_000
