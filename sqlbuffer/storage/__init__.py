@@ -3,8 +3,8 @@
 from importlib import import_module
 from pathlib import Path
 
-# Each capability's tables, so that the metadata is whole whatever is imported first. Those of
-# buffers come before the others: overlays add their flags to them.
+# Imports the tables of all capabilities, so that the metadata is complete whichever module is
+# imported first. Tables of buffers come first: overlays add their flags to them.
 _here = Path(__file__).parent
 for _path in sorted(
     _here.glob("**/tables.py"), key=lambda path: (path.parent.name != "buffers", path)

@@ -143,6 +143,20 @@ def of_comments(path: Path, place: str) -> Iterator[Prose]:
         yield Prose(place, start, without_code("\n".join(text)))
 
 
+def of_sql_comments(path: Path, place: str) -> Iterator[Prose]:
+    """Yield the comments of an SQL file; comments on consecutive lines are one text."""
+    text: list[str] = []
+    lines = [*path.read_text(encoding="utf-8").splitlines(), ""]
+    for number, line in enumerate(lines, 1):
+        comment = re.search(r"^(?:[^']|'[^']*')*?--( .*|$)", line)
+        continues = comment and not line[: comment.start(1) - 2].strip()
+        if text and not continues:
+            yield Prose(place, number - len(text), without_code("\n".join(text)))
+            text = []
+        if comment:
+            text.append(comment[1].strip())
+
+
 def of_messages(path: Path, place: str) -> Iterator[Prose]:
     """Yield the other strings of a module that have a space: messages, and help of commands."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -170,6 +184,13 @@ def proses() -> dict[str, list[Prose]]:
         found["docstrings"] += of_docstrings(path, place)
         found["comments"] += of_comments(path, place)
         found["messages"] += of_messages(path, place)
+    for folder in ("sqlbuffer", "alembic"):
+        for path in sorted((ROOT / folder).rglob("*.sql")):
+            found["comments"] += of_sql_comments(path, path.relative_to(ROOT).as_posix())
+    for path in sorted((ROOT / "alembic").rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        found["docstrings"] += of_docstrings(path, place)
+        found["comments"] += of_comments(path, place)
     return found
 
 

@@ -1,1 +1,1 @@
-"""What the pages of the browser ask of a database; see `read_pool`."""
+"""Database queries of the browser page; see `read_pool`."""

@@ -1,4 +1,4 @@
-"""What the page of all buffers shows, at a cost that does not grow with them."""
+"""The page of all buffers, at a cost that does not grow with their size."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.server_clock import age_s
 
 WINDOW_S = 60.0
-# What counts as lately for writers and readers.
+# Writers and readers of the last minute count as active.
 LATELY_S = 60.0
 MOST_BUFFERS = 200
 NEWEST_STEPS = 1_000
@@ -32,12 +32,12 @@ _size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_b
 
 @dataclass(frozen=True)
 class BufferOverview:
-    """What is shown of a buffer.
+    """Overview of one buffer.
 
     Attributes:
-        stats: Its figures; episodes and distributions are left out.
-        writers: Agents of the newest steps, if those were written lately.
-        readers: Processes that sampled or followed it lately.
+        stats: Statistics of the buffer, without episodes and distributions.
+        writers: Agents of the newest steps, if those were written in the last minute.
+        readers: Processes that sampled or followed the buffer in the last minute.
         versions: Model versions of the oldest and the newest step held.
     """
 
@@ -54,12 +54,12 @@ class BufferOverview:
 
 @dataclass(frozen=True)
 class DatabaseOverview:
-    """What is shown of a database.
+    """Overview of a database.
 
     Attributes:
         buffers: Its buffers by name, up to a limit.
-        n_buffers: How many it has.
-        size_bytes: What it takes on disk.
+        n_buffers: Number of all its buffers.
+        size_bytes: Size on disk in bytes.
     """
 
     buffers: tuple[BufferOverview, ...]
@@ -68,11 +68,11 @@ class DatabaseOverview:
 
 
 def overviews(connection: Connection, *, most: int = MOST_BUFFERS) -> DatabaseOverview:
-    """Return what a database holds, buffer by buffer.
+    """Return an overview of a database, buffer by buffer.
 
     Args:
         connection: A snapshot.
-        most: How many buffers at most, by name.
+        most: Maximum number of buffers, by name.
     """
     own = buffers.c
     named = connection.execute(select(own.name, own.id).order_by(own.name).limit(most))
@@ -104,13 +104,13 @@ def _is_written(stats: Stats) -> bool:
 
 
 def _readers(connection: Connection) -> dict[int, list[str]]:
-    """Return the processes that read each buffer lately; a sampler counts every few seconds."""
+    """Return the active readers of each buffer; a sampler counts every few seconds."""
     found: dict[int, list[str]] = defaultdict(list)
     samplers = select(flow.c.buffer_id, flow.c.holder).where(
         flow.c.holder != "", flow.c.n_sampled > 0, age_s(flow.c.heartbeat_at) < LATELY_S
     )
     for number, holder in connection.execute(samplers):
-        # Host and process, without what tells two objects of a process apart.
+        # Host and process, without the part that differs between two objects of a process.
         name = holder.rpartition(" ")[0]
         if name not in found[number]:
             found[number].append(name)
@@ -125,7 +125,7 @@ def _readers(connection: Connection) -> dict[int, list[str]]:
 
 
 def _writers(connection: Connection, number: int) -> tuple[str, ...]:
-    """Return the agents among the newest steps of a buffer that were written lately."""
+    """Return the agents among the newest steps of a buffer that were written in the last minute."""
     high = select(windows.c.high_seq).where(windows.c.buffer_id == number).scalar_subquery()
     (last,) = connection.execute(select(high)).one()
     seq, first = experiences.c.seq, chunks.c.first_seq

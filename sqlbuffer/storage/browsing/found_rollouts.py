@@ -17,21 +17,21 @@ from sqlbuffer.storage.rows.statements import episode_states
 
 @dataclass(frozen=True)
 class Rollout:
-    """An episode, or the steps of a task that belong to none.
+    """An episode, or the steps of a task that belong to no episode.
 
     Attributes:
-        number: The key of the episode in `episodes`; None: steps without an episode.
+        number: Key of the episode in `episodes`; None for steps without an episode.
         task_id: The task.
-        agent_id: Who acts; of steps without an episode None for all agents.
+        agent_id: The acting agent; None for all agents of steps without an episode.
         episode_id: The user's id of the episode.
         status: `open`, `complete`, `aborted` or `abandoned`.
-        length: How many steps it has, so far while it is open.
-        return_: The sum of their rewards; None: none has one.
-        reward: Its own reward.
+        length: Number of steps, so far while it is open.
+        return_: Sum of the rewards; None if no step has one.
+        reward: Reward of the episode itself.
         model_version: Version of the model at its start.
-        meta: JSON of the values that were given when it was stored.
-        started_at: When its first step was written; text on SQLite.
-        ended_at: When its end was written.
+        meta: JSON of the metadata given when it was stored.
+        started_at: Time when its first step was written; text on SQLite.
+        ended_at: Time when its end was written.
     """
 
     task_id: str
@@ -49,8 +49,9 @@ class Rollout:
 
 
 def browsed_buffer(connection: Connection, url: URL, name: str) -> OpenBuffer:
-    """Return a buffer by name. It opens no connection of its own as long as only functions that
-    take one are called with it.
+    """Return a buffer by name.
+
+    It opens no connection of its own while it is used only in functions that take a connection.
 
     Raises:
         BufferNotFoundError: No such buffer.
@@ -62,7 +63,7 @@ def browsed_buffer(connection: Connection, url: URL, name: str) -> OpenBuffer:
 
 
 def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rollout | None:
-    """Return an episode of a buffer; None: it has none of that number."""
+    """Return an episode of a buffer; None if the buffer has none of that number."""
     own, state = episodes.c, episode_states.c
     if not 0 < number < 2**63:
         return None
@@ -78,7 +79,7 @@ def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rol
         return None
     task_id, agent_id, key, status, length, return_, *rest = found
     if status in ("open", "abandoned"):
-        # `episodes` has them once it has ended.
+        # `episodes` has these sums only after the episode has ended.
         sums = rollout_stats.c
         is_own = (sums.buffer_id == buffer.info.id) & (sums.task_id == task_id)
         so_far = select(sums.length, sums["return"]).where(is_own, sums.episode_id == number)

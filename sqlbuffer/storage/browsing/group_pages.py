@@ -1,4 +1,4 @@
-"""A page of the tasks of a buffer: how the returns of their episodes differ."""
+"""A page of the tasks of a buffer, with the spread of their episodes' returns."""
 
 import math
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ class ListedGroup:
 
     Attributes:
         task_id: The task.
-        n_rollouts: How many there are.
-        n_returns: How many of them have a finite return.
-        mean: Mean of these returns; None: there is none.
+        n_rollouts: Number of episodes.
+        n_returns: Number of episodes with a finite return.
+        mean: Mean of these returns; None if there is none.
         std: Their standard deviation (of the population).
-        least: The least of them.
-        greatest: The greatest of them.
+        least: Smallest of them.
+        greatest: Largest of them.
     """
 
     task_id: str
@@ -49,7 +49,7 @@ class ListedGroup:
 
     @property
     def is_alike(self) -> bool:
-        """Several episodes have the same return: a policy gradient learns nothing from them."""
+        """Several episodes have the same return, so a policy gradient learns nothing from them."""
         return self.n_returns > 1 and self.spread == 0
 
 
@@ -58,8 +58,8 @@ class GroupPage:
     """A page of groups.
 
     Attributes:
-        groups: They.
-        after: What the next page is asked with; None: this is the last.
+        groups: Groups of the page.
+        after: Argument `after` of the next page; None for the last page.
     """
 
     groups: list[ListedGroup]
@@ -81,10 +81,10 @@ def group_page(
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        sort: `spread`: those that differ most first; `alike`: those that differ least; `task`: by
+        sort: Order: `spread`, largest spread first; `alike`, smallest spread first; `task`, by
             task.
-        after: What the page before says; None: the first page.
-        limit: How many groups at most.
+        after: `GroupPage.after` of the page before; None for the first page.
+        limit: Maximum number of groups.
     """
     keys = select(group_stats).where(_own.buffer_id == buffer_id)
     if sort == "task":
@@ -107,14 +107,14 @@ def group_page(
 
 
 def group_of(connection: Connection, buffer_id: int, task_id: str) -> ListedGroup | None:
-    """Return the group of a task; None: it has no episodes."""
+    """Return the group of a task; None if it has no episodes."""
     keys = select(group_stats).where(_own.buffer_id == buffer_id, _own.task_id == task_id)
     found = _listed(connection, buffer_id, connection.execute(keys).all())
     return found[0] if found else None
 
 
 def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedGroup]:
-    """Return groups, with what writers of this moment have left to the next one."""
+    """Return groups, with the changes that concurrent writers have not applied yet."""
     now = _added_up(connection, buffer_id, [row.task_id for row in found])
     return [now.get(row.task_id) or _group(*row[1:-1]) for row in found]
 
@@ -135,7 +135,7 @@ def _group(
 def _added_up(
     connection: Connection, buffer_id: int, tasks: Sequence[str]
 ) -> dict[str, ListedGroup]:
-    """Return the groups with changes that are not applied yet, added up from their rollouts."""
+    """Return the groups that have unapplied changes, computed from their rollouts."""
     left = group_changes.c
     pending = select(left.task_id).where(left.buffer_id == buffer_id, one_of(left.task_id, tasks))
     changed = list(connection.execute(pending.distinct()).scalars()) if tasks else []

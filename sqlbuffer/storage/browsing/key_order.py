@@ -1,4 +1,4 @@
-"""Page through rows by two columns, the second of which no two rows share."""
+"""Page through rows by two columns; the second column is unique."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Select, and_, or_
 
 
 def is_behind(columns: Sequence[Any], after: Sequence[Any], descends: bool) -> ColumnElement[bool]:
-    """Return the expression for two columns being behind two values."""
+    """Return the expression that is true if two columns come after two values."""
     (one, two), (value, tie) = columns, after
     if descends:
         found = and_(one <= value, or_(one < value, two < tie))
@@ -17,5 +17,5 @@ def is_behind(columns: Sequence[Any], after: Sequence[Any], descends: bool) -> C
 
 
 def ordered(query: Select[Any], columns: Sequence[Any], descends: bool) -> Select[Any]:
-    """Return the query in the order of columns, all of them up or all down."""
+    """Return the query ordered by columns, all ascending or all descending."""
     return query.order_by(*(column.desc() if descends else column for column in columns))

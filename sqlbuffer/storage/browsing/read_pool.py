@@ -1,4 +1,4 @@
-"""The connections of the page in the browser: few, and none of them can change anything."""
+"""A small pool of read-only connections for the browser page."""
 
 import sqlite3
 import time
@@ -33,13 +33,13 @@ _FETCH_BYTES = 2**20
 
 @dataclass(frozen=True)
 class LimitedAnswer:
-    """What a statement returned, as far as the limits go.
+    """Result of a statement, cut at the limits.
 
     Attributes:
         columns: Names of the columns.
         rows: The rows, in order.
-        is_cut: There are more rows than the limits allow.
-        seconds: How long it took.
+        is_cut: The statement has more rows than the limits allow.
+        seconds: Duration in seconds.
     """
 
     columns: list[str]
@@ -49,28 +49,28 @@ class LimitedAnswer:
 
 
 class ReadPool:
-    """At most `size` guarded connections that only read.
+    """A pool of at most `size` guarded connections that only read.
 
     A buffer that is opened on `engine` reads through the same connections, with the same limits:
 
         buffer = ReplayBuffer(pool.engine, "default", create=False, retry_s=1.0)
         steps = buffer.get_all(condition)
 
-    Closing that buffer leaves the pool open. Do not use such a buffer inside of a block of
-    `connection`: each takes a connection, and threads that hold one while they wait for a second
-    one wait for each other, until `wait_s` has passed.
+    Closing that buffer leaves the pool open. Do not use such a buffer inside a block of
+    `connection`. Each takes a connection, and threads that hold one while they wait for a second
+    one block each other until `wait_s` has passed.
 
     Args:
         url: The database; a SQLite file must exist.
-        size: How many connections there are at most.
-        time_s: How long a transaction may take.
-        wait_s: How long a thread waits for a connection where all are in use.
+        size: Maximum number of connections.
+        time_s: Maximum duration of a transaction, in seconds.
+        wait_s: Seconds that a thread waits for a connection if all are in use.
 
     Attributes:
         engine: The engine over these connections.
 
     Raises:
-        StorageUnreachableError: No such SQLite file. (A server is asked at first use.)
+        StorageUnreachableError: No such SQLite file. (A server is contacted at first use.)
         URLError: Not a database, or one in memory.
     """
 
@@ -92,12 +92,12 @@ class ReadPool:
         """Yield a connection in one transaction, which sees one state of the database.
 
         Args:
-            time_s: Another time limit than the pool's.
-            in_order: The first rows in the order of an index are read by that; see `Begin`.
+            time_s: Time limit in seconds; None for the pool's.
+            in_order: Read the first rows of an ordered query by walking an index; see `Begin`.
 
         Raises:
             ReadLimitError: The time limit passed, or a statement took too much memory.
-            StorageBusyError: No connection came free in time.
+            StorageBusyError: No connection became free in time.
             StorageUnreachableError: No file, or no server.
         """
         limit = self._time_s if time_s is None else time_s
@@ -127,21 +127,21 @@ class ReadPool:
         max_rows: int,
         max_bytes: int,
     ) -> LimitedAnswer:
-        """Run one statement of a user that reads, and return what the limits allow.
+        """Run one read-only statement of a user, and return its rows up to the limits.
 
         Args:
             statement: SQL of that database: a SELECT, or an EXPLAIN of one (in SQLite also
                 EXPLAIN QUERY PLAN, on a server also SHOW).
-            parameters: Values of the `:name` in SQLite, of the `%(name)s` on a server.
-            time_s: Another time limit than the pool's.
-            max_rows: How many rows at most.
-            max_bytes: How many bytes their values may have.
+            parameters: Values of each `:name` in SQLite, of each `%(name)s` on a server.
+            time_s: Time limit in seconds; None for the pool's.
+            max_rows: Maximum number of rows.
+            max_bytes: Maximum size of their values in bytes.
 
         Raises:
             ReadLimitError: The time limit passed, or the statement took too much memory.
-            StorageBusyError: No connection came free in time.
+            StorageBusyError: No connection became free in time.
             StorageError: The statement is wrong; the message quotes the database.
-            StorageReadOnlyError: It does more than read.
+            StorageReadOnlyError: The statement does more than read.
             StorageUnreachableError: No file, or no server.
         """
         check_text(statement)
@@ -173,7 +173,7 @@ class ReadPool:
 def _fetched(
     cursor: "psycopg.Cursor[Any]", max_rows: int, ends_at: float, limit_s: float
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows; few large ones at a time."""
+    """Yield rows, fewer at a time where they are large."""
     n_rows, n_bytes, size = 0, 0, 1
     while n_rows <= max_rows:
         if time.monotonic() > ends_at:
@@ -201,7 +201,7 @@ def _limited(
 
 
 def _size_bytes(value: Any) -> int:
-    """Return about how much memory a value of an answer takes as text."""
+    """Return the approximate memory that a value of an answer takes as text."""
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         return len(value)
     if isinstance(value, Mapping):

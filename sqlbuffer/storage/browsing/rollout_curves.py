@@ -15,8 +15,9 @@ _in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 
 def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
-    """Return the newest rollouts of a buffer whose last step is held and was written in a part of
-    its history. Those that several processes write at once count once for each.
+    """Return the newest rollouts whose last step is held and was written in a part of the history.
+
+    A rollout that several processes write at the same time counts once for each process.
     """
     own = rollout_stats.c
     newest = (
@@ -39,7 +40,7 @@ def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
     seqs, ages = ages_of(connection, buffer_id, low, table[:, 0].astype(np.int64))
     if not seqs.size:
         return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
-    # The step that a number is of, or the chunk that holds it.
+    # The step with that number, or the chunk that holds it.
     places = np.minimum(np.searchsorted(seqs, table[:, 0]), seqs.size - 1)
     written_at = now_of(connection) - ages[places]
     inside = np.ones(len(table), bool)

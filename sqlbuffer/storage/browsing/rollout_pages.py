@@ -1,4 +1,4 @@
-"""A page of the rollouts of a buffer: which ones, and in which order."""
+"""A page of the rollouts of a buffer, filtered and ordered."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -42,7 +42,7 @@ _in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 _own = rollout_stats.c
 _parts = rollout_stats.alias("parts").c
-# Writers of one moment may have added to several parts of a task without episodes; the first one
+# Concurrent writers may have added to several parts of a task without episodes; the first part
 # stands for all.
 _IS_FIRST_PART = or_(
     _own.episode_id != 0,
@@ -65,8 +65,8 @@ def rollout_page(
     Args:
         connection: The transaction.
         info: The buffer.
-        query: Which ones.
-        limit: How many at most.
+        query: Filter and order of the rollouts.
+        limit: Maximum number of rollouts.
     """
     with _in_order(connection):
         if query.is_filtered:
@@ -79,7 +79,7 @@ def rollout_page(
 def _by_column(
     connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
 ) -> RolloutPage:
-    """Return rollouts in the order of a column of their own."""
+    """Return rollouts in the order of one of their own columns."""
     name, descends = SORTS[query.sort]
     columns = (_own[name], _own.first_seq)
     keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
@@ -139,9 +139,9 @@ def _best_of_task(
 def _filtered(
     connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int
 ) -> RolloutPage:
-    """Return those among the newest rollouts that are wanted.
+    """Return the newest rollouts that match the query.
 
-    They are filtered and sorted here: planners that know nothing of a buffer join them badly.
+    They are filtered and sorted here: planners without statistics of a buffer join them badly.
     """
     n_most = LOOKED_AT if query.condition is None else LOOKED_AT_BY_CONDITION
     newest = _rollouts(info.id).where(_IS_FIRST_PART)
@@ -184,7 +184,7 @@ def _has_return(row: Any, query: RolloutQuery) -> bool:
 def _with_names(
     connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
 ) -> list[Any]:
-    """Return the rollouts whose episodes have the wanted id, agent, status and version."""
+    """Return the rollouts whose episodes match the query's id, agent, status and version."""
     own = episodes.c
     equal = (
         (own.key, query.episode_id),
@@ -204,7 +204,7 @@ def _with_names(
 def _with_steps(
     connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
 ) -> list[Any]:
-    """Return the rollouts that have a step that matches, in the window."""
+    """Return the rollouts with a matching step in the window."""
     if query.condition is None:
         return found
     table: Any = chunk_steps if info.has_chunks else experiences
@@ -235,7 +235,7 @@ def _spreads(connection: Connection, buffer_id: int, tasks: set[str]) -> dict[st
 
 
 def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedRollout]:
-    """Return rollouts with what other tables say of them."""
+    """Return rollouts with their values from other tables."""
     if not found:
         return []
     own, state = episodes.c, episode_states.c
@@ -247,7 +247,7 @@ def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> lis
             own.started_at, own.ended_at,
         )
         .join(episode_states, state.id == own.id)
-        # Of both: PostgreSQL would read one of them whole.
+        # Both tables are bounded: otherwise PostgreSQL would read one of them completely.
         .where(is_number_of(own.id, numbers), is_number_of(state.id, numbers))
     )  # fmt: skip
     named = {number: rest for number, *rest in connection.execute(names)}

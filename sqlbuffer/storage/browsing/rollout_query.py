@@ -1,4 +1,4 @@
-"""Which rollouts a page lists, and what it says of each."""
+"""Filter, order and result of a page of rollouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlbuffer.query.condition_tree import Node
 
-# What no index orders or finds is looked for among the newest ones.
+# Rollouts that no index orders or finds are searched among the newest ones.
 LOOKED_AT = 10_000
 LOOKED_AT_BY_CONDITION = 1_000
-# The name of an order -> its column, and whether it descends.
+# Name of an order -> its column, and whether it descends.
 SORTS = {
     "newest": ("first_seq", True),
     "oldest": ("first_seq", False),
@@ -23,20 +23,20 @@ SORTS = {
 
 @dataclass(frozen=True)
 class RolloutQuery:
-    """Which rollouts, and in which order.
+    """Filter and order of a page of rollouts.
 
     Attributes:
         sort: One of `SORTS`.
-        task_id: Of this task alone.
-        episode_id: With this id of the user's.
-        agent_id: Of this agent alone.
+        task_id: Task of the rollouts.
+        episode_id: The user's id of the episode.
+        agent_id: Agent of the rollouts.
         status: `open`, `complete` or `aborted`.
-        model_version: Of this version of the model.
-        least_return: With at least this return.
-        most_return: With at most this return.
-        condition: With a step that matches.
-        after: Where the page before ended, as `RolloutPage.after` says for the same query; numbers
-            and texts, in the order of the columns that it is ordered by.
+        model_version: Version of the model.
+        least_return: Smallest return.
+        most_return: Largest return.
+        condition: Condition that at least one step must match.
+        after: `RolloutPage.after` of the page before, for the same query: numbers and texts, in the
+            order of the columns that sort the page.
     """
 
     sort: str = "newest"
@@ -52,12 +52,12 @@ class RolloutQuery:
 
     @property
     def is_filtered(self) -> bool:
-        """Some rollouts are left out, so that indexes alone do not find the others."""
+        """The query leaves out some rollouts, so indexes alone do not find the others."""
         return self.is_narrowed or self.task_id is not None
 
     @property
     def is_narrowed(self) -> bool:
-        """Rollouts are left out by more than their task."""
+        """The query leaves out rollouts by more than their task."""
         wanted = (
             self.episode_id, self.agent_id, self.status, self.model_version, self.least_return,
             self.most_return, self.condition,
@@ -67,24 +67,24 @@ class RolloutQuery:
 
 @dataclass(frozen=True)
 class ListedRollout:
-    """An episode, or the steps of a task that belong to none.
+    """An episode, or the steps of a task that belong to no episode.
 
     Attributes:
         task_id: The task.
-        number: Key of the episode in `episodes`; 0: the steps without an episode.
+        number: Key of the episode in `episodes`; 0 for the steps without an episode.
         length: Steps written.
-        return_: Sum of their rewards; None: none has one.
+        return_: Sum of their rewards; None if no step has one.
         first_seq: Number of the first step.
         last_seq: Number of the last step.
         is_held: The last step is still held.
-        spread: How much the returns of the task's episodes differ; None: there is none.
+        spread: Spread of the returns of the task's episodes; None if there are no returns.
         episode_id: The user's id of the episode.
-        agent_id: Who acts.
+        agent_id: The acting agent.
         status: `open`, `complete`, `aborted` or `abandoned`; None without an episode.
-        reward: The episode's own reward.
+        reward: Reward of the episode itself.
         model_version: Version of the model at its start.
-        started_at: When its first step was written; text on SQLite.
-        ended_at: When its end was written.
+        started_at: Time when its first step was written; text on SQLite.
+        ended_at: Time when its end was written.
     """
 
     task_id: str
@@ -109,9 +109,9 @@ class RolloutPage:
     """A page of rollouts.
 
     Attributes:
-        rollouts: They.
-        after: What the next page is asked with; None: this is the last.
-        looked_at: Only that many of the newest were looked at; None: all.
+        rollouts: Rollouts of the page.
+        after: Argument `after` of the next page; None for the last page.
+        looked_at: Number of the newest rollouts that were searched; None for all.
     """
 
     rollouts: list[ListedRollout]

@@ -17,9 +17,9 @@ from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS
 
 STEPS_AT_ONCE = 8
-# Pages of large steps have fewer of them.
+# Pages of large steps have fewer steps.
 PAGE_BYTES = 16 * 2**20
-# What plain SQL has stored may be anything.
+# Plain SQL may have stored any value.
 _WRONG = (ValueError, TypeError, KeyError, RecursionError)
 _INITIAL_PRIORITY = 1 + Record._fields.index("initial_priority")
 
@@ -29,9 +29,9 @@ class BrowsedStep:
     """A step as it is read for a page.
 
     Attributes:
-        key: Where it stands.
-        row: The step, with annotated values in the place of its own; None: it cannot be rebuilt.
-        trouble: Why not.
+        key: Position of the step.
+        row: The step, with annotated values in place of its own; None if it cannot be rebuilt.
+        trouble: Reason why it cannot be rebuilt.
         initial_priority: The priority that it began with.
     """
 
@@ -49,15 +49,16 @@ def read_steps(
     without: Sequence[str] = (),
     most_bytes: int = PAGE_BYTES,
 ) -> tuple[list[BrowsedStep], int]:
-    """Return steps in the order given, and how many of the keys they are of. Steps that have left
-    since are left out.
+    """Return steps in the given order, and the number of keys that were read for them.
+
+    Steps that have left the buffer since are left out.
 
     Args:
         connection: A transaction.
         buffer: The buffer.
         keys: The steps.
-        without: Typed fields and payloads, such as `messages`, that are not read.
-        most_bytes: Fewer steps are returned, but one, where they are larger in all.
+        without: Typed fields and payloads to leave out, such as `messages`.
+        most_bytes: Maximum size of a page; the page always has at least one step.
     """
     reader = _StepReader(connection, buffer, without)
     found: list[BrowsedStep] = []
@@ -88,7 +89,7 @@ class _StepReader:
         )
 
     def read(self, keys: Sequence[StepKey]) -> tuple[list[BrowsedStep], int]:
-        """Return some steps, and how many bytes were read of them."""
+        """Return some steps, and how many bytes were read for them."""
         given = {BUFFER_ID: self._buffer.info.id, SEQS: [key.seq for key in keys]}
         found = fetch(self._connection, self._statement, given)
         rows, troubles = self._completed(found)
@@ -103,7 +104,7 @@ class _StepReader:
         return steps, sum(map(_n_bytes, rows))
 
     def _completed(self, found: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
-        """Return rows with the bytes that they refer to, and why some have none."""
+        """Return rows with the bytes that they refer to, and the reason for rows without bytes."""
         try:
             return self._payloads.held(self._connection, found), {}
         except _WRONG as error:

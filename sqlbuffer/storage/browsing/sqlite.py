@@ -1,4 +1,4 @@
-"""What the page asks of SQLite alone."""
+"""Page queries that only SQLite needs."""
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -10,17 +10,17 @@ from sqlbuffer.storage.database.wal import wal_path
 
 
 def size_bytes(connection: Connection) -> int:
-    """Return what the file and its log take on disk."""
+    """Return the size of the file and its log on disk."""
     path = sqlite_path(connection.engine.url)
     return _size_of(path) + _size_of(wal_path(path))
 
 
 def in_order(connection: Connection) -> AbstractContextManager[None]:
-    """Do nothing: SQLite walks an index wherever that saves a sort."""
+    """Do nothing: SQLite walks an index if that avoids a sort."""
     return nullcontext()
 
 
 def _size_of(path: Path) -> int:
-    with suppress(OSError):  # the log leaves with the last connection
+    with suppress(OSError):  # the last connection removes the log
         return path.stat().st_size
     return 0

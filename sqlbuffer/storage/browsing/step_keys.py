@@ -17,19 +17,19 @@ from sqlbuffer.storage.schema.column_types import SeqList, listed
 from sqlbuffer.storage.schema.list_parameters import is_number_of
 from sqlbuffer.storage.schema.planner import unindexed
 
-# Agents of a task whose steps are looked up one by one, and chunks without an episode.
+# Limit for looking up the agents of a task one by one, and for chunks without an episode.
 MOST_AGENTS = 64
 MOST_CHUNKS = 65_536
-# Steps that are counted and chosen from where an index does not know their order.
+# Limit of the steps that are counted and chosen from if no index knows their order.
 MOST_COUNTED = 100_000
 
 
 class StepKey(NamedTuple):
-    """Where a step stands in its rollout.
+    """Position of a step in its rollout.
 
     Attributes:
-        position: Its place in the episode, where that is known, or its number within the task.
-        seq: Its number within the buffer.
+        position: Place in the episode if that is known, otherwise number within the task.
+        seq: Number within the buffer.
     """
 
     position: int
@@ -42,7 +42,7 @@ class KeyPage:
 
     Attributes:
         keys: The steps.
-        has_more: There are more in the direction of reading.
+        has_more: There are more steps in the direction of reading.
     """
 
     keys: list[StepKey]
@@ -65,10 +65,10 @@ def key_page(
         connection: A transaction.
         buffer: The buffer.
         rollout: The rollout.
-        limit: How many steps at most.
-        after: Only steps behind this one.
-        before: Only steps before this one, the last of them.
-        is_last: The last steps of all.
+        limit: Maximum number of steps.
+        after: Step before the page; the page has the first steps behind it.
+        before: Step behind the page; the page has the last steps before it.
+        is_last: Return the last steps of the rollout.
     """
     backwards = before is not None or is_last
     if not is_storable_text(f"{rollout.task_id}{rollout.agent_id}"):
@@ -119,7 +119,7 @@ def _ordered(
         wanted = wanted.where(position >= edge.position, beyond)
     columns = [position, seq]
     if position is experiences.c.t:
-        # An episode has each once, and the index knows that order.
+        # An episode has each position once, and the index knows that order.
         del columns[1]
     order = [column.desc() for column in columns] if backwards else columns
     return wanted.order_by(*order).limit(limit)
@@ -147,7 +147,7 @@ def _of_chunks(
             keys = _steps_of(head, is_placed=is_placed)
             own += [key for key in keys if key.seq > low and _is_beyond(key, edge, backwards)]
             if most is None and len(own) >= limit and not backwards:
-                # No chunk that begins behind these has any of the first steps.
+                # No chunk that begins behind these holds any of the first steps.
                 most = max(key.position for key in own)
         found += own
     return found
@@ -162,8 +162,9 @@ def _heads(
     backwards: bool,
     limit: int,
 ) -> Iterator[Iterable[Any]]:
-    """Yield the chunks of a rollout that may have steps beyond an edge, in order: all of an
-    episode, or those of each agent.
+    """Yield the chunks of a rollout that may have steps beyond an edge, in order.
+
+    They are all chunks of an episode, or those of each agent.
     """
     own = chunks.c
     columns = (own.first_seq, own.n_steps, own.t, own.step, own.steps)
@@ -174,7 +175,7 @@ def _heads(
         if edge is not None:
             bound = own.t <= edge.position if backwards else own.t > edge.position - MOST_STEPS
             wanted = wanted.where(bound)
-        # A chunk has a step or more, and one before the edge may have none behind it.
+        # A chunk has at least one step, and one before the edge may have no step behind it.
         wanted = wanted.order_by(own.t.desc() if backwards else own.t).limit(limit + MOST_STEPS)
         yield connection.execute(wanted)
         return
@@ -212,9 +213,10 @@ def _is_beyond(key: StepKey, edge: StepKey | None, backwards: bool) -> bool:
 
 
 def _agents(connection: Connection, buffer: OpenBuffer, rollout: Rollout, table: Any) -> list[Any]:
-    """Return what holds for the steps of each agent of a task, which an index has in order.
+    """Return the conditions for the steps of each agent of a task, which an index has in order.
 
-    Each is found by one search of the index. If there are many, it is one condition for all.
+    Each agent is found by one search of the index. If there are many agents, one condition is
+    returned for all.
     """
     own, found = table.c, list[str]()
     if rollout.agent_id is not None:
@@ -234,14 +236,13 @@ def _agents(connection: Connection, buffer: OpenBuffer, rollout: Rollout, table:
 def spaced_keys(
     connection: Connection, buffer: OpenBuffer, rollout: Rollout, n: int
 ) -> tuple[list[StepKey], int]:
-    """Return at most n steps of a rollout at even distances, and how many it has, as far as they
-    are counted.
+    """Return at most n steps of a rollout at even distances, and how many steps were counted.
 
     Args:
         connection: A transaction.
         buffer: The buffer.
         rollout: The rollout.
-        n: How many steps.
+        n: Number of steps.
     """
     page = key_page(connection, buffer, rollout, n)
     if not page.has_more:
@@ -286,15 +287,16 @@ def _spaced_in_chunks(
     found = []
     for rank in _spaced(0, ends[-1] - 1, n):
         i = bisect_right(ends, rank)
-        # From the end of the chunk: those that have left are at its beginning.
+        # Counted from the end of the chunk: steps that have left were at its beginning.
         place = heads[i].n_steps - (ends[i] - rank)
         found.append(_steps_of(heads[i], is_placed=rollout.number is not None)[place])
     return sorted(found), ends[-1]
 
 
 def _episode_rows(connection: Connection, buffer: OpenBuffer, rollout: Rollout) -> tuple[Any, Any]:
-    """Return what holds for the rows of an episode, and the column that orders them; None: its
-    steps are not rows, or of no episode.
+    """Return the condition for the rows of an episode, and the column that orders them.
+
+    Return None if its steps are not rows, or do not belong to an episode.
     """
     if buffer.info.has_chunks or rollout.number is None:
         return None, None

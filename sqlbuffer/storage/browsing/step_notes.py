@@ -1,4 +1,4 @@
-"""What is known of steps beside what they hold: labels, uses, priorities, quarantine, draws."""
+"""Facts about steps that are stored apart: labels, uses, priorities, quarantine, draws."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from sqlbuffer.storage.schema.column_types import SeqList, listed
 from sqlbuffer.storage.schema.compiled_clauses import processed
 from sqlbuffer.storage.use_counts.tables import samples
 
-# The newest batches are searched for steps: no index knows what each batch held.
+# The newest batches are searched for steps: no index knows the steps of each batch.
 MOST_BATCHES, MOST_DRAWN = 500, 250_000
 
 
 @dataclass(frozen=True)
 class LabelVersion:
-    """What one annotation gave a step; None: it gave none of that.
+    """Values that one annotation gave a step; None for a value that it did not give.
 
     Attributes:
-        version: The highest one holds.
+        version: Number of the annotation; the highest one counts.
         reward: The reward.
         advantage: The advantage.
         value: The value estimate.
         extra: JSON of the keys of `extra` that it gave.
-        labelled_at: When; text on SQLite.
+        labelled_at: Time of the annotation; text on SQLite.
     """
 
     version: int
@@ -44,13 +44,13 @@ class LabelVersion:
 
 @dataclass
 class StepNotes:
-    """What is known of a step.
+    """Facts about a step that are stored apart from it.
 
     Attributes:
-        n_uses: How often it was sampled, where that is counted.
+        n_uses: How often it was sampled, if that is counted.
         priority: Its priority since the first update.
-        quarantine: Why it is not sampled, and since when; None: it may be.
-        labels: What annotations gave it, oldest first.
+        quarantine: Reason and time of its quarantine; None if it may be sampled.
+        labels: Values from annotations, oldest first.
     """
 
     n_uses: int | None = None
@@ -66,9 +66,9 @@ class Draw:
     Attributes:
         batch: Its number.
         clock: The learner's iteration or model version then.
-        sampler: What drew it.
-        sampled_at: When; text on SQLite.
-        n_rows: How many rows the batch had.
+        sampler: Sampler that drew it.
+        sampled_at: Time of the draw; text on SQLite.
+        n_rows: Number of rows in the batch.
         seq: The step.
         place: Its place in the batch, from 1.
     """
@@ -87,9 +87,9 @@ class FoundDraws:
     """The batches that held some steps.
 
     Attributes:
-        draws: One for each place in a batch, newest first.
-        n_searched: How many of the newest batches were searched.
-        is_all: The log has no others.
+        draws: One entry for each place in a batch, newest first.
+        n_searched: Number of the newest batches that were searched.
+        is_all: The log has no other batches.
     """
 
     draws: list[Draw]
@@ -100,7 +100,7 @@ class FoundDraws:
 def notes_of(
     connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]
 ) -> dict[int, StepNotes]:
-    """Return what is known of steps, by their numbers; each is looked up by a key."""
+    """Return the stored facts about steps, by their numbers; each is looked up by a key."""
     found: dict[int, StepNotes] = defaultdict(StepNotes)
     for seq, n_uses in _at(connection, buffer, seqs, uses, uses.c.n_uses):
         found[seq].n_uses = n_uses
@@ -151,8 +151,9 @@ def draws_of(connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]) ->
 
 
 class _rows_at(FunctionElement[Any]):
-    """The rows of an overlay that have one of some numbers of a buffer, each looked up alone:
-    without statistics PostgreSQL would rather read all of the table.
+    """Select the rows of an overlay for some numbers of a buffer, each looked up alone.
+
+    Without statistics PostgreSQL would rather read the whole table.
     """
 
     inherit_cache = False
@@ -176,7 +177,7 @@ def _sqlite_rows_at(element: _rows_at, compiler: Any, **kw: Any) -> str:
 def _at(
     connection: Connection, buffer: OpenBuffer, seqs: Sequence[int], table: Any, *columns: Any
 ) -> Any:
-    """Return (seq, *columns) of the rows of an overlay that have one of some numbers."""
+    """Return (seq, *columns) of the rows of an overlay for some numbers."""
     rows = _rows_at(buffer.info.id, bindparam(None, list(seqs), SeqList()))
     rows.table = table.name
     names = [column(each.name, each.type) for each in (table.c.seq, *columns)]

@@ -1,6 +1,6 @@
 """Proof that a write was applied, for a call that lost its connection at the commit.
 
-Each write has a random id, and its transaction stores that id. A repeated call asks for the id. The
+Each write has a random id, and its transaction stores that id. A repeated call looks the id up. The
 id of a transaction would not do: after a crash the server may give it to another transaction.
 """
 
@@ -22,10 +22,10 @@ from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import writing
 
-# An id is kept for the time in which a call is repeated, and for this much longer: a commit may
-# take long, and the loss of a connection is noticed late.
+# An id is kept while a call is repeated, and for this much longer: a commit may take long, and a
+# lost connection is noticed late.
 KEPT_LONGER_S = 120.0
-# A call asks no later than this before its id is deleted.
+# A call looks for its id no later than this before the id is deleted.
 MARGIN_S = 30.0
 LONGEST_KEPT_S = 86_400.0
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass
 class Commits:
-    """How many writes to a buffer this process has committed."""
+    """Number of writes to a buffer that this process has committed."""
 
     n: int = 0
 
@@ -45,7 +45,7 @@ note_write = by_database(sqlite=sqlite.note_write, postgresql=postgresql.note_wr
 
 
 def commits_of(url: URL, buffer_id: int) -> Commits:
-    """Return the count of a buffer, which all its openers in this process share."""
+    """Return the counter of a buffer, which all its openers in this process share."""
     return _commits[url, buffer_id]
 
 
@@ -55,7 +55,7 @@ class WriteId:
 
     Attributes:
         write_id: The id, a UUID.
-        keep_s: For how many seconds it is kept.
+        keep_s: Time for which the id is kept, in seconds.
     """
 
     write_id: str
@@ -65,16 +65,16 @@ class WriteId:
 class WriteOnce(Generic[T]):
     """A write that takes effect once, although it may be tried again after a lost connection.
 
-    Only the last attempt can be in doubt: each attempt learns what became of the one before, since
+    Only the last attempt can be in doubt. Each attempt learns the outcome of the one before, since
     two transactions that store the same id wait for each other.
 
     Args:
         url: The database, as errors name it.
         buffer_id: The buffer.
-        retry_s: How long the call is repeated; 0: never, and no id is stored.
+        retry_s: Seconds for which the call is repeated; 0 for a single attempt without an id.
 
     Attributes:
-        note: The id that the work of this attempt has to store; None: it is stored.
+        note: The id that the work of this attempt must store; None if it is stored already.
     """
 
     def __init__(self, url: URL, buffer_id: int, retry_s: float) -> None:
@@ -92,18 +92,19 @@ class WriteOnce(Generic[T]):
         *,
         notes: bool = False,
     ) -> T:
-        """Return what `work` returns, done in one transaction, unless an earlier attempt was
-        committed: then return the result of that one.
+        """Run `work` in one transaction and return its result, once for all attempts.
+
+        If an earlier attempt was committed, return the result of that one.
 
         Args:
             engine: The engine.
             durability: See `Begin`.
-            work: What is done.
-            notes: It stores `note` itself, together with something else.
+            work: Function to run in the transaction.
+            notes: `work` stores `note` itself, together with other data.
 
         Raises:
-            ConnectionLost: Whether it was committed is not known; run again.
-            StorageUnreachableError: Whether it was committed can no longer be found out.
+            ConnectionLost: It is not known if the write was committed; run again.
+            StorageUnreachableError: It can no longer be found out if the write was committed.
         """
         done: list[T] = []
         try:
@@ -117,18 +118,18 @@ class WriteOnce(Generic[T]):
                 self._in_doubt = []
                 done.append(work(connection))
         except ConnectionLost:
-            # Before the end of its work an attempt sends no commit.
+            # An attempt sends no commit before the end of its work.
             self._in_doubt = done or self._in_doubt
             raise
         commits_of(self._url, self._buffer_id).n += 1
         return done[0]
 
     def _query(self, engine: Engine, notes: bool) -> str | None:
-        """Return the query that stores the id; None: there is none to store, or the work does."""
+        """Return the query that stores the id; None if there is none, or `work` stores it."""
         now = time.monotonic()
         self.note = None
         if not self._in_doubt:
-            # Another id: the server may not have ended an attempt whose connection was lost.
+            # Use another id: the server may not have ended an attempt whose connection was lost.
             self._write_id, self._began_at = uuid7(), now
         elif now - self._began_at > self._keep_s - MARGIN_S:
             raise StorageUnreachableError(

@@ -17,9 +17,9 @@ class BufferInfo:
         id: Its key in the tables.
         name: Its name.
         config: Its settings.
-        block_size: How many numbers a block of priorities has.
-        layout: Name of its layout; None: rows alone.
-        has_chunks: Its steps are in chunks; else each is a row of `experiences`.
+        block_size: Number of row numbers in a block of priorities.
+        layout: Name of its layout; None for rows alone.
+        has_chunks: Its steps are in chunks; otherwise each is a row of `experiences`.
     """
 
     id: int

@@ -28,7 +28,7 @@ windows = table(
 
 @dataclass(frozen=True)
 class BufferWindow:
-    """Which rows a buffer is: those with low < seq <= high."""
+    """The rows of a buffer: those with low < seq <= high."""
 
     max_capacity: int | None
     max_episodes: int | None
@@ -42,15 +42,15 @@ class BufferWindow:
 
 @dataclass(frozen=True)
 class SampledWindow:
-    """Which rows may be sampled at all: those with low < seq <= high; and what limits go by.
+    """The rows that may be sampled, low < seq <= high, and the state that limits depend on.
 
     Attributes:
         low: Lower end.
         high: The newest row.
         clock: The buffer's clock.
-        deletions: Grows with every delete inside the window.
-        live_rows: Rows held, where tasks or episodes leave whole.
-        session: Number of the session now.
+        deletions: Counter that grows with every delete inside the window.
+        live_rows: Rows held, if whole tasks or episodes are evicted.
+        session: Number of the current session.
         has_labels: Rows may have been annotated.
         has_quarantine: Rows may be in quarantine.
     """
@@ -66,7 +66,7 @@ class SampledWindow:
 
     @property
     def span(self) -> int:
-        """How many rows there are at most."""
+        """Largest possible number of rows."""
         return max(self.high - self.low, 0)
 
 
@@ -76,16 +76,17 @@ def select_window(buffer_id: int) -> Select[Any]:
 
 
 def select_sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
-    """Select the window of a buffer in the order of `SampledWindow`, without a gap at the lower end
-    where whole tasks or episodes leave.
+    """Select the window of a buffer with the columns of `SampledWindow`.
+
+    If whole tasks or episodes are evicted, the window begins at the oldest row, without a gap.
 
     Args:
         buffer_id: The buffer.
-        evict_by: What leaves at once.
+        evict_by: Unit of eviction.
     """
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
-        # Nothing else tells where the oldest row is.
+        # Only the rows show where the oldest row is.
         own = experiences.c
         oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
         low = func.coalesce(oldest.scalar_subquery(), low)

@@ -32,22 +32,23 @@ def open_buffer(
     *,
     may_create: bool,
 ) -> BufferInfo:
-    """Return the buffer of that name, creating it where it is missing; safe for several processes
-    at once.
+    """Return the buffer of that name, and create it if it is missing.
+
+    Several processes may call this at the same time.
 
     Args:
         engine: An engine of the database.
         url: Its URL, for errors.
         name: The buffer.
-        config: What it is created with. Of a stored buffer the settings that are given are
-            compared, but not `alpha` where the opener has its own.
+        config: Configuration of a new buffer. For a stored buffer the given settings are
+            compared, except `alpha` if the opener has its own.
         alpha: The opener's own exponent of priorities.
         layout: The layout of a new buffer.
-        may_create: Whether it may be created.
+        may_create: Create the buffer if it is missing.
 
     Raises:
-        BufferConfigError: The stored settings are others than the given ones.
-        BufferNotFoundError: No such buffer, and none may be created.
+        BufferConfigError: The stored settings differ from the given ones.
+        BufferNotFoundError: No such buffer, and `may_create` is False.
     """
     with translated(url):
         with engine.connect() as connection:
@@ -82,7 +83,7 @@ def _create(engine: Engine, name: str, config: BufferConfig, layout: str | None)
                     f"too, and makes no more; make {name!r} in another database"
                 )
     except IntegrityError:
-        # Another process was faster; its settings are compared like any other stored ones.
+        # Another process was faster; its settings are compared like those of any stored buffer.
         pass
 
 
@@ -98,7 +99,7 @@ def list_buffers(url: Database, retry_s: float = 0.0) -> list[str]:
 
 
 def not_found(name: str, url: URL) -> BufferNotFoundError:
-    """Return the error of a name that no buffer has."""
+    """Return the error for a name that no buffer has."""
     return BufferNotFoundError(
         f"no buffer {name!r} in {shown_url(url)}; ReplayBuffer.list(url) names those there are"
     )

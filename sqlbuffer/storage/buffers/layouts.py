@@ -1,7 +1,7 @@
-"""Layouts of buffers, and what core calls do for them.
+"""Layouts of buffers, and their parts in core calls.
 
 A buffer names its layout in `buffers.layout`; null is the plain one, rows alone. A compatibility
-layer whose buffers keep more than rows registers its layout by name. Core asks `layout_of` and
+layer whose buffers keep more than rows registers its layout by name. Core calls `layout_of` and
 knows nothing else about it.
 """
 
@@ -12,26 +12,26 @@ from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 
 
 class BufferLayout:
-    """The plain layout, which does nothing. Others override what they need."""
+    """The plain layout, which does nothing. Other layouts override the methods that they need."""
 
     def lock(self, connection: Connection, buffer_id: int) -> None:
-        """Lock what the layout keeps, before a call that deletes rows locks anything else."""
+        """Lock the layout's own rows, before a call that deletes rows locks anything else."""
 
     def after_delete(self, connection: Connection, buffer_id: int) -> None:
-        """Follow `delete`, in the transaction that deleted some rows."""
+        """Update the layout after `delete`, in the transaction that deleted some rows."""
 
     def after_clear(self, connection: Connection, buffer_id: int) -> None:
-        """Follow `clear`, in the transaction that deleted all rows."""
+        """Update the layout after `clear`, in the transaction that deleted all rows."""
 
     def check_resize(self, name: str) -> None:
-        """Raise `BufferConfigError` where a buffer of this layout and name cannot be resized."""
+        """Raise `BufferConfigError` if a buffer of this layout and name cannot be resized."""
 
 
 _layouts: dict[str | None, BufferLayout] = {None: BufferLayout()}
 
 
 def register_layout(name: str, layout: BufferLayout) -> None:
-    """Register a layout under the name that `buffers.layout` has."""
+    """Register a layout under its name in `buffers.layout`."""
     _layouts[name] = layout
 
 

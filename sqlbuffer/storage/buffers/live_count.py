@@ -1,4 +1,4 @@
-"""How many rows a buffer holds, exactly, without scanning it."""
+"""Count the rows of a buffer exactly, without scanning it."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from sqlbuffer.storage.schema.list_parameters import numbers_in
 
 BLOCK = 4096
 
-# Of a buffer, a first number and an end.
+# Arguments: a buffer, a first number and an end.
 CountRows = Callable[[int, Any, Any], Any]
 
 
@@ -31,12 +31,12 @@ class LiveCount:
     """Remembers how many rows each block of 4,096 numbers holds, once no writer can add to it.
 
     The table `row_blocks` holds the counts of most blocks, for all processes. Only the block that
-    the window's lower end cuts and the newest rows are counted each time. A delete inside the
-    window, or a crash of the server, makes the blocks that this process remembers unknown again.
+    the window's lower end cuts and the newest rows are counted each time. After a delete inside the
+    window, or a crash of the server, this process counts its remembered blocks again.
 
     Args:
-        n_rows: Returns the expression for how many rows a buffer has from one number up to another
-            one without it.
+        n_rows: Function that returns the expression for the number of rows from one number up to
+            another, exclusive.
     """
 
     def __init__(self, n_rows: CountRows | None = None) -> None:
@@ -62,9 +62,10 @@ class LiveCount:
             buffer_id: The buffer.
             low: Lower end of the window.
             high: Upper end of the window.
-            settled: No row up to this number can appear any more.
-            state: While it is the same, blocks only lose rows at the window's lower end; read
-                before the rows are counted.
+            settled: Number up to which no row can appear any more.
+            state: State of the buffer, read before the rows are counted. While it is the same,
+                blocks
+                lose rows only at the window's lower end.
         """
         first_whole = low // BLOCK + 1
         end_whole = max(first_whole, (settled + 1) // BLOCK)
@@ -88,13 +89,14 @@ class LiveCount:
         return sum(known.values()) + sum(counted.values())
 
     def removed(self, before: tuple[int, ...], after: tuple[int, ...], seqs: Sequence[int]) -> None:
-        """Take note of rows that were deleted inside the window by who holds it locked, so that
-        blocks stay known.
+        """Note rows that were deleted inside the window by the holder of its lock.
+
+        The counts of blocks stay known.
 
         Args:
-            before: The state before.
-            after: The state that it made.
-            seqs: The rows, all of which were there.
+            before: State before the deletion.
+            after: State after the deletion.
+            seqs: The rows, all of which existed.
         """
         with self._mutex:
             if self._state != before:
@@ -105,7 +107,7 @@ class LiveCount:
                     self._blocks[block] -= n
 
     def known(self) -> dict[int, int]:
-        """Return how many rows each block held when it was counted last."""
+        """Return how many rows each block held at its last count."""
         with self._mutex:
             return dict(self._latest)
 
@@ -119,13 +121,17 @@ class LiveCount:
         end_whole: int,
         known: dict[int, int],
     ) -> dict[int, int]:
-        """Count the cut block at the lower end, and everything from the first block on that neither
-        this process nor the table knows; add what the table knows to `known`.
+        """Count the cut block at the lower end, and all blocks from the first unknown one on.
+
+        A block is unknown if neither this process nor the table has its count. Counts from the
+        table are
+        added to `known`.
         """
         end = max(end_whole, (high + 1) // BLOCK)
         start = _first_unknown(known, first_whole, end)
         if start < end:
-            # Those above `end_whole` too: who counted them knew of more.
+            # Blocks above `end_whole` too: the process that counted them knew that they were
+            # complete.
             known.update(connection.execute(_stored(buffer_id, start, end)).all())
             start = _first_unknown(known, start, end)
         for block in [block for block in known if block >= start]:
@@ -137,9 +143,7 @@ class LiveCount:
         return dict(connection.execute(union_all(cut, newest)).all())
 
     def _counted(self, buffer_id: int, blocks: range) -> Select[int, int]:
-        """Select (block, rows) of blocks. One range after the other: grouping takes three times as
-        long.
-        """
+        """Select (block, rows) of blocks, range by range: grouping takes three times as long."""
         given = bindparam(None, list(blocks), SeqList(), unique=True)
         block = numbers_in(given).table_valued(column("value", BigInteger)).c.value
         return select(block, self._n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
@@ -150,7 +154,7 @@ def _first_unknown(known: dict[int, int], start: int, end: int) -> int:
 
 
 def _stored(buffer_id: int, start: int, end: int) -> Select[int, int]:
-    """Select (block, rows) of the counted blocks from `start` on, up to `end` without it."""
+    """Select (block, rows) of the counted blocks from `start` up to `end`, exclusive."""
     own = row_blocks.c
     return select(own.block, own.n_rows).where(
         own.buffer_id == buffer_id, own.block >= start, own.block < end
@@ -158,7 +162,7 @@ def _stored(buffer_id: int, start: int, end: int) -> Select[int, int]:
 
 
 def _n_rows(buffer_id: int, start: Any, end: Any) -> Any:
-    """Return how many rows have start <= seq < end."""
+    """Return the number of rows with start <= seq < end."""
     own = experiences.c
     inside = (own.buffer_id == buffer_id, own.seq >= start, own.seq < end)
     return select(func.count()).select_from(experiences).where(*inside).scalar_subquery()

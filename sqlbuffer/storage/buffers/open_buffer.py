@@ -35,8 +35,8 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
-# SQLite reads the whole of a chunk for one of its steps: this much fills two pages. PostgreSQL
-# reads parts of 2 KB.
+# SQLite reads a whole chunk for one of its steps: this size fills two pages. PostgreSQL reads parts
+# of 2 KB.
 CHUNK_BYTES = {"sqlite": 8_000, "postgresql": 2**18}
 
 P = ParamSpec("P")
@@ -49,16 +49,16 @@ class OpenBuffer:
     Args:
         url: Resolved URL of the database.
         info: The buffer.
-        engine: An engine of this buffer alone; omitted, this process's engine of the URL.
+        engine: An engine of this buffer alone; if omitted, this process's engine of the URL.
         made_engine: The library made that engine, not the user.
-        options: What the opener chose.
-        rewrite: Returns the statement to run in the place of each.
+        options: Options of the opener.
+        rewrite: Function that replaces each statement before it runs.
 
     Attributes:
-        layout: How the bytes of its steps are laid out.
-        observation_layout: How the bytes of an observation are laid out.
-        watermark: Says up to which number no row can appear any more.
-        last_window: The window that was read last; None: none was.
+        layout: Byte layout of its steps.
+        observation_layout: Byte layout of an observation.
+        watermark: Number up to which no row can appear any more.
+        last_window: The window that was read last; None before the first read.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class OpenBuffer:
 
     @property
     def engine(self) -> Engine:
-        """This process's engine: another one after a fork."""
+        """This process's engine; after a fork it is another one."""
         engine = self._engine if self._engine is not None else engine_for(self.url)
         if self._rewrite is None:
             return engine
@@ -117,7 +117,7 @@ class OpenBuffer:
         return shown_url(self.url)
 
     def as_run(self, statement: Select[Any]) -> Select[Any]:
-        """Return the statement that runs here in the place of one."""
+        """Return the statement that runs here in place of the given one."""
         return statement if self._rewrite is None else self._rewrite(statement)
 
     def text_of(self, statement: Select[Any]) -> str:
@@ -135,31 +135,31 @@ class OpenBuffer:
             self._engine.dispose()
 
     def forget_connections(self) -> None:
-        """When one connection was lost, those idle in the pool are dead as well."""
+        """Drop the pool's idle connections: when one connection was lost, they are dead as well."""
         begin_epoch(self.engine)
         self.engine.dispose()
 
     def once(self) -> WriteOnce[Any]:
-        """Return what has one write to this buffer take effect once."""
+        """Return a runner that makes one write to this buffer take effect once."""
         return WriteOnce(self.url, self.info.id, self.options.retry_s)
 
     def with_retries(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns; it is called again after a lost connection."""
+        """Return the result of `work`, called again after a lost connection."""
         return retried(work, self.options.retry_s, self.forget_connections)
 
     def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
-        """Return what is done in one transaction; done once, also over lost connections.
+        """Run `work` in one transaction that takes effect once, also after lost connections.
 
         Args:
-            work: What is done. Called again where the transaction was not committed.
-            durability: Another one than the opener chose.
+            work: Function to run. It is called again if the transaction was not committed.
+            durability: Durability for this write, instead of the opener's.
         """
         once: WriteOnce[T] = self.once()
         durability = durability or self.options.durability
         return self.with_retries(lambda: once.run(self.engine, durability, work))
 
     def window(self) -> BufferWindow:
-        """Return the window now."""
+        """Return the current window."""
 
         def look() -> BufferWindow:
             with translated(self.url), self.engine.connect() as connection:
@@ -168,7 +168,7 @@ class OpenBuffer:
         return self.with_retries(look)
 
     def current_config(self) -> BufferConfig:
-        """Return the configuration as it is stored now."""
+        """Return the configuration that is stored now."""
 
         def look() -> BufferConfig:
             with translated(self.url), self.engine.connect() as connection:
@@ -203,7 +203,7 @@ class OpenBuffer:
             raise self.dropped()
 
     def note_deletion(self, connection: Connection) -> BufferWindow:
-        """Keep the window's lower end, and count a deletion inside it; return the window."""
+        """Store the window's lower end, count a deletion inside it, and return the window."""
         window = self.window_in(connection)
         low_seq = case((buffers.c.low_seq < window.low, window.low), else_=buffers.c.low_seq)
         connection.execute(
@@ -214,7 +214,7 @@ class OpenBuffer:
         return window
 
     def dropped(self) -> BufferNotFoundError:
-        """Return the error of a buffer that was dropped."""
+        """Return the error for a buffer that was dropped."""
         return BufferNotFoundError(
             f"buffer {self.info.name!r} was dropped from {shown_url(self.url)}"
         )
@@ -231,7 +231,7 @@ class OpenBuffer:
 
 
 class BufferPart(Protocol):
-    """What works on an open buffer."""
+    """An object that works on an open buffer."""
 
     @property
     def buffer(self) -> OpenBuffer:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-# A draw leaves so much of the buffer out at most: one step of so many.
+# Limit of the waiting steps that a draw may leave out: one for this many stored steps.
 FEWEST_STORED_FOR_ONE = 64
 
 
@@ -12,21 +12,22 @@ class WaitingSteps(Protocol):
 
     @property
     def n_waiting(self) -> int:
-        """How many."""
+        """Number of waiting steps."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """No step waits."""
 
     def store_now(self) -> None:
-        """Store what waits, as far as a rate limiter lets it through without a wait."""
+        """Store the waiting steps, as far as a rate limiter allows without a wait."""
 
 
 class OwnWrites:
     """Stores the waiting steps of this process before it reads the buffer.
 
-    Whoever reads rows sees all of them. To store them before each random draw would make a chunk of
-    each step: a draw goes without the last ones, if these are few beside those that are stored. A
+    A call that reads rows sees all steps. A random draw may leave out the newest ones if they are
+    few
+    compared to the stored ones: storing them before each draw would make a chunk of each step. A
     writer stores them after `flush_s` in any case.
     """
 
@@ -35,21 +36,21 @@ class OwnWrites:
         self._n_stored = 0
 
     def add(self, queue: WaitingSteps) -> None:
-        """Look after the steps that wait in a queue."""
+        """Add a queue whose waiting steps are stored before reads."""
         self._queues.append(queue)
 
     def store(self) -> None:
-        """Store all that waits."""
+        """Store all waiting steps."""
         for queue in self._queues:
             if not queue.is_empty:
                 queue.store_now()
 
     def store_before_draw(self, n: int, count: Callable[[], int]) -> None:
-        """Store what waits if a draw is to see it.
+        """Store the waiting steps if they are too many for the draw to leave out.
 
         Args:
-            n: How many things are drawn.
-            count: Returns how many steps are stored.
+            n: Number of items to draw.
+            count: Function that returns how many steps are stored.
         """
         n_waiting = 0
         for queue in self._queues:  # a third of the time of a generator

@@ -15,14 +15,15 @@ from sqlbuffer.storage.watermarks.watermark import Watermark
 # A transaction that reserves numbers of a buffer holds (this, buffer id) as a shared advisory lock
 # until it ends. `sqlbuffer_reserve_v1` takes it: the number is written there too.
 WRITERS_LOCK = 1_397_836_866
-# Two statements in one message: a number reserved after the first one is not looked at. The lock is
-# taken for this message alone, 0.03 ms; a standby knows no locks of its primary.
+# Two statements in one message, so that a number reserved after the first one is not seen. The lock
+# is taken for this message alone, in 0.03 ms. A standby knows no locks of its primary.
 _LOOK = (
     "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM sqlbuffer_seq_{0}; "
     "SELECT CASE WHEN NOT pg_is_in_recovery() "
     f"THEN pg_try_advisory_xact_lock({WRITERS_LOCK}, {{0}}) END"
 )
-# Readers hold it in another mode, for the moment of a look. With 5,000 locks of others: 7 ms.
+# Readers hold the lock in another mode, only for the moment of the read. With 5,000 locks of others
+# it takes 7 ms.
 _WRITERS = (
     "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' "
     f"AND granted AND classid = {WRITERS_LOCK} AND objid = {{}} AND objsubid = 2 "
@@ -35,15 +36,16 @@ def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> in
     """Return a seq up to which no row can appear any more.
 
     A writer locks the buffer before it reserves numbers, until its transaction ends; see
-    `WRITERS_LOCK`. So the numbers up to `last_value` belong to transactions that have ended or that
-    hold the lock at a later look. In the other order a writer between the two looks would be
-    missed. A caller that reads rows by the result opens its snapshot afterwards.
+    `WRITERS_LOCK`. So the numbers up to `last_value` belong to transactions that have ended, or
+    that
+    hold the lock when it is read afterwards. Reading in the other order would miss a writer that
+    starts between the two reads. A caller that reads rows by the result opens its snapshot
+    afterwards.
 
     Args:
         engine: The engine.
-        watermark: What is known of the buffer. It learns what this finds.
-        wait_s: How long to wait for the writers of now, so that all rows that are there are
-            settled.
+        watermark: Known state of the buffer, updated by this call.
+        wait_s: Seconds to wait for the current writers, so that all existing rows are settled.
     """
     deadline = time.monotonic() + wait_s
     known = watermark
@@ -53,7 +55,7 @@ def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> in
         if is_free is None:
             return known.on_standby.look(driver_of(connection), known.buffer_id)
         if last_value < max(known.settled, known.pending):
-            # No connection told of this crash; perhaps there is a pooler in between.
+            # No connection reported this crash; perhaps there is a pooler in between.
             begin_epoch(engine)
             known.begin(server_epoch(engine))
         if is_free:
@@ -68,10 +70,11 @@ def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> in
 
 
 def _look(connection: Connection, buffer_id: int) -> tuple[int, bool | None]:
-    """Return the last number of a buffer, and whether no writer held its lock after that; None: a
-    standby.
+    """Return the last number of a buffer, and True if no writer held its lock after that.
+
+    The second value is None on a standby.
     """
-    # Several statements in one message need a cursor that asks for text.
+    # Several statements in one message need a cursor with the text protocol.
     cursor = psycopg.Cursor(driver_of(connection)).execute(_LOOK.format(buffer_id))
     ((last_value,),) = cursor.fetchall()
     cursor.nextset()
@@ -82,13 +85,13 @@ def _look(connection: Connection, buffer_id: int) -> tuple[int, bool | None]:
 def clean_after_write(
     engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: Watermark | None = None
 ) -> None:
-    """Clean up behind eviction, and count full blocks of rows, from time to time.
+    """Clean up after eviction, and count full blocks of rows, from time to time.
 
     Args:
         engine: The engine.
-        n_rows: How many rows were written.
-        n_bytes: Bytes of parts.
-        inserted_into: The watermark of the buffer that rows were inserted into.
+        n_rows: Number of rows that were written.
+        n_bytes: Size of their parts in bytes.
+        inserted_into: Watermark of the buffer that rows were inserted into.
     """
     cleaner = cleaner_for(engine)
     if inserted_into is not None:
@@ -100,12 +103,12 @@ def clean_after_write(
 def _count_full_blocks(
     engine: Engine, watermark: Watermark, connection: Connection, buffer_id: int
 ) -> None:
-    """Count the rows of those blocks that no row can come to, a few in a transaction."""
+    """Count the rows of the blocks that can get no more rows, a few blocks in a transaction."""
     try:
         end = settled_seq(engine, watermark)
     except psycopg.errors.UndefinedTable:  # the buffer was dropped
         return
-    # What writers of one moment have left: one of them at a time changes groups.
+    # Apply the changes that concurrent writers have left: only one writer at a time changes groups.
     connection.exec_driver_sql("SELECT sqlbuffer_fold_groups_v1(%s::integer)", (buffer_id,))
     statement = "SELECT sqlbuffer_count_rows_v1(%s::integer, %s::bigint)"
     while connection.exec_driver_sql(statement, (buffer_id, end)).scalar_one():
@@ -113,8 +116,9 @@ def _count_full_blocks(
 
 
 def note_write(engine: Engine, buffer_id: int, write_id: str, keep_s: float) -> str | None:
-    """Return the query that stores the id of a write, and that finds false if the write was applied
-    before; see `Begin.query`.
+    """Return the query that stores the id of a write; see `Begin.query`.
+
+    The query returns false if the write was applied before.
     """
     return f"SELECT sqlbuffer_note_write_v1({buffer_id:d}, '{write_id}', {keep_s:f})"
 

@@ -1,4 +1,4 @@
-"""Training sessions: which one a buffer is in, and the model version of each."""
+"""Training sessions: the current one of a buffer, and the model version of each."""
 
 from sqlalchemy import Connection, select, text, update
 
@@ -37,12 +37,12 @@ class Sessions:
 
     @retry_on_disconnect
     def current(self) -> str | None:
-        """Return the key of the buffer's current session; None: none was started."""
+        """Return the key of the buffer's current session; None if no session was started."""
         with translated(self.buffer.url), self.buffer.engine.connect() as connection:
             return _current(connection, self.buffer.info.id)
 
     def start(self, key: str) -> None:
-        """Make a session of that key, or resume it, as the current one."""
+        """Make the session of that key the current one; create it if it is missing."""
 
         def work(connection: Connection) -> None:
             self.buffer.lock(connection)
@@ -51,8 +51,9 @@ class Sessions:
         self.buffer.write(work)
 
     def set_version(self, version: int, session: str | None) -> bool:
-        """Note the model version of a session, by default of the current one. The clock follows
-        the current session; return whether it moved.
+        """Store the model version of a session, by default of the current one.
+
+        The clock follows the current session. Return True if the clock moved.
 
         Raises:
             SessionNotFoundError: No session of that key.
@@ -72,10 +73,10 @@ class Sessions:
 
 
 def start_session(connection: Connection, buffer_id: int, key: str) -> None:
-    """Make a session, or resume it, as the buffer's current one with its version for the clock.
+    """Make a session the buffer's current one, with its version as the clock; create it if missing.
 
     Args:
-        connection: The transaction; it holds the row of the buffer.
+        connection: Transaction that holds the row of the buffer.
         buffer_id: The buffer.
         key: The session.
     """
@@ -89,17 +90,18 @@ def start_session(connection: Connection, buffer_id: int, key: str) -> None:
 def set_session_version(
     connection: Connection, buffer_id: int, version: int, key: str | None
 ) -> bool | None:
-    """Note the model version of a session, and move the buffer's clock if it is the current one or
-    there is none.
+    """Store the model version of a session.
+
+    The buffer's clock moves if that session is the current one, or if there is none.
 
     Args:
-        connection: The transaction; it holds the row of the buffer.
+        connection: Transaction that holds the row of the buffer.
         buffer_id: The buffer.
         version: The version.
-        key: The session; None: the current one, if there is one.
+        key: The session; None for the current one, if there is one.
 
     Returns:
-        Whether the clock was moved; None: there is no session of that key.
+        True if the clock moved; None if there is no session of that key.
     """
     at = select(buffers.c.session_id).where(buffers.c.id == buffer_id)
     current: int | None = connection.execute(at).scalar_one()

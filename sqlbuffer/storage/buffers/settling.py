@@ -1,4 +1,4 @@
-"""Which rows are settled, and the cleaning that follows a write."""
+"""Settled rows of a buffer, and the cleaning that follows a write."""
 
 from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.dialects.by_database import by_database

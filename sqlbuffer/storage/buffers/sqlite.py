@@ -8,7 +8,8 @@ from sqlalchemy import Connection, Engine
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
-# After rows that plain SQL has written; the library's own writes fill one block after the other.
+# Needed after rows that plain SQL has written; the library's own writes fill one block after the
+# other.
 BLOCKS_AT_ONCE = 16
 _NEXT_BLOCK = (
     f"SELECT max(w.low_seq / {BLOCK} + 1, coalesce("
@@ -35,14 +36,14 @@ FROM json_each(:blocks) j
 
 
 def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> int | None:
-    """Return None: writers come one at a time, so every row that is there is settled."""
+    """Return None: only one writer runs at a time, so every existing row is settled."""
     return None
 
 
 def clean_after_write(
     engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: Watermark | None = None
 ) -> None:
-    """Do nothing: the file uses the pages of evicted rows again."""
+    """Do nothing: the file reuses the pages of evicted rows."""
 
 
 def note_write(engine: Engine, buffer_id: int, write_id: str, keep_s: float) -> str | None:

@@ -14,7 +14,7 @@ from sqlbuffer.storage.buffers.locks import lock_buffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.schema.metadata import json_literal
 
-# What triggers, views and statements that run often read.
+# Settings that triggers, views and frequent statements read.
 HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
     "max_capacity": lambda config: config.retention.max_capacity,
     "max_episodes": lambda config: config.retention.max_episodes,
@@ -23,14 +23,14 @@ HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
     "open_timeout_s": lambda config: config.episodes.open_timeout_s,
     "has_priorities": lambda config: config.priorities.enabled,
     "alpha": lambda config: config.priorities.alpha if config.priorities.enabled else None,
-    # Where rows are leased, the queue counts their uses.
+    # If rows are leased, the queue counts their uses.
     "has_uses": lambda config: config.sampling.max_use is not None and not config.leases.enabled,
     "has_queue": lambda config: config.leases.enabled,
 }
 
 
 def config_columns(config: BufferConfig) -> dict[str, Any]:
-    """Return what `buffers` has of the configuration of a new buffer."""
+    """Return the columns of `buffers` for the configuration of a new buffer."""
     return {
         "config": json_literal(config.model_dump(mode="json")),
         "flow": flow_column(config.flow.rate_limiter, 0, 0),
@@ -40,7 +40,7 @@ def config_columns(config: BufferConfig) -> dict[str, Any]:
 
 
 def flow_column(policy: Policy | None, n_inserted: int, n_sampled: int) -> Any:
-    """Return a rate limiter with the counts of rows at which it begins."""
+    """Return the column of a rate limiter, with the counts of rows when it was set."""
     if policy is None:
         return null()
     bounds = (
@@ -53,10 +53,10 @@ def flow_column(policy: Policy | None, n_inserted: int, n_sampled: int) -> Any:
 
 
 def read_config(connection: Connection, buffer_id: int) -> BufferConfig:
-    """Return the configuration of a buffer now.
+    """Return the current configuration of a buffer.
 
     Raises:
-        BufferNotFoundError: It was dropped.
+        BufferNotFoundError: The buffer was dropped.
         SchemaTooNewError: A later release has stored it.
     """
     own = select(buffers.c.name, cast(buffers.c.config, Text)).where(buffers.c.id == buffer_id)
@@ -79,14 +79,14 @@ def change_config(
 
     Raises:
         BufferConfigError: Settings that the buffer cannot have.
-        BufferNotFoundError: It was dropped.
+        BufferNotFoundError: The buffer was dropped.
     """
     lock_buffer(connection, buffer_id)
     config = read_config(connection, buffer_id).replace(settings)
     own = buffers.c.id == buffer_id
     columns = connection.execute(select(*(buffers.c[name] for name in HOT_COLUMNS)).where(own))
     stored = columns.mappings().one()
-    # A role may have the right to change some of them only.
+    # A role may have the right to change only some of them.
     changed = {
         column: value
         for column, read in HOT_COLUMNS.items()
@@ -97,7 +97,7 @@ def change_config(
 
 
 def disagreements(connection: Connection) -> dict[str, list[str]]:
-    """Return by buffer which columns say something else than its configuration.
+    """Return the columns that differ from the stored configuration, by buffer.
 
     Raises:
         SchemaTooNewError: A later release has stored a configuration.
@@ -110,7 +110,7 @@ def disagreements(connection: Connection) -> dict[str, list[str]]:
             cast(table.flow, Text).label("flow"),
             *(table[column] for column in HOT_COLUMNS),
         )
-        # Nothing leaves an unfinished copy: its columns know no limits.
+        # Rows never leave an unfinished copy: its columns have no limits.
         .where(table.is_copying.is_(False))
         .order_by(table.name)
     )
@@ -137,7 +137,7 @@ def parsed_config(stored: str, name: str) -> BufferConfig:
         name: The buffer.
 
     Raises:
-        SchemaTooNewError: It has settings or values that this release does not know.
+        SchemaTooNewError: The text has settings or values that this release does not know.
     """
     try:
         return BufferConfig.model_validate(orjson.loads(stored))

@@ -24,7 +24,7 @@ buffers = Table(
     metadata,
     Column("id", Integer, primary_key=True, comment="key of the buffer in every other table"),
     Column("name", KEY, nullable=False, unique=True, comment="name given at creation"),
-    Column("layout", Text, comment="what it keeps beside its rows; null: nothing"),
+    Column("layout", Text, comment="layout with more than rows; null: rows alone"),
     Column("max_capacity", BigInteger, comment="rows held at most; null is unlimited"),
     Column("max_episodes", BigInteger, comment="episodes held at most; null is unlimited"),
     Column(
@@ -32,10 +32,10 @@ buffers = Table(
         Text,
         nullable=False,
         server_default="row",
-        comment="what leaves at once: row, task or episode",
+        comment="unit of eviction: row, task or episode",
     ),
     Column("alpha", Double, comment="priority exponent"),
-    Column("max_priority", Double, comment="largest priority ever set; null: none was"),
+    Column("max_priority", Double, comment="largest priority ever set; null if none was set"),
     Column(
         "block_size",
         Integer,
@@ -44,8 +44,8 @@ buffers = Table(
         comment="numbers in a block of priority_blocks",
     ),
     Column("clock", BigInteger, comment="the learner's iteration or model version"),
-    Column("session_id", Integer, comment="key of the session now; null: none was started"),
-    Column("flow", JSON, comment="what limits inserts and samples, and the counts when it was set"),
+    Column("session_id", Integer, comment="key of the current session; null if none was started"),
+    Column("flow", JSON, comment="rate limiter, with the counts of rows when it was set"),
     Column(
         "low_seq",
         BigInteger,
@@ -58,7 +58,7 @@ buffers = Table(
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="nothing is left in priorities up to this seq",
+        comment="priorities has no rows up to this seq",
     ),
     Column(
         "next_seq",
@@ -72,28 +72,28 @@ buffers = Table(
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="rows held, where eviction is by task or episode",
+        comment="rows held, if eviction is by task or episode",
     ),
     Column(
         "live_episodes",
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="episodes held, where eviction is by episode",
+        comment="episodes held, if eviction is by episode",
     ),
     Column(
         "keep_episodes",
         BigInteger,
         nullable=False,
         server_default=text("1000000"),
-        comment="rows of episodes that are kept at most once their steps have left",
+        comment="episode rows kept at most after their steps have left",
     ),
     Column(
         "open_timeout_s",
         Double,
         nullable=False,
         server_default=text("3600"),
-        comment="an open episode is abandoned after this time without a write",
+        comment="seconds without a write after which an open episode is abandoned",
     ),
     Column(
         "deletions",
@@ -107,28 +107,28 @@ buffers = Table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="the library deletes rows and logs that itself (SQLite)",
+        comment="true while the library deletes rows and logs that itself (SQLite)",
     ),
     Column(
         "n_expired",
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="rows that left because they were too old",
+        comment="rows that left because of their age",
     ),
     Column(
         "n_used_up",
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="rows that left because they were used as often as they may be",
+        comment="rows that left because they reached max_use",
     ),
     Column(
         "n_other_session",
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="rows that left because they were of another session",
+        comment="rows that left because they belonged to another session",
     ),
     Column(
         "n_partial",
@@ -144,7 +144,7 @@ buffers = Table(
         server_default=utc_now(),
         comment="when the buffer was created",
     ),
-    # Behind what each insert reads: on SQLite a long document is on pages of its own.
+    # Placed behind the columns that each insert reads: on SQLite a long document has its own pages.
     Column(
         "config",
         JSON,
@@ -155,8 +155,8 @@ buffers = Table(
     CheckConstraint("max_capacity > 0", name="max_capacity_positive"),
     CheckConstraint("max_episodes > 0", name="max_episodes_positive"),
     CheckConstraint("evict_unit IN ('row', 'task', 'episode')", name="evict_unit_known"),
-    # The id of a dropped buffer is not given away again: a writer that missed the drop must not
-    # meet another buffer.
+    # The id of a dropped buffer is not used again: a writer that missed the drop must not write to
+    # another buffer.
     sqlite_autoincrement=True,
 )
 
@@ -166,13 +166,13 @@ sessions = Table(
     Column("id", Integer, primary_key=True, comment="key of the session"),
     Column("buffer_id", Integer, nullable=False, comment="the buffer"),
     Column("key", KEY, nullable=False, comment="the user's session_id, unique within the buffer"),
-    Column("current_version", BigInteger, comment="model version now"),
+    Column("current_version", BigInteger, comment="current model version"),
     UniqueConstraint("buffer_id", "key"),
 )
 
-# How many rows there are from block * 4096 on, where eviction is by row. A block has no row here
-# before it is counted, which is once no row can appear in it any more. Deletes inside the window
-# subtract from it. Blocks are counted in ascending order, without a gap.
+# Number of rows from block * 4096 on, if eviction is by row. A block gets a row here when it is
+# counted, after no row can appear in it any more. Deletes inside the window subtract from it.
+# Blocks are counted in ascending order, without a gap.
 row_blocks = Table(
     "row_blocks",
     metadata,
@@ -197,16 +197,16 @@ experiences = Table(
     Column("task_id", KEY, nullable=False, comment="the task"),
     Column("task_name", KEY, comment="readable name of the task"),
     Column("agent_id", KEY, nullable=False, comment="the agent"),
-    Column("pre_agent", KEY, comment="the agent that acted before"),
+    Column("pre_agent", KEY, comment="the previous agent"),
     Column("step", BigInteger, nullable=False, comment="step within the task"),
     Column("execute_time", Double, comment="Unix time in seconds"),
     Column("episode_id", BigInteger, comment="key of the episode in episodes"),
     Column("t", Integer, comment="step within the episode"),
     Column("session_id", Integer, comment="key of the session in sessions"),
     Column("state", JSON, comment="observation"),
-    Column("actions", JSON, comment="what was done"),
+    Column("actions", JSON, comment="the action"),
     Column("messages", JSON, comment="conversation of an LLM agent"),
-    Column("extra", JSON, comment="anything else"),
+    Column("extra", JSON, comment="other values"),
     Column("fields", JSON, comment="declared fields that conditions can use"),
     Column("reward_t", Double, comment="reward of the step"),
     Column("adv_t", Double, comment="advantage"),
@@ -219,7 +219,7 @@ experiences = Table(
     Column(
         "payload_bytes",
         BigInteger,
-        comment="how many bytes of arrays there are, where payload_parts has them",
+        comment="size in bytes of the arrays, if payload_parts has them",
     ),
     Column(
         "inserted_at",
@@ -258,8 +258,8 @@ Index(
     postgresql_where=experiences.c.episode_id.is_not(None),
 )
 
-# The ids of the latest writes, so that a call whose connection was lost finds out whether its write
-# was applied. Only PostgreSQL has rows here: a connection to a file is not lost.
+# Ids of the latest writes, so that a call that lost its connection finds out if its write was
+# applied. Only PostgreSQL has rows here: a connection to a file is not lost.
 applied_writes = Table(
     "applied_writes",
     metadata,
@@ -270,5 +270,5 @@ applied_writes = Table(
         primary_key=True,
         comment="random id of the write",
     ),
-    Column("kept_until", TIME, nullable=False, comment="no call asks for it after this"),
+    Column("kept_until", TIME, nullable=False, comment="no call looks for the id after this time"),
 )

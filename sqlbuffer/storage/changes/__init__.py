@@ -1,1 +1,1 @@
-"""What was changed after the insert, for those who follow a buffer."""
+"""Log of changes after the insert, for followers of a buffer."""

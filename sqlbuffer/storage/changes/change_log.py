@@ -1,7 +1,7 @@
-"""Log changes of stored rows, for those who follow the buffer.
+"""Log changes of stored rows for the followers of a buffer.
 
-An entry says which rows changed and what about them, and holds no value: a follower reads the
-values in the snapshot that shows it the entry. Eviction by row has no entries, the window says it.
+An entry names the changed rows and the kind of change, but no value: a follower reads the values
+in the snapshot that shows it the entry. Eviction by row has no entries: the window shows it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from sqlbuffer.storage.schema.metadata import SEQS, UUID
 
 Kind = Literal["deleted", "quarantined", "labelled", "replaced"]
 
-# An entry names at most this many rows.
+# Maximum number of rows that an entry names.
 ROWS_AN_ENTRY = 10_000
 _LOG = insert(change_log).values(
     buffer_id=bindparam("of_buffer", type_=change_log.c.buffer_id.type),
@@ -37,8 +37,8 @@ def log_change(
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        kind: What changed. Releases from quarantine are "quarantined" as well.
-        seqs: The rows; may name some that the buffer does not hold.
+        kind: Kind of change. Releases from quarantine are "quarantined" as well.
+        seqs: The rows; may contain rows that the buffer does not hold.
         origin: The opener that changes them; see `OpenBuffer.origin`.
     """
     entries = [

@@ -1,4 +1,4 @@
-"""A follower of a buffer: its registration, and whether the log still has what it did not see."""
+"""A follower of a buffer: its registration, and the check that it missed no entry of the log."""
 
 from typing import Any
 from uuid import uuid4
@@ -13,24 +13,25 @@ from sqlbuffer.storage.changes.tables import followers
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.schema.server_clock import in_seconds
 
-# What of the change log a transaction sees: the text of its snapshot, or the last entry on SQLite.
+# Position of a transaction in the change log: the text of its snapshot, or the last entry on
+# SQLite.
 log_position = by_database(sqlite=sqlite.log_position, postgresql=postgresql.log_position)
-# Whether an entry was trimmed that is not part of a position.
+# Returns True if an entry was trimmed that is not part of a position.
 is_trimmed = by_database(sqlite=sqlite.is_trimmed, postgresql=postgresql.is_trimmed)
 
 
 class Follower:
-    """Registers a follower of a buffer, so that all its changes are logged.
+    """Registers a follower of a buffer, so that all changes of the buffer are logged.
 
-    What the buffer holds is read after `register`: from then on no change is missing in the log. A
-    follower that does not renew its registration in time is forgotten.
+    The follower reads the buffer after `register`: from then on no change is missing in the log. A
+    follower that does not renew its registration in time is removed.
 
     Args:
         buffer: The buffer.
-        live_s: How long a registration holds.
+        live_s: Duration of a registration in seconds.
 
     Attributes:
-        id: What tells it from others.
+        id: Unique id of the follower.
     """
 
     def __init__(self, buffer: OpenBuffer, live_s: float = 60.0) -> None:
@@ -41,7 +42,7 @@ class Follower:
         """Register the follower."""
 
         def work(connection: Connection) -> None:
-            # Writers of what only followers want hold it as well, and have ended then.
+            # Writers that log only for followers hold this lock too, and have ended by then.
             self._buffer.lock(connection)
             connection.execute(
                 insert(followers).values(
@@ -55,8 +56,9 @@ class Follower:
         self._buffer.write(work)
 
     def renew(self) -> bool:
-        """Renew the registration. False: it was forgotten, and changes may be missing in the log;
-        register again, and read again what the buffer holds.
+        """Renew the registration; return False if it had ended.
+
+        In that case changes may be missing in the log: register again, and read the buffer again.
         """
         later = update(followers).where(self._is_own).values(live_until=self._live_until)
         return self._buffer.write(lambda connection: connection.execute(later).rowcount == 1)

@@ -1,12 +1,12 @@
-"""The change log on PostgreSQL. What a transaction sees of it is known by its snapshot."""
+"""The change log on PostgreSQL. Snapshots show which entries a transaction sees."""
 
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
 
-# A snapshot shows all that an earlier one shows. It is not earlier if it ends before, or if a
-# transaction was over there that it does not show. A snapshot that ends after all of this server's
-# transactions was restored from another one.
+# A snapshot shows all that an earlier one shows. It is not earlier if it ends before, or if it does
+# not show a transaction that was over in the other one. A snapshot that ends after all of this
+# server's transactions was restored from another server.
 _IS_TRIMMED = """
 SELECT pg_snapshot_xmax(t.trimmed) <= pg_snapshot_xmax(pg_current_snapshot()) AND (
     pg_snapshot_xmax(t.trimmed) > pg_snapshot_xmax(p.seen) OR EXISTS (
@@ -24,6 +24,6 @@ def log_position(connection: Connection) -> str:
 
 
 def is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
-    """Return whether an entry was trimmed that is not part of a position."""
+    """Return True if an entry was trimmed that is not part of a position."""
     found = driver_of(connection).execute(_IS_TRIMMED, (position, buffer_id)).fetchone()
     return found is not None and bool(found[0])

@@ -10,6 +10,6 @@ def log_position(connection: Connection) -> str:
 
 
 def is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
-    """Return whether an entry was trimmed that is not part of a position."""
+    """Return True if an entry was trimmed that is not part of a position."""
     query = "SELECT trimmed_id > ? FROM change_log_starts WHERE buffer_id = ?"
     return bool(connection.exec_driver_sql(query, (int(position), buffer_id)).scalar())

@@ -1,4 +1,4 @@
-"""The tables of the change log and of those who follow it."""
+"""The tables of the change log and of its followers."""
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, Table, Text
 
@@ -29,7 +29,11 @@ change_log = Table(
     transaction_id(),
     Column("origin", UUID, comment="random id of the opener that wrote it; null: plain SQL"),
     Column(
-        "inserted_at", TIME, nullable=False, server_default=utc_now(), comment="when it was written"
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the entry was written",
     ),
     Column("seqs", SEQS, comment="the rows; null: any, plain SQL deleted some (PostgreSQL)"),
     CheckConstraint(
@@ -37,20 +41,26 @@ change_log = Table(
         name="kind_known",
     ),
     info={"learner_may": "INSERT", "is_vacuumed": True},
-    # No number is given twice, whatever was trimmed.
+    # Numbers are unique, also after entries were trimmed.
     sqlite_autoincrement=True,
 )
 index_transactions(change_log)
 
-# Where the log of a buffer begins. A follower that has not seen all that was trimmed starts again.
+# Where the log of a buffer begins. A follower that missed a trimmed entry starts again.
 change_log_starts = Table(
     "change_log_starts",
     metadata,
     buffer_key(),
     Column("trimmed_id", BigInteger, comment="the last entry that was trimmed (SQLite)"),
-    Column("trimmed_snapshot", Text, comment="a snapshot with all that was trimmed (PostgreSQL)"),
-    Column("next_snapshot", Text, comment="what it shows is trimmed next (PostgreSQL)"),
-    Column("noted_at", TIME, comment="when next_snapshot was taken (PostgreSQL)"),
+    Column(
+        "trimmed_snapshot", Text, comment="a snapshot that shows all trimmed entries (PostgreSQL)"
+    ),
+    Column(
+        "next_snapshot",
+        Text,
+        comment="entries that this snapshot shows are trimmed next (PostgreSQL)",
+    ),
+    Column("noted_at", TIME, comment="time of next_snapshot (PostgreSQL)"),
 )
 
 followers = Table(
@@ -58,8 +68,19 @@ followers = Table(
     metadata,
     buffer_key(),
     Column("follower_id", UUID, primary_key=True, comment="random id of the follower"),
-    Column("registered_at", TIME, nullable=False, server_default=utc_now(), comment="since when"),
-    Column("live_until", TIME, nullable=False, comment="it is gone unless it renews this in time"),
+    Column(
+        "registered_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time of the registration",
+    ),
+    Column(
+        "live_until",
+        TIME,
+        nullable=False,
+        comment="the follower is removed unless it renews this in time",
+    ),
     info={"learner_may": "INSERT, UPDATE (live_until), DELETE"},
 )
 

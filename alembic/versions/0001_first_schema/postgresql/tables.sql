@@ -47,28 +47,28 @@ CREATE TABLE buffers (
 );
 COMMENT ON COLUMN buffers.id IS 'key of the buffer in every other table';
 COMMENT ON COLUMN buffers.name IS 'name given at creation';
-COMMENT ON COLUMN buffers.layout IS 'what it keeps beside its rows; null: nothing';
+COMMENT ON COLUMN buffers.layout IS 'layout with more than rows; null: rows alone';
 COMMENT ON COLUMN buffers.max_capacity IS 'rows held at most; null is unlimited';
 COMMENT ON COLUMN buffers.max_episodes IS 'episodes held at most; null is unlimited';
-COMMENT ON COLUMN buffers.evict_unit IS 'what leaves at once: row, task or episode';
+COMMENT ON COLUMN buffers.evict_unit IS 'unit of eviction: row, task or episode';
 COMMENT ON COLUMN buffers.alpha IS 'priority exponent';
-COMMENT ON COLUMN buffers.max_priority IS 'largest priority ever set; null: none was';
+COMMENT ON COLUMN buffers.max_priority IS 'largest priority ever set; null if none was set';
 COMMENT ON COLUMN buffers.block_size IS 'numbers in a block of priority_blocks';
 COMMENT ON COLUMN buffers.clock IS 'the learner''s iteration or model version';
-COMMENT ON COLUMN buffers.session_id IS 'key of the session now; null: none was started';
-COMMENT ON COLUMN buffers.flow IS 'what limits inserts and samples, and the counts when it was set';
+COMMENT ON COLUMN buffers.session_id IS 'key of the current session; null if none was started';
+COMMENT ON COLUMN buffers.flow IS 'rate limiter, with the counts of rows when it was set';
 COMMENT ON COLUMN buffers.low_seq IS 'rows up to this seq have left';
-COMMENT ON COLUMN buffers.clean_seq IS 'nothing is left in priorities up to this seq';
+COMMENT ON COLUMN buffers.clean_seq IS 'priorities has no rows up to this seq';
 COMMENT ON COLUMN buffers.next_seq IS 'next seq (SQLite; PostgreSQL has a sequence)';
-COMMENT ON COLUMN buffers.live_rows IS 'rows held, where eviction is by task or episode';
-COMMENT ON COLUMN buffers.live_episodes IS 'episodes held, where eviction is by episode';
-COMMENT ON COLUMN buffers.keep_episodes IS 'rows of episodes that are kept at most once their steps have left';
-COMMENT ON COLUMN buffers.open_timeout_s IS 'an open episode is abandoned after this time without a write';
+COMMENT ON COLUMN buffers.live_rows IS 'rows held, if eviction is by task or episode';
+COMMENT ON COLUMN buffers.live_episodes IS 'episodes held, if eviction is by episode';
+COMMENT ON COLUMN buffers.keep_episodes IS 'episode rows kept at most after their steps have left';
+COMMENT ON COLUMN buffers.open_timeout_s IS 'seconds without a write after which an open episode is abandoned';
 COMMENT ON COLUMN buffers.deletions IS 'grows with every delete inside the window';
-COMMENT ON COLUMN buffers.is_deleting IS 'the library deletes rows and logs that itself (SQLite)';
-COMMENT ON COLUMN buffers.n_expired IS 'rows that left because they were too old';
-COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they were used as often as they may be';
-COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they were of another session';
+COMMENT ON COLUMN buffers.is_deleting IS 'true while the library deletes rows and logs that itself (SQLite)';
+COMMENT ON COLUMN buffers.n_expired IS 'rows that left because of their age';
+COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they reached max_use';
+COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they belonged to another session';
 COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete';
 COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
 COMMENT ON COLUMN buffers.config IS 'all settings; SQL reads those that are columns too';
@@ -126,16 +126,16 @@ COMMENT ON COLUMN experiences.id IS 'the user''s id, unique within the buffer';
 COMMENT ON COLUMN experiences.task_id IS 'the task';
 COMMENT ON COLUMN experiences.task_name IS 'readable name of the task';
 COMMENT ON COLUMN experiences.agent_id IS 'the agent';
-COMMENT ON COLUMN experiences.pre_agent IS 'the agent that acted before';
+COMMENT ON COLUMN experiences.pre_agent IS 'the previous agent';
 COMMENT ON COLUMN experiences.step IS 'step within the task';
 COMMENT ON COLUMN experiences.execute_time IS 'Unix time in seconds';
 COMMENT ON COLUMN experiences.episode_id IS 'key of the episode in episodes';
 COMMENT ON COLUMN experiences.t IS 'step within the episode';
 COMMENT ON COLUMN experiences.session_id IS 'key of the session in sessions';
 COMMENT ON COLUMN experiences.state IS 'observation';
-COMMENT ON COLUMN experiences.actions IS 'what was done';
+COMMENT ON COLUMN experiences.actions IS 'the action';
 COMMENT ON COLUMN experiences.messages IS 'conversation of an LLM agent';
-COMMENT ON COLUMN experiences.extra IS 'anything else';
+COMMENT ON COLUMN experiences.extra IS 'other values';
 COMMENT ON COLUMN experiences.fields IS 'declared fields that conditions can use';
 COMMENT ON COLUMN experiences.reward_t IS 'reward of the step';
 COMMENT ON COLUMN experiences.adv_t IS 'advantage';
@@ -145,7 +145,7 @@ COMMENT ON COLUMN experiences.truncated IS 'the episode was cut here';
 COMMENT ON COLUMN experiences.model_version IS 'version of the model that acted';
 COMMENT ON COLUMN experiences.initial_priority IS 'priority that the row began with';
 COMMENT ON COLUMN experiences.arrays IS 'bytes of arrays that the JSON refers to';
-COMMENT ON COLUMN experiences.payload_bytes IS 'how many bytes of arrays there are, where payload_parts has them';
+COMMENT ON COLUMN experiences.payload_bytes IS 'size in bytes of the arrays, if payload_parts has them';
 COMMENT ON COLUMN experiences.inserted_at IS 'when the row was written';
 
 CREATE TABLE chunks (
@@ -323,7 +323,7 @@ COMMENT ON COLUMN episodes.task_id IS 'the task';
 COMMENT ON COLUMN episodes.agent_id IS 'the agent';
 COMMENT ON COLUMN episodes.status IS 'open, complete or aborted; v_episodes knows those that are abandoned';
 COMMENT ON COLUMN episodes.length IS 'steps';
-COMMENT ON COLUMN episodes.return IS 'sum of rewards; while it is open, what annotations have changed of it';
+COMMENT ON COLUMN episodes."return" IS 'sum of rewards; while it is open, what annotations have changed of it';
 COMMENT ON COLUMN episodes.reward IS 'the episode''s own reward';
 COMMENT ON COLUMN episodes.first_seq IS 'seq of the first step';
 COMMENT ON COLUMN episodes.last_seq IS 'seq of the last step';
@@ -346,7 +346,7 @@ CREATE TABLE sessions (
 COMMENT ON COLUMN sessions.id IS 'key of the session';
 COMMENT ON COLUMN sessions.buffer_id IS 'the buffer';
 COMMENT ON COLUMN sessions.key IS 'the user''s session_id, unique within the buffer';
-COMMENT ON COLUMN sessions.current_version IS 'model version now';
+COMMENT ON COLUMN sessions.current_version IS 'current model version';
 
 CREATE TABLE tasks (
     buffer_id INTEGER NOT NULL,
@@ -713,7 +713,7 @@ CREATE TABLE applied_writes (
 );
 COMMENT ON COLUMN applied_writes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN applied_writes.write_id IS 'random id of the write';
-COMMENT ON COLUMN applied_writes.kept_until IS 'no call asks for it after this';
+COMMENT ON COLUMN applied_writes.kept_until IS 'no call looks for the id after this time';
 
 CREATE TABLE change_log (
     id BIGSERIAL NOT NULL,
@@ -732,7 +732,7 @@ COMMENT ON COLUMN change_log.buffer_id IS 'the buffer';
 COMMENT ON COLUMN change_log.kind IS 'deleted, quarantined (or released), labelled, replaced, or priorities';
 COMMENT ON COLUMN change_log.xid IS 'transaction that wrote it (PostgreSQL; null on SQLite)';
 COMMENT ON COLUMN change_log.origin IS 'random id of the opener that wrote it; null: plain SQL';
-COMMENT ON COLUMN change_log.inserted_at IS 'when it was written';
+COMMENT ON COLUMN change_log.inserted_at IS 'when the entry was written';
 COMMENT ON COLUMN change_log.seqs IS 'the rows; null: any, plain SQL deleted some (PostgreSQL)';
 
 CREATE TABLE change_log_starts (
@@ -745,9 +745,9 @@ CREATE TABLE change_log_starts (
 );
 COMMENT ON COLUMN change_log_starts.buffer_id IS 'the buffer';
 COMMENT ON COLUMN change_log_starts.trimmed_id IS 'the last entry that was trimmed (SQLite)';
-COMMENT ON COLUMN change_log_starts.trimmed_snapshot IS 'a snapshot with all that was trimmed (PostgreSQL)';
-COMMENT ON COLUMN change_log_starts.next_snapshot IS 'what it shows is trimmed next (PostgreSQL)';
-COMMENT ON COLUMN change_log_starts.noted_at IS 'when next_snapshot was taken (PostgreSQL)';
+COMMENT ON COLUMN change_log_starts.trimmed_snapshot IS 'a snapshot that shows all trimmed entries (PostgreSQL)';
+COMMENT ON COLUMN change_log_starts.next_snapshot IS 'entries that this snapshot shows are trimmed next (PostgreSQL)';
+COMMENT ON COLUMN change_log_starts.noted_at IS 'time of next_snapshot (PostgreSQL)';
 
 CREATE TABLE followers (
     buffer_id INTEGER NOT NULL,
@@ -758,8 +758,8 @@ CREATE TABLE followers (
 );
 COMMENT ON COLUMN followers.buffer_id IS 'the buffer';
 COMMENT ON COLUMN followers.follower_id IS 'random id of the follower';
-COMMENT ON COLUMN followers.registered_at IS 'since when';
-COMMENT ON COLUMN followers.live_until IS 'it is gone unless it renews this in time';
+COMMENT ON COLUMN followers.registered_at IS 'time of the registration';
+COMMENT ON COLUMN followers.live_until IS 'the follower is removed unless it renews this in time';
 
 CREATE TABLE copies (
     buffer_id INTEGER NOT NULL,

@@ -1,1 +1,1 @@
-"""Writers whose transaction stays open: nobody sees their steps, and some wait for them."""
+"""Writers whose transaction stays open: their steps stay invisible, and other calls may wait."""

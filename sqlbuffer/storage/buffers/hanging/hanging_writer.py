@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-# A transaction of a writer takes milliseconds. After so long, something is wrong with it.
+# A transaction of a writer takes milliseconds. After this time something is wrong with it.
 HANGING_S = 5.0
 
 
@@ -14,8 +14,8 @@ class HangingWriter:
         pid: The process: on PostgreSQL that of the server, for `pg_terminate_backend(pid)`; on
             SQLite the writer's own, on this machine.
         age_s: Age of the transaction, in seconds.
-        user: The role on PostgreSQL, the user of the machine on SQLite; None: not known.
-        application: What the connection calls itself; on SQLite the name of the program.
+        user: The role on PostgreSQL, the user of the machine on SQLite; None if unknown.
+        application: Application name of the connection; on SQLite the name of the program.
 
     Example:
         >>> writer = HangingWriter(pid=4711, age_s=312.0, user="collector", application="rollouts")

@@ -7,7 +7,7 @@ from sqlbuffer.storage.buffers.hanging.hanging_writer import HANGING_S, HangingW
 from sqlbuffer.storage.buffers.postgresql import WRITERS_LOCK
 from sqlbuffer.storage.database.transactions import driver_of
 
-# A role without pg_read_all_stats sees when its own transactions began, and no others.
+# A role without pg_read_all_stats sees the start times of its own transactions only.
 _WRITERS = f"""
 SELECT l.objid::bigint, l.pid,
     extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age_s,
@@ -24,8 +24,10 @@ ORDER BY a.xact_start
 def hanging_writers(
     connection: Connection, url: URL, buffer_id: int | None = None
 ) -> list[tuple[int, HangingWriter]]:
-    """Return the writers of a buffer, or of all, whose transactions stay open, each with its
-    buffer, the oldest first. Roles see those of others if they may read all statistics.
+    """Return the writers of one buffer, or of all, whose transactions stay open, the oldest first.
+
+    Each comes with its buffer. A role sees the writers of other roles if it may read all
+    statistics.
     """
     parameters = {"id": buffer_id, "age_s": HANGING_S}
     found = driver_of(connection).execute(_WRITERS, parameters).fetchall()

@@ -14,17 +14,18 @@ from sqlbuffer.storage.database.writer_lock import lock_path
 def hanging_writers(
     connection: Connection, url: URL, buffer_id: int | None = None
 ) -> list[tuple[int, HangingWriter]]:
-    """Return the writer of a file whose transaction stays open; nothing where the machine does not
-    say. All buffers of the file wait for it: the number of the buffer is 0.
+    """Return the writer of a file whose transaction stays open, with 0 as the buffer's number.
+
+    All buffers of the file wait for it. The list is empty if the machine does not show locks.
     """
     writer = lock_holder(url)
     return [] if writer is None or writer.age_s < HANGING_S else [(0, writer)]
 
 
 def lock_holder(url: URL) -> HangingWriter | None:
-    """Return the process that holds the lock file; None: none does, or this machine does not say.
+    """Return the process that holds the lock file; None if there is none, or if it is not visible.
 
-    Linux lists the locks of processes; each writer notes in the lock file when it began.
+    Linux lists the locks of processes; each writer notes its start time in the lock file.
     """
     path = lock_path(url)
     if path is None:
@@ -44,7 +45,7 @@ def lock_holder(url: URL) -> HangingWriter | None:
 
 
 def _name_of(pid: int) -> str | None:
-    # Not its arguments, among which may be passwords.
+    # Its arguments are not read: they may contain passwords.
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
