@@ -1,4 +1,4 @@
-"""Steps of episodes near to others, read as slices of chunks: one row for many steps."""
+"""Steps near to others in their episode, read as slices of chunks: one row for many steps."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,12 @@ class SlicedSteps:
         seq: Number of each of n steps.
         episode: Number of its episode.
         t: Its step there.
-        reward: NaN where there is none.
+        reward: Its reward; NaN if it has none.
         terminated: The episode terminated there.
-        truncated: It was cut there.
-        blobs: The bytes of each, as `Layout.unpack` reads them; or its record, where steps are of
-            one size: an array of `Layout.record`.
+        truncated: The episode was truncated there.
+        blobs: Bytes of each step, as `Layout.unpack` reads them. If steps have a fixed size: an
+            array
+            of `Layout.record`.
     """
 
     seq: NDArray[np.int64]
@@ -55,10 +56,10 @@ def steps_of_slices(
         layout: The typed fields.
         slices: The slices; the same step may be part of several.
         low: Lower end of the window.
-        rewards: Rewards that hold instead of those in the chunks, by seq.
+        rewards: Rewards that replace those in the chunks, by seq.
     """
     counts = np.array([each.n for each in slices], np.int64)
-    # What each step is behind the first of its slice.
+    # Distance of each step from the first of its slice.
     behind = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     firsts = np.array([(each.seq, each.episode_id, each.t) for each in slices], np.int64)
     seq, episode, t = (np.repeat(column, counts) for column in firsts.reshape(-1, 3).T)
@@ -79,11 +80,11 @@ def steps_of_slices(
 
 
 class OwnStep(NamedTuple):
-    """What a slice has of one of its steps.
+    """One step of a slice.
 
     Attributes:
-        reward: NaN where there is none.
-        ends: 1 terminated, 2 truncated; None where it does not say.
+        reward: Its reward; NaN if it has none.
+        ends: 1 terminated, 2 truncated; None if the step does not say.
         block: The block with its typed fields.
         block_place: Its place there.
     """
@@ -131,7 +132,7 @@ def _replaced(
 def _rewards(found: Slice) -> bytes:
     if found.rewards is None:
         return _NO_REWARD * found.n
-    # Of a step that plain SQL has written SQLite has the number.
+    # On SQLite a step that plain SQL has written has the number itself.
     is_number = isinstance(found.rewards, float)
     return _REWARD.pack(found.rewards) if is_number else found.rewards
 
@@ -141,7 +142,7 @@ def _ends(found: Slice) -> bytes:
 
 
 def _records(layout: Layout, slices: Sequence[Slice]) -> list[Any] | NDArray[Any]:
-    """Return the record of each step, in an array if they are of one size and none is missing."""
+    """Return the record of each step: an array if all have a fixed size and none is missing."""
     size = layout.size_bytes
     if size and all(s.offsets is None and len(s.records) == s.n * size for s in slices):
         return np.frombuffer(b"".join([each.records for each in slices]), layout.record)
@@ -161,7 +162,7 @@ def _blobs(layout: Layout, found: Slice) -> list[Any]:
 
 
 def _blocks(found: Slice, places: Sequence[int]) -> list[Any]:
-    """Return the block of each place; the same object for places in the same one."""
+    """Return the block of each place; places in the same block get the same object."""
     ends, size = listed(found.offsets), found.block_steps
     before = ends[found.place // size]
     numbers = range(places[0] // size, places[-1] // size + 1)

@@ -1,4 +1,4 @@
-"""The first step left of an episode whose steps are in chunks."""
+"""The oldest held step of an episode whose steps are in chunks."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from sqlbuffer.storage.chunks.tables import chunks, deleted_steps
 
 
 def first_step_left(buffer_id: Any, episode_id: Any, low: Any) -> Any:
-    """Return the expression for the number of the first step left; null where none is.
+    """Return the expression for the number of the oldest held step; null if there is none.
 
-    Chunks are not taken apart: an index finds the first one of the episode, and deleted steps are
-    skipped by their own index.
+    It does not read all steps of a chunk: an index finds the first chunk of the episode, and
+    another index skips deleted steps.
 
     Args:
         buffer_id: The buffer.
@@ -51,5 +51,5 @@ def first_step_left(buffer_id: Any, episode_id: Any, low: Any) -> Any:
 def _is_gone(buffer_id: Any, seq: Any) -> Any:
     gone = deleted_steps.alias("next_gone").c
     is_its = select(1).where(gone.buffer_id == buffer_id, gone.seq == seq)
-    # The offset, or PostgreSQL reads all deleted steps of the buffer.
+    # The offset keeps PostgreSQL from reading all deleted steps of the buffer.
     return is_its.offset(0).exists()

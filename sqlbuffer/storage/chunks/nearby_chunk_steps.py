@@ -15,8 +15,9 @@ from sqlbuffer.storage.schema.compiled_clauses import processed
 
 
 class chunk_steps_near(FunctionElement[Any]):
-    """What `steps_near` and `limited_steps_near` are for rows; `arrays` is the block that has the
-    step's typed fields, and `block_place` the place there.
+    """Steps of chunks near to other steps, as `steps_near` and `limited_steps_near` for rows.
+
+    `arrays` is the block that has the step's typed fields, and `block_place` the place there.
     """
 
     inherit_cache = True
@@ -27,10 +28,10 @@ class chunk_steps_near(FunctionElement[Any]):
 
 
 def first_chunk(buffer_id: str, episode_id: str, t: str) -> str:
-    """Return the text of the t of the chunk of an episode that has a step, or of the last chunk
-    before that; of the step itself where none is.
+    """Return SQL for the t of the chunk of an episode that holds a step.
 
-    A chunk may have one step only: a search over all t that its chunk may have would look at
+    If no chunk holds it, the SQL gives the last chunk before the step, otherwise the step itself. A
+    chunk may have one step only, so a search over all t that its chunk may have would read
     hundreds.
     """
     return f"""coalesce((SELECT b.t FROM chunks b WHERE b.buffer_id = {buffer_id}
@@ -70,7 +71,7 @@ def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) ->
 def _sqlite_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) -> str:
     buffer_id, anchors, first, last = processed(element, compiler, kw)
     start = first_chunk(buffer_id, "a.episode_id", f"a.t + {first}")
-    # CROSS JOIN, or SQLite may turn the loops around.
+    # CROSS JOIN keeps SQLite from changing the order of the loops.
     return f"""(SELECT a.t AS anchor_t, a.length, {_columns(sqlite_expressions("p.place"))}
         FROM {anchors} AS a
         CROSS JOIN chunks c

@@ -24,9 +24,9 @@ class NumberedChunk(NamedTuple):
         first_seq: Number of its first step.
         episode_id: Number of its episode.
         session_id: Number of its session.
-        priority: What steps have that were given no priority; None: the buffer has none.
-        inserted_at: When it was written, in the form of the database; None: now. All chunks of one
-            insert have one, or none has.
+        priority: Priority of steps without a given one; None if the buffer has no priorities.
+        inserted_at: Time when it was written, in the form of the database; None for now. Either all
+            chunks of an insert have one, or none has.
     """
 
     chunk: PackedChunk
@@ -38,7 +38,7 @@ class NumberedChunk(NamedTuple):
 
     @property
     def initial_priority(self) -> Values | None:
-        """The priority that each step begins with; None: the buffer has none."""
+        """The priority that each step begins with; None if the buffer has no priorities."""
         given = self.chunk.initial_priority
         if self.priority is None or isinstance(given, np.ndarray):
             return given
@@ -48,7 +48,7 @@ class NumberedChunk(NamedTuple):
 
 
 def reward_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
-    """Return the rewards of each chunk as numbers of 64 bits, NaN where there is none."""
+    """Return the rewards of each chunk as 64-bit numbers, NaN for none."""
     rewards = [chunk.reward for chunk in chunks]
     if not _are_arrays(rewards) or any(chunk.payloads is not None for chunk in chunks):
         return list(map(_reward_bytes, chunks))
@@ -74,9 +74,9 @@ def _reward_bytes(chunk: PackedChunk) -> bytes | None:
 
 
 def end_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
-    """Return a byte for each step of each chunk: 1 where it terminated, 2 where it was truncated.
+    """Return a byte for each step of each chunk: 1 if it terminated, 2 if it was truncated.
 
-    Empty where none did; None where no step says whether it did.
+    The bytes are empty if no step ended, and None if no step says if it ended.
     """
     terminated = _have_true([chunk.terminated for chunk in chunks])
     truncated = _have_true([chunk.truncated for chunk in chunks])
@@ -95,9 +95,7 @@ def _end_bytes(chunk: PackedChunk) -> bytes:
 
 
 def stored_flags(column: Sequence[Values | None]) -> Sequence[Values | None]:
-    """Return the flags of the steps of each chunk as they are stored: none at all where all are
-    False.
-    """
+    """Return the flags of each chunk's steps in stored form: no flags if all are False."""
     return [
         _ALL_FALSE if isinstance(flags, np.ndarray) and not has_true else flags
         for flags, has_true in zip(column, _have_true(column), strict=True)
@@ -105,7 +103,7 @@ def stored_flags(column: Sequence[Values | None]) -> Sequence[Values | None]:
 
 
 def _have_true(column: Sequence[Values | None]) -> list[bool]:
-    """Return for each chunk whether a flag is set."""
+    """Return for each chunk if a flag is set."""
     if not _are_arrays(column):
         return [flags is not None and True in flags for flags in column]
     starts = list(accumulate(map(len, column[:-1]), initial=0))  # type: ignore[arg-type]
@@ -122,13 +120,13 @@ def _says(flags: Values | None) -> bool:
 
 
 def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
-    """Return the values of the steps of each of several chunks, of one column, as JSON lists."""
+    """Return one column of the steps of several chunks, as a JSON list for each chunk."""
     if set(map(type, values)) == {NoneType}:
         return [None] * len(values)
     if _are_arrays(values):
         joined = _joined(values)
         if joined.dtype.kind == "f":
-            # Of chunks of one step this takes a third of the time.
+            # For chunks of one step this takes a third of the time.
             parts = iter((values_json(joined) or "")[1:-1].split(","))
             return [f"[{','.join(islice(parts, len(own)))}]" for own in values if own is not None]
     return list(map(values_json, values))
@@ -148,7 +146,7 @@ def values_json(values: Values | None) -> str | None:
         return None
     if isinstance(values, np.ndarray):
         text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-        if values.dtype.kind != "f" or b"null" not in text:  # in the place of infinities
+        if values.dtype.kind != "f" or b"null" not in text:  # in place of infinities
             return text.decode()
         values = values.tolist()
     return f"[{','.join(map(_json, values))}]"

@@ -114,9 +114,10 @@ def _copy(
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:
-    """Return which of the ids steps have, with their numbers; note that the buffer has such ids.
+    """Return the ids that steps have already, with their numbers.
 
-    The id of a step that has left the window, or was deleted, is free again.
+    The call notes that the buffer has such ids. The id of a step that has left the window, or was
+    deleted, is free again.
     """
     return list(driver_of(connection).execute(_HELD_IDS, (buffer_id, id_array(ids))))
 
@@ -125,7 +126,7 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
     """Write the ids that users gave to steps, by their numbers.
 
     Raises:
-        UniqueViolation: Another writer has committed one of the ids. The transaction goes on.
+        UniqueViolation: Another writer has committed one of the ids. The transaction continues.
     """
     values = (buffer_id, number_array(ids), id_array(list(ids.values())))
     with savepoint(connection):
@@ -163,7 +164,7 @@ def read_slices(
 
 
 def evict_chunks(connection: Connection, buffer_id: int) -> None:
-    """Delete the chunks of which all steps have left the window, a limited number at a time."""
+    """Delete chunks whose steps have all left the window, a limited number at a time."""
     driver = driver_of(connection)
     while any(n_gone for (n_gone,) in driver.execute(_EVICT, (buffer_id, buffer_id))):
         pass

@@ -1,4 +1,4 @@
-"""Steps with what lies near to them in their chunk, read from the bytes of chunks alone."""
+"""Steps with their neighbours in the same chunk, read from the bytes of chunks alone."""
 
 from typing import Any, NamedTuple
 
@@ -14,18 +14,18 @@ class Slice(NamedTuple):
     """Consecutive steps of a chunk.
 
     Attributes:
-        seq: Number of the first of them.
+        seq: Number of the first step.
         episode_id: Number of their episode.
-        t: Step of the first within it.
-        place: Its place in the chunk.
-        n: How many they are.
-        rewards: Their bytes of `chunk_data.rewards`. On SQLite, of a step that plain SQL has
-            written, the number.
+        t: Step of the first one in the episode.
+        place: Place of the first one in the chunk.
+        n: Number of steps.
+        rewards: Their bytes of `chunk_data.rewards`; on SQLite the number itself for a step that
+            plain SQL has written.
         ends: Their bytes of `chunk_data.ends`.
         block_steps: Steps in a block.
-        offsets: Of all blocks of the chunk; a list, its JSON, or None.
-        records: The blocks that have them.
-        deleted: The numbers of those that were deleted, likewise.
+        offsets: Offsets of all blocks of the chunk: a list, its JSON, or None.
+        records: The blocks that hold these steps.
+        deleted: Numbers of the deleted steps: a list, its JSON, or None.
     """
 
     seq: int
@@ -41,7 +41,7 @@ class Slice(NamedTuple):
     deleted: Any
 
 
-# What the selections of batches name, and the slice.
+# Columns that the selections of batches name, and those of the slice.
 _COLUMNS: dict[str, Any] = {
     "seq": BigInteger(),
     "task_id": Text(),
@@ -73,8 +73,10 @@ class sliced_steps(FunctionElement[Any]):
 
 
 def sliced_steps_at(buffer_id: Any, seqs: Any, first: int, last: int) -> Any:
-    """Return the table of the steps of a buffer that have one of the numbers of a `SeqList`, each
-    with the slice of its chunk from `first` to `last` steps after it; of no episode, itself.
+    """Return the table of the steps with a number of a `SeqList`, each with a slice of its chunk.
+
+    The slice has the steps from `first` to `last` after the step. For a step without an episode it
+    has that step alone.
 
     Columns: those of `experiences` that batches need, without values that the slice has, and
     `SLICE_COLUMNS`.
@@ -86,7 +88,7 @@ def sliced_steps_at(buffer_id: Any, seqs: Any, first: int, last: int) -> Any:
 
 
 def sqlite_slice(buffer_id: str) -> str:
-    """Return the columns of a slice from `rewards` on, of `chunk_data` with a place and `n`."""
+    """Return the columns of a slice from `rewards` on, for a `chunk_data` with a place and `n`."""
     size = "(length(s.records) / s.n_steps)"
     start, end = (
         f"json_extract(s.offsets, '$[' || ({place} / s.block_steps + {more}) || ']')"
@@ -106,7 +108,7 @@ def sqlite_slice(buffer_id: str) -> str:
 
 
 def pg_slice(buffer_id: str) -> str:
-    """Return the same for PostgreSQL."""
+    """Return the columns of `sqlite_slice` for PostgreSQL."""
     size = "(octet_length(s.records) / s.n_steps)"
     start, end = (
         f"s.offsets[{place} / s.block_steps + {more}]"
@@ -123,7 +125,7 @@ def pg_slice(buffer_id: str) -> str:
 
 
 def _range(own: str, first: str, last: str, least: str, greatest: str) -> str:
-    """Return the place of a slice and its `n`, around an own place."""
+    """Return the place and the `n` of a slice around a step's place."""
     from_ = f"{greatest}(0, {own} + {first})"
     to = f"{least}(c.n_steps - 1, {own} + {last})"
     return (

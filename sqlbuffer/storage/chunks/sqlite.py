@@ -21,11 +21,11 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
-# Columns with what is the same for all steps of a chunk.
+# Columns whose value all steps of a chunk share.
 _PLAIN = (
     "id", "task_name", "pre_agent", "model_version", "first_time", "last_time",
 )  # fmt: skip
-# The steps among numbers that are there, by chunk. The numbers are the buffer's own.
+# The existing steps among some numbers, by chunk. The numbers belong to the buffer.
 _FOUND = f"""
 SELECT c.first_seq, c.n_steps - count(*) - (
     SELECT count(*) FROM deleted_steps x
@@ -39,7 +39,7 @@ WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
     SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq)
 GROUP BY c.key
 """
-# One with a step that a lease holds stays.
+# A chunk with a step that a lease holds stays.
 _EVICT = f"""
 DELETE FROM chunks WHERE key > :id << {NUMBER_BITS}
   AND key <= (:id << {NUMBER_BITS})
@@ -115,9 +115,10 @@ def insert_chunks(
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:
-    """Return which of the ids steps have, with their numbers; note that the buffer has such ids.
+    """Return the ids that steps have already, with their numbers.
 
-    The id of a step that has left the window, or was deleted, is free again.
+    The call notes that the buffer has such ids. The id of a step that has left the window, or was
+    deleted, is free again.
     """
     given = {"id": buffer_id, "ids": json.dumps(list(ids))}
     connection.exec_driver_sql(
@@ -134,10 +135,10 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
 
 
 def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> int:
-    """Delete steps; return how many there were.
+    """Delete steps; return how many existed.
 
-    Chunks are not rewritten: one that has no step left goes as a whole, and the steps of others
-    are noted in `deleted_steps`. Triggers count, and clean the narrow tables.
+    Chunks are not rewritten. A chunk without steps left is deleted as a whole; the deleted steps of
+    others are noted in `deleted_steps`. Triggers count the steps and clean the narrow tables.
     """
     given = {"id": buffer_id, "seqs": json.dumps(list(seqs))}
     found = connection.exec_driver_sql(_FOUND, given).all()
@@ -150,7 +151,7 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
 
 
 _FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
-# The limit, or SQLite would work the place and n out again wherever they are named.
+# The limit keeps SQLite from computing the place and n again at each use.
 _SLICES = f"""
 SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n, {sqlite_slice(":id")}
 FROM (
@@ -180,12 +181,12 @@ def read_slices(
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        ranges: The number of the episode, and the first and the last t, of each.
+        ranges: For each range the number of the episode, its first and its last t.
     """
     parameters = {"id": buffer_id, "ranges": json.dumps(ranges)}
     return list(map(Slice._make, driver_of(connection).execute(_SLICES, parameters)))
 
 
 def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:
-    """Delete the chunks of which all steps have left the window, and are not above a number."""
+    """Delete chunks whose steps have all left the window and are not above a number."""
     connection.exec_driver_sql(_EVICT, {"id": buffer_id, "held": held})

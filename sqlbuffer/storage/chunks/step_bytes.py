@@ -27,7 +27,7 @@ class block(chunk_column):
 
 
 class block_place(chunk_column):
-    """Where the step is in that block."""
+    """The place of the step in that block."""
 
     inherit_cache = True
     type = Integer()

@@ -1,4 +1,4 @@
-"""How many steps chunks have between two numbers."""
+"""Count the steps of chunks between two numbers."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks, deleted_steps
 
 
 def n_steps(buffer_id: int, start: Any, end: Any) -> Any:
-    """Return the expression for how many steps of a buffer have start <= seq < end.
+    """Return the expression for the number of steps of a buffer with start <= seq < end.
 
-    Chunks are added up, and taken apart nowhere.
+    It adds up the lengths of chunks, without reading their steps.
     """
     own, gone = chunks.c, deleted_steps.c
     stop = own.first_seq + own.n_steps

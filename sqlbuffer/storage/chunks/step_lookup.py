@@ -1,7 +1,7 @@
-"""Find the chunks that may have a step of one of some ids, or numbers: the view shows ids and
-numbers that no index knows.
+"""Find the chunks that may have a step with one of some ids or numbers.
 
-An id is the user's own (`step_ids`), or `<episode>/<t>`, or `<chunk>/<place>`.
+The view shows ids and numbers that no index knows. An id is the user's own (`step_ids`), or
+`<episode>/<t>`, or `<chunk>/<place>`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from sqlbuffer.storage.schema.compiled_clauses import processed
 
 
 class may_have_id(FunctionElement[bool]):
-    """Whether a chunk may have a step of an id: `may_have_id(first_seq, buffer_id, id)`."""
+    """True if a chunk may have a step of an id: `may_have_id(first_seq, buffer_id, id)`."""
 
     inherit_cache = True
     type = Boolean()
@@ -23,14 +23,15 @@ class may_have_id(FunctionElement[bool]):
 
 
 class may_have_ids(may_have_id):
-    """The same of several ids: `may_have_ids(first_seq, buffer_id, ids)`, a `KeyList`."""
+    """True if a chunk may have a step of several ids: `may_have_ids(first_seq, buffer_id, ids)`."""
 
     inherit_cache = True
 
 
 class may_have_seqs(FunctionElement[bool]):
-    """Whether a chunk may have a step of one of some numbers: `may_have_seqs(first_seq, buffer_id,
-    seqs)`.
+    """True if a chunk may have a step of some numbers.
+
+    The arguments are `may_have_seqs(first_seq, buffer_id, seqs)`.
     """
 
     inherit_cache = True
@@ -92,7 +93,7 @@ def _sqlite_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
     head = "rtrim(g.value, '0123456789')"
     place = f"CAST(substr(g.value, length({head}) + 1) AS INTEGER)"
     head = f"substr({head}, 1, length({head}) - 1)"
-    # CROSS JOIN, or SQLite may turn the loops around.
+    # CROSS JOIN keeps SQLite from changing the order of the loops.
     return f"""{first_seq} IN (
         SELECT (SELECT max(k.first_seq) FROM chunks k
             WHERE k.buffer_id = {buffer_id} AND k.first_seq <= i.seq)

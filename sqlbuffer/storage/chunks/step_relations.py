@@ -10,8 +10,8 @@ from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
-# Beside the columns of `experiences`: the chunk, the place in it, and the block of bytes that has
-# the step's typed fields, at a place in that.
+# In addition to the columns of `experiences`: the chunk, the place in it, and the block of bytes
+# that has the step's typed fields, at a place in that block.
 _OWN = {
     "first_seq": BigInteger(),
     "place": Integer(),
@@ -20,19 +20,19 @@ _OWN = {
 }
 _TYPES: dict[str, Any] = {**{c.name: c.type for c in experiences.columns}, **_OWN}
 
-# All steps of all chunks, those that have left the window too. A statement bounds `first_seq` as
+# All steps of all chunks, also those that have left the window. A statement bounds `first_seq` as
 # well as `seq`: no index knows `seq`.
 chunk_steps = table("chunk_steps", *(column(name, type_) for name, type_ in _TYPES.items()))
 
 
 class chunk_steps_at(FunctionElement[Any]):
-    """The steps of a buffer that have one of the numbers: `chunk_steps_at(buffer_id, seqs)`."""
+    """The steps of a buffer with some numbers: `chunk_steps_at(buffer_id, seqs)`."""
 
     inherit_cache = True
 
 
 def steps_at(buffer_id: Any, seqs: Any) -> Any:
-    """Return the table of the steps of a buffer that have one of the numbers.
+    """Return the table of the steps of a buffer with some numbers.
 
     Args:
         buffer_id: The buffer.
@@ -45,9 +45,9 @@ def steps_at(buffer_id: Any, seqs: Any) -> Any:
 @compiles(chunk_steps_at, "postgresql")
 def _pg_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs = processed(element, compiler, kw)
-    # Each chunk is looked up alone, by the primary key: without statistics PostgreSQL takes a
-    # buffer for a few rows and would rather read all of them. Both bounds: with one, the index
-    # hands out all keys of a page that are below.
+    # Each chunk is looked up alone, by the primary key: without statistics PostgreSQL expects only
+    # a few rows of a buffer and would rather read all of them. Both bounds are needed: with one,
+    # the index returns all keys of a page that are below.
     return f"""(SELECT {_columns(_PG)}
     FROM (SELECT w.seq, (w.seq - x.first_seq)::integer AS place, x.*
         FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
@@ -82,8 +82,9 @@ def _sqlite_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) ->
 
 
 def pg_replaced(buffer_id: str, seq: str) -> str:
-    """Return the join with what a step was replaced with, `y`. It costs nothing in a buffer whose
-    steps were never replaced.
+    """Return the join with the replaced values of a step, `y`.
+
+    It costs nothing in a buffer whose steps were never replaced.
     """
     return f"""LEFT JOIN LATERAL (
         SELECT * FROM replaced_steps
@@ -93,8 +94,9 @@ def pg_replaced(buffer_id: str, seq: str) -> str:
 
 
 def sqlite_replaced(buffer_id: str, seq: str) -> str:
-    """Return the same for SQLite: a search of an index, which is empty where nothing was
-    replaced.
+    """Return the join of `pg_replaced` for SQLite.
+
+    It is a search of an index, which is empty if no step was replaced.
     """
     return f"LEFT JOIN replaced_steps y ON y.buffer_id = {buffer_id} AND y.seq = {seq}"
 
@@ -108,7 +110,7 @@ _CHUNK_COLUMNS = (
 # The columns of `replaced_steps` behind its key and its bytes.
 REPLACED = ("fields", "reward_t", "terminated", "truncated")
 _PER_STEP = ("reward_t", "adv_t", "v_t", "initial_priority")
-# An empty list: False at every step.
+# An empty list means False at every step.
 _FLAGS = ("terminated", "truncated")
 _PAYLOADS = ("state", "actions", "messages", "extra")
 _SAME = (
@@ -118,7 +120,7 @@ _SAME = (
 
 
 def _common(place: str, time: str) -> dict[str, str]:
-    """Return the expressions that both databases share, of a place and its one of `times`."""
+    """Return the expressions that both databases share, for a place and the place in `times`."""
     return {
         **{name: f"c.{name}" for name in _SAME},
         "place": place,
@@ -137,14 +139,15 @@ def _common(place: str, time: str) -> dict[str, str]:
 
 
 def pg_expressions(place: str) -> dict[str, str]:
-    """Return the expression of each column of steps on PostgreSQL, of chunks `c`, their bytes `d`,
-    a place, and what the step was replaced with, `y`.
+    """Return the expression of each column of steps on PostgreSQL.
+
+    The expressions name the chunks `c`, their bytes `d`, and the replaced values of the step `y`.
     """
     return _replaced(_pg_packed(place))
 
 
 def sqlite_expressions(place: str) -> dict[str, str]:
-    """Return the same for SQLite."""
+    """Return the expressions of `pg_expressions` for SQLite."""
     return _replaced(_sqlite_packed(place))
 
 
@@ -182,7 +185,7 @@ def _pg_packed(place: str) -> dict[str, str]:
             f"({payload} -> 'arrays' ->> 1)::integer)"
         ),
         "payload_bytes": "NULL::bigint",
-        # psycopg would take a percent sign for a parameter.
+        # psycopg would read a percent sign as a parameter.
         "block_place": f"CASE WHEN d.offsets IS NULL THEN 0 ELSE mod({place}, d.block_steps) END",
         "block": (
             f"CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size}) "
@@ -199,7 +202,7 @@ def _sqlite_packed(place: str) -> dict[str, str]:
     end = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps + 1) || ']')"
 
     def stored(name: str) -> str:
-        # Asked for two paths, json_extract returns a list: its text has each value as it is stored.
+        # For two paths json_extract returns a list, whose text has each value as it is stored.
         pair = f"json_extract(d.payloads, '$.none', {path} || '.{name}')"
         return (
             f"CASE WHEN d.payloads IS NOT NULL THEN "

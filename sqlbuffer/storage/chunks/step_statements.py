@@ -1,7 +1,7 @@
 """Statements over `experiences`, run over the steps of chunks.
 
-Whoever reads steps writes one statement, over `experiences`. On the connections of a buffer with
-chunks it is rewritten before it runs: `over_chunks`.
+Code that reads steps writes one statement, over `experiences`. On the connections of a buffer with
+chunks the statement is rewritten before it runs: `over_chunks`.
 """
 
 import operator
@@ -33,20 +33,21 @@ from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 from sqlbuffer.storage.schema.planner import unindexed
 
-# The execution option of a statement that is over chunks already.
+# The execution option of a statement that is already over chunks.
 IS_OVER_CHUNKS = "sqlbuffer_is_over_chunks"
-# What finds the chunks of values of a column that no index knows.
+# Functions that find the chunks for values of a column that no index knows.
 _LOOKUPS = {"id": may_have_ids, "seq": may_have_seqs}
 
 
-# Statements that are kept and run often are rewritten once. A statement that is made for one call
-# goes after so many others: the rewritten one holds on to it.
+# A statement that is kept and run often is rewritten once. The rewritten statement keeps the
+# original alive, so a statement made for one call leaves the cache after this many others.
 @lru_cache(maxsize=128)
 def over_chunks(statement: Any) -> Any:
-    """Return the statement to run in the place of one over `experiences`.
+    """Return the statement to run in place of one over `experiences`.
 
-    Where it looks for numbers (`has_number`), it is over the steps that have them. Else it is over
-    all steps, and bounds of `seq` bound `first_seq` as well, which the indexes of chunks know.
+    If it looks for numbers (`has_number`), it reads the steps that have them. Otherwise it reads
+    all
+    steps, and bounds of `seq` also bound `first_seq`, which the indexes of chunks know.
     """
     if not isinstance(statement, Executable) or getattr(statement, "is_text", False):
         return statement
@@ -56,9 +57,9 @@ def over_chunks(statement: Any) -> Any:
 
 
 def over(clause: Any, steps: Any) -> Any:
-    """Return a clause over `experiences`, over another table with its columns.
+    """Replace `experiences` in a clause by another table with its columns, and return the clause.
 
-    It is a part of a statement: the CTEs that it shares with others stay the same ones.
+    The clause is part of a statement: CTEs that it shares with other parts are not copied.
     """
     return _Rewriting(steps, keeps_ctes=True).of(clause)
 
@@ -76,7 +77,7 @@ def _over(statement: Any) -> Any:
 
 
 def _buffer_id(elements: list[Any]) -> Any:
-    """Return the buffer whose steps a statement is about; None: it does not say so."""
+    """Return the buffer whose steps a statement reads; None if the statement does not name it."""
     return next(
         (
             each.right
@@ -91,7 +92,7 @@ def _buffer_id(elements: list[Any]) -> Any:
 
 
 def _looks_up(condition: Any) -> bool:
-    """Return whether only steps with some numbers or ids can meet a condition."""
+    """Return True if only steps with some numbers or ids can meet a condition."""
     is_true = isinstance(condition, UnaryExpression) and condition.operator is operators.is_true
     if is_true or isinstance(condition, Grouping):
         return _looks_up(condition.element)
@@ -111,8 +112,8 @@ class _Rewriting:
     """Rewrites one statement.
 
     Args:
-        steps: The table in the place of `experiences`; its aliases become aliases of all steps.
-        keeps_ctes: CTEs are left as they are.
+        steps: The table in place of `experiences`; its aliases become aliases of all steps.
+        keeps_ctes: CTEs are not changed.
         buffer_id: The buffer, if the statement names it.
         looks_up: The statement names steps, whose chunks are looked up.
     """
@@ -167,7 +168,7 @@ class _Rewriting:
         return None
 
     def _ordered(self, statement: Select[Any]) -> Any:
-        """Return a select that goes through chunks in their order, instead of sorting all steps."""
+        """Return a select that reads chunks in their order, instead of sorting all steps."""
         before = statement._order_by_clauses
         after = [each for clause in before for each in self._order(clause)]
         if len(after) == len(before):
@@ -201,7 +202,7 @@ class _Rewriting:
         )
 
     def _bounded(self, comparison: Any) -> Any:
-        """Return a comparison of `seq` or `id` of all steps, and what it says of `first_seq`."""
+        """Return a comparison of `seq` or `id` of all steps, with its bound on `first_seq`."""
         column, op = comparison.left, comparison.operator
         table = self._table_of_all(column)
         if table is None or column.name not in _LOOKUPS:
@@ -214,7 +215,7 @@ class _Rewriting:
         if op in (operator.eq, operators.eq):
             return _is_one(table, bound)
         if self._looks_up:
-            # SQLite would go through the chunks of the range, and look none of them up.
+            # SQLite would read all chunks of the range instead of looking them up.
             first = unindexed(first)
         if op in (operator.gt, operator.ge):
             return and_(op(table.c.seq, bound), op(first, bound - (MOST_STEPS - 1)))
@@ -223,24 +224,24 @@ class _Rewriting:
         return None
 
     def _among(self, element: is_one_of) -> Any:
-        """Return whether the `id` or `seq` of a step is one of some, and where it can be."""
+        """Return the condition for a step's `id` or `seq` to be in a list, bounding its chunks."""
         column, values = element.clauses
         table = self._table_of_all(column)
         if table is None or self._buffer_id is None or column.name not in _LOOKUPS:
             return None
         given, may_have = self.of(values), _LOOKUPS[column.name]
         found = may_have(table.c.first_seq, self.of(self._buffer_id), given)
-        # Grouped: it may be negated.
+        # Grouped because it may be negated.
         return Grouping(and_(type(element)(table.c[column.name], given), found))
 
     def _table_of_all(self, column: Any) -> Any:
-        """Return the table in the place of that of a column, if it has the steps of all chunks."""
+        """Return the table that replaces a column's table, if it has the steps of all chunks."""
         table = self._table(column.table) if isinstance(column, Column) else None
         return table if table is not None and self._is_of_all(table) else None
 
 
 def _chunk_of(buffer_id: Any, number: Any) -> Any:
-    """Return the first number of the last chunk that begins at a number or before it."""
+    """Return the first number of the last chunk that begins at or before a number."""
     before = chunks.alias("before")
     return (
         select(before.c.first_seq)
@@ -253,6 +254,6 @@ def _chunk_of(buffer_id: Any, number: Any) -> Any:
 
 
 def _is_one(steps: Any, number: Any) -> Any:
-    """Return whether a step has a number."""
+    """Return the condition for a step to have a number."""
     first = steps.c.first_seq
     return and_(steps.c.place == number - first, first <= number, first > number - MOST_STEPS)

@@ -1,4 +1,4 @@
-"""The tables of chunks: their narrow rows, their bytes, and what is known of single steps."""
+"""The tables of chunks: their narrow rows, their bytes, and facts about single steps."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 from sqlbuffer.storage.schema.overlays import flag_column
 from sqlbuffer.storage.schema.server_clock import utc_now
 
-# Steps of a chunk at most. Whoever looks for the chunk of a step looks so far down.
+# Maximum number of steps in a chunk. A search for the chunk of a step goes this far down.
 MOST_STEPS = 256
 
 
@@ -45,7 +45,7 @@ def _first_seq() -> Column[int]:
     )  # fmt: skip
 
 
-# SQLite's key is one integer; see `schema.number_keys`.
+# The key of SQLite is one integer; see `schema.number_keys`.
 _INFO: dict[str, Any] = {
     "integer_key": "first_seq",
     "writer_may": "INSERT",
@@ -58,16 +58,16 @@ chunks = Table(
     metadata,
     buffer_key(),
     _first_seq(),
-    Column("n_steps", Integer, nullable=False, comment="steps, with those that were deleted"),
+    Column("n_steps", Integer, nullable=False, comment="number of steps, with the deleted ones"),
     Column("id", UUID, nullable=False, comment="random id of the chunk"),
     Column("task_id", KEY, nullable=False, comment="the task"),
     Column("task_name", KEY, comment="readable name of the task"),
     Column("agent_id", KEY, nullable=False, comment="the agent"),
-    Column("pre_agent", KEY, comment="the agent that acted before"),
+    Column("pre_agent", KEY, comment="the previous agent"),
     Column("episode_id", BigInteger, comment="key of the episode in episodes"),
     Column("t", Integer, comment="step of the first within the episode"),
     Column("step", BigInteger, nullable=False, comment="step of the first within the task"),
-    Column("steps", SEQS, comment="step of each, where they are not consecutive"),
+    Column("steps", SEQS, comment="step of each, if they are not consecutive"),
     Column("session_id", Integer, comment="key of the session in sessions"),
     Column("model_version", BigInteger, comment="version of the model that acted"),
     Column("first_time", Double, comment="Unix time of the first step"),
@@ -79,14 +79,18 @@ chunks = Table(
     Column(
         "times",
         REALS,
-        comment="Unix time of each, where it was given; first_time and last_time are the least and "
-        "the greatest then",
+        comment=(
+            "Unix time of each, if it was given; then first_time and last_time are the "
+            "minimum and the maximum"
+        ),
     ),
-    Column("reward_t", REALS, comment="reward of each step; null: of none"),
+    Column("reward_t", REALS, comment="reward of each step; null if no step has one"),
     Column("adv_t", REALS, comment="advantage of each"),
     Column("v_t", REALS, comment="value estimate of each"),
-    Column("terminated", FLAGS, comment="whether the episode ended at each in a terminal state"),
-    Column("truncated", FLAGS, comment="whether the episode was cut at each"),
+    Column(
+        "terminated", FLAGS, comment="true for each step that ended the episode in a terminal state"
+    ),
+    Column("truncated", FLAGS, comment="true for each step at which the episode was truncated"),
     Column("initial_priority", REALS, comment="priority that each began with"),
     Column("fields", JSON, comment="lists of the declared fields that conditions can use, by name"),
     Column(
@@ -129,40 +133,44 @@ chunk_data = Table(
         "first_seq", BigInteger, primary_key=True, autoincrement=False,
         comment="seq of the first step of the chunk",
     ),
-    # Repeated here: what most batches need is in this table alone.
+    # Repeated here, so that most batches read this table alone.
     Column("n_steps", Integer, nullable=False, comment="steps of the chunk"),
     Column("task_id", KEY, nullable=False, comment="the task"),
     Column("agent_id", KEY, nullable=False, comment="the agent"),
     Column("step", BigInteger, nullable=False, comment="step of the first within the task"),
-    Column("steps", SEQS, comment="step of each, where they are not consecutive"),
+    Column("steps", SEQS, comment="step of each, if they are not consecutive"),
     Column("episode_id", BigInteger, comment="key of the episode in episodes"),
     Column("t", Integer, comment="step of the first within the episode"),
     Column("block_steps", Integer, nullable=False, comment="steps in a block"),
     Column(
         "offsets",
         SEQS,
-        comment="where each block begins, and the end; null: records of one size lie one after "
-        "the other",
+        comment=(
+        "where each block begins, and the end; null: records of one size follow "
+        "each other"
+),
     ),
     Column(
         "rewards",
         BYTES,
-        comment="rewards, big-endian numbers of 64 bits, NaN for none; null: of none",
+        comment="rewards, big-endian 64-bit numbers, NaN for none; null if no step has one",
     ),
     Column(
         "ends",
         BYTES,
-        comment="a byte for each step: 1 terminated, 2 truncated; empty: none did; null: no "
-        "step says",
+        comment=(
+        "a byte for each step: 1 terminated, 2 truncated; empty if no step ended; "
+        "null if no step says"
+),
     ),
-    # Behind the short ones: to what follows it SQLite walks through all its pages.
+    # Placed behind the short columns: to reach a later one SQLite reads all pages of this one.
     Column("records", BYTES, nullable=False, comment="typed fields of all steps, in blocks"),
     Column("payloads", JSON, comment="JSON of each step; null: of none"),
     Column("payload_arrays", BYTES, comment="bytes of arrays that the JSON refers to"),
     info=_INFO,
 )  # fmt: skip
 
-# What a statement joins to take chunks apart.
+# Joined by statements that read the single steps of chunks.
 chunk_places = Table(
     "chunk_places",
     metadata,
@@ -173,7 +181,7 @@ chunk_places = Table(
     Column("path", Text, nullable=False, comment="JSON path of the place in a list"),
 )  # fmt: skip
 
-# No overlays: they are of chunks alone, and leave with their chunk.
+# These are not overlays: they belong to chunks alone, and are deleted with their chunk.
 step_ids = Table(
     "step_ids",
     metadata,
@@ -190,17 +198,17 @@ deleted_steps = Table(
     info={"learner_may": "INSERT, DELETE", "is_vacuumed": True},
 )
 
-# What a step holds since it was changed in place: chunks are not rewritten. The overlay that notes
-# such changes brings the flag along.
+# Current values of a step that was changed in place: chunks are not rewritten. The overlay that
+# notes such changes brings the flag.
 replaced_steps = Table(
     "replaced_steps",
     metadata,
     *seq_key(),
-    Column("record", BYTES, nullable=False, comment="its typed fields, a block of one step"),
-    Column("fields", JSON, comment="its declared fields that conditions can use"),
-    Column("reward_t", Double, comment="its reward"),
-    Column("terminated", Boolean, comment="whether the episode ended at it in a terminal state"),
-    Column("truncated", Boolean, comment="whether the episode was cut at it"),
+    Column("record", BYTES, nullable=False, comment="typed fields, a block of one step"),
+    Column("fields", JSON, comment="declared fields that conditions can use"),
+    Column("reward_t", Double, comment="reward of the step"),
+    Column("terminated", Boolean, comment="true if the episode ended there in a terminal state"),
+    Column("truncated", Boolean, comment="true if the episode was truncated there"),
     info={"learner_may": "INSERT, UPDATE, DELETE", "is_vacuumed": True},
 )
 

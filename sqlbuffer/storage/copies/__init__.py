@@ -1,1 +1,1 @@
-"""Copies of buffers: what is read of one database and written to another."""
+"""Copies of buffers, read from one database and written to another."""

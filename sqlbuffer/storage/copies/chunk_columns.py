@@ -35,14 +35,14 @@ def chunk_columns(
     session_keys: Mapping[int, str],
     wanted: Sequence[str],
 ) -> ColumnBatch:
-    """Return the steps of chunks, those that are deleted too.
+    """Return the steps of chunks, also the deleted ones.
 
     Args:
         layout: The typed fields.
         tables: The rows of `chunks` and of `chunk_data` of the same chunks, in order.
         episode_keys: The ids of the episodes that they name.
         session_keys: The ids of the sessions that they name.
-        wanted: Which typed fields.
+        wanted: Names of the typed fields to return.
 
     Raises:
         FieldError: A step is damaged.
@@ -139,7 +139,7 @@ class _Columns:
         self._add("execute_time", found)
 
     def add_rewards(self, listed: list[Any], packed: list[Any]) -> None:
-        """Add `reward`: of packed ones the bytes, else those that are listed."""
+        """Add `reward`, from the packed bytes if there are any, otherwise from the lists."""
         parts = []
         for n, own, raw in zip(self._counts.tolist(), listed, packed, strict=True):
             if isinstance(raw, (bytes, memoryview)) and len(raw) == 8 * n:
@@ -157,14 +157,14 @@ class _Columns:
             self._add(name, np.concatenate(parts))
 
     def _add(self, name: str, values: NDArray[np.float64]) -> None:
-        # NaN is in the JSON of a step: none here is a number that it has.
+        # A NaN is in the JSON of its step, so NaN here means that there is no number.
         self._batch.own[name] = values
         missing = np.isnan(values)
         if missing.any():
             self._batch.is_null[name] = missing
 
     def add_flags(self, name: str, column: list[Any]) -> None:
-        """Add a column of flags: of an empty list all are False, of None there are none."""
+        """Add a column of flags: an empty list means all False, None means no flags."""
         n = len(self._batch)
         values, missing = np.zeros(n, bool), np.zeros(n, bool)
         for run, own in enumerate(column):
@@ -205,9 +205,9 @@ def _reals(values: Any, n: int) -> NDArray[np.float64]:
 def _field_bytes(
     layout: Layout, chunks: Sequence[ChunkContent]
 ) -> tuple[NDArray[Any], list[Any] | None]:
-    """Return the record of each step, and for each its values of varying length as bytes.
+    """Return the record of each step, and its values of varying length as bytes.
 
-    Steps that plain SQL has inserted have no bytes; what stands in their place is zeros.
+    Steps that plain SQL has inserted have no bytes; their records are zeros.
     """
     size = layout.size_bytes
     plain = layout.compression is None and not layout.has_tails
@@ -236,8 +236,8 @@ def typed_columns(
     Args:
         layout: The typed fields.
         records: The record of each step, shape (n,).
-        tails: For each step its values of varying length.
-        wanted: Which fields.
+        tails: Values of varying length of each step.
+        wanted: Names of the fields to return.
     """
     found: dict[str, Any] = layout.columns_of(
         records, [name for name in wanted if not layout.specs[name].is_variable]
@@ -259,7 +259,7 @@ def typed_columns(
 
 
 def kept_steps(batch: ColumnBatch, is_kept: NDArray[np.bool_]) -> ColumnBatch:
-    """Return the steps of a batch that are kept."""
+    """Return the steps of a batch whose flag is set."""
     if is_kept.all():
         return batch
     return batch.take(np.flatnonzero(is_kept))

@@ -24,19 +24,19 @@ from sqlbuffer.storage.episodes.tables import episodes
 _REALS = {
     "reward_t": "reward", "adv_t": "advantage", "v_t": "value", "execute_time": "execute_time",
 }  # fmt: skip
-# A statement names at most this many episodes.
+# Maximum number of episodes that a statement names.
 _KEYS_AT_ONCE = 1_000
 
 
 class ColumnReader:
-    """Reads the steps of a buffer as columns, with the values that hold now.
+    """Reads the steps of a buffer as columns, with their current values.
 
     Args:
         source: The steps, and the hold on them.
-        fields: Which typed fields; all by default.
+        fields: Names of the typed fields to read; all by default.
 
     Attributes:
-        n_read: How many steps it has read, with those that do not match.
+        n_read: Number of steps read so far, also of those that do not match.
     """
 
     def __init__(self, source: CopySource, fields: Sequence[str] | None = None) -> None:
@@ -51,7 +51,7 @@ class ColumnReader:
         """Return the next steps behind the cursor, and the number that they end with.
 
         Raises:
-            CopyError: Some of them have left.
+            CopyError: Some of the steps have left.
             FieldError: A step is damaged.
         """
         batch, end, n_read = self.source.read(lambda connection: self._batch(connection, copied))
@@ -80,10 +80,10 @@ class ColumnReader:
 
 
 def episode_pages(source: CopySource, copied: CopiedRange) -> Iterator[TableRows]:
-    """Yield the episodes as they were when the last step of a range was stored, of one state."""
+    """Yield the episodes as they were when the last step of a range was stored, in one snapshot."""
     buffer = source.buffer
     if is_memory(buffer.url):
-        # It has one connection, which is not kept from others.
+        # A database in memory has one connection, which others must be able to use.
         yield from source.read(lambda connection: list(source.episodes(connection, copied)))
         return
     with translated(buffer.url), snapshot(buffer.engine, in_order=True) as connection:
@@ -146,7 +146,7 @@ def _note_missing(batch: ColumnBatch, name: str, values: Sequence[Any]) -> None:
 
 
 def _canonical(text: str | None) -> str | None:
-    """Return JSON in one form for both databases: keys are in the same order."""
+    """Return JSON in the same form for both databases, with the keys in the same order."""
     return None if text is None else dumps(loads(text))
 
 
@@ -168,7 +168,7 @@ def _blobs(
 
 
 class _Overlay:
-    """Puts values that steps were given later in the place of their own."""
+    """Replaces values of steps by the values that they were given later."""
 
     def __init__(self, batch: ColumnBatch, tables: Mapping[str, TableRows]) -> None:
         self._batch, self._tables = batch, tables
@@ -222,7 +222,7 @@ class _Overlay:
             is_null[name][place] = False
 
     def _untag_reals(self) -> None:
-        """Take numbers that their columns cannot hold out of `extra`."""
+        """Remove numbers from `extra` that their columns cannot hold."""
         extras: list[Any] = self._batch.own.get("extra", [])
         for place, text in enumerate(extras):
             if text is None or '"$reals"' not in text:

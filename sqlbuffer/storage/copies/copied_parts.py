@@ -1,4 +1,4 @@
-"""What a copy passes from its source to its target."""
+"""Data that a copy passes from its source to its target."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from sqlbuffer.storage.copies.copied_tables import TableRows, step_tables
 
 @dataclass(frozen=True)
 class SourceIdentity:
-    """Which buffer of which database a copy is of."""
+    """The buffer and the database that a copy is made of."""
 
     database: str
     name: str
@@ -19,7 +19,7 @@ class SourceIdentity:
 
 @dataclass(frozen=True)
 class CopiedRange:
-    """Which steps a copy takes: those with low < seq <= high. It reads on behind `cursor`."""
+    """The steps that a copy takes: those with low < seq <= high. It continues behind `cursor`."""
 
     low: int
     high: int
@@ -28,14 +28,14 @@ class CopiedRange:
 
 @dataclass(frozen=True)
 class SourceState:
-    """What a copy takes of the buffer as a whole.
+    """Data of the source buffer as a whole that a copy takes.
 
     Attributes:
-        range: Which steps it takes.
+        range: The copied steps.
         columns: Values of `BUFFER_COLUMNS`.
         session: The current session.
         sessions: The model version of each session.
-        n_expected: How many steps it reads, where whole tasks or episodes are evicted.
+        n_expected: Number of steps that it reads, if whole tasks or episodes are evicted.
     """
 
     range: CopiedRange
@@ -47,13 +47,13 @@ class SourceState:
 
 @dataclass
 class StepBatch:
-    """Some steps with all that belongs to them.
+    """Some steps with all their rows in other tables.
 
     Attributes:
-        begin: The batch has the copied steps above this number,
-        end: and up to this one.
-        n_steps: How many there are that are copied.
-        n_read: How many there are, with those that do not match.
+        begin: Number below the batch's steps.
+        end: Number of the batch's last step.
+        n_steps: Number of copied steps.
+        n_read: Number of read steps, also of those that do not match.
         tables: Their rows, in the order in which they are written.
     """
 
@@ -65,13 +65,13 @@ class StepBatch:
 
     @property
     def flags(self) -> set[str]:
-        """The columns of `buffers` that say which tables have rows."""
+        """The columns of `buffers` that show which tables have rows."""
         return {rows.table.flag for rows in self.tables if rows.table.flag and len(rows)}
 
     def keep(self, seqs: set[int], *, has_chunks: bool) -> None:
         """Keep the steps that have one of the numbers.
 
-        Chunks are kept whole where one of their steps is: the others are noted as deleted.
+        A chunk is kept whole if one of its steps is kept: the others are noted as deleted.
         """
         self.n_steps = len(seqs)
         by_name = {rows.table.name: rows for rows in self.tables}

@@ -32,7 +32,7 @@ from sqlbuffer.storage.schema.column_types import BooleanList, IntegerList, Real
 from sqlbuffer.storage.schema.overlays import OVERLAYS
 
 _POSTGRESQL = postgresql.dialect()  # type: ignore[no-untyped-call]
-# The form of a column by its type on PostgreSQL; the first that fits.
+# Form of a column by its type on PostgreSQL; the first match counts.
 _FORMS: tuple[tuple[type[Any], str], ...] = (
     (IntegerList, "integers"),
     (RealList, "reals"),
@@ -46,22 +46,22 @@ _FORMS: tuple[tuple[type[Any], str], ...] = (
     (Double, "real"),
     (LargeBinary, "bytes"),
 )
-# What the target has anew: its own keys, and the transactions that write there.
+# Columns that the target fills itself: its own keys, and its own transactions.
 _LEFT_OUT = ("buffer_id", "xid")
 
 
 @dataclass(frozen=True)
 class CopiedTable:
-    """A table of which a copy takes rows.
+    """A table whose rows are copied.
 
     Attributes:
         name: Its name.
-        number: The column with the number of a step; of a chunk, of the first one.
+        number: The column with the number of a step, or of the first step of a chunk.
         columns: The columns that are copied.
-        forms: The form of the values of each; see `value_forms`.
+        forms: Form of the values of each column; see `value_forms`.
         is_keyed: SQLite finds its rows by one integer; see `schema.number_keys`.
-        flag: The column of `buffers` that is true where a buffer may have rows in it; None: any
-            may.
+        flag: The column of `buffers` that is true if a buffer may have rows in it; None if any
+            buffer may.
     """
 
     name: str
@@ -86,7 +86,7 @@ class TableRows:
 
     @classmethod
     def of(cls, table: CopiedTable, rows: Sequence[Sequence[Any]]) -> "TableRows":
-        """Return rows that are given one after the other."""
+        """Return the table of rows that are given one after the other."""
         columns = list(zip(*rows, strict=True)) or [()] * len(table.columns)
         return cls(table, dict(zip(table.columns, map(list, columns), strict=True)))
 
@@ -104,7 +104,7 @@ class TableRows:
         return TableRows(self.table, kept)
 
     def where(self, is_kept: Sequence[bool]) -> "TableRows":
-        """Return some of the rows."""
+        """Return the rows whose flag is set."""
         kept = {
             name: [value for value, keep in zip(values, is_kept, strict=True) if keep]
             for name, values in self.values.items()
@@ -145,7 +145,7 @@ def step_tables(has_chunks: bool) -> tuple[CopiedTable, ...]:
 
 @lru_cache(maxsize=1)
 def overlay_tables() -> tuple[CopiedTable, ...]:
-    """Return the tables with what belongs to single steps of either layout."""
+    """Return the overlay tables, whose rows belong to single steps of either layout."""
     overlays = sorted(OVERLAYS.items())
     return tuple(_described(overlay.table, "seq", overlay.flag) for _, overlay in overlays)
 

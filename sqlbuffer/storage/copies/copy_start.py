@@ -1,4 +1,4 @@
-"""Begin a copy: what its source holds now, and what the target is to hold."""
+"""Begin a copy: read the state of its source, and write it to the target."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ from sqlbuffer.storage.holds.hold import Hold
 
 
 def take_hold(source: CopySource) -> None:
-    """Hold the steps of a source, where it may be written. Writers under way may not see it yet.
+    """Hold the steps of a source, if it can be written. Writers under way may not see the hold yet.
 
     Raises:
         CopyError: The source is itself an unfinished copy or import.
@@ -33,7 +33,7 @@ def take_hold(source: CopySource) -> None:
 
 
 def _check_finished(buffer: OpenBuffer) -> None:
-    """Raise if a buffer is an unfinished copy: what is read of it would look whole."""
+    """Raise an error if a buffer is an unfinished copy: its steps would look complete."""
     own = select(copies).where(copies.c.buffer_id == buffer.info.id, copies.c.finished_at.is_(None))
 
     def look() -> Any:
@@ -51,10 +51,10 @@ def _check_finished(buffer: OpenBuffer) -> None:
 
 
 def resume_copy(source: CopySource, target: CopyTarget, progress: CopyProgress) -> None:
-    """Go on with the hold of an unfinished copy, or with another one if that has ended.
+    """Continue with the hold of an unfinished copy, or with a new one if that has ended.
 
     Raises:
-        CopyError: Steps have left in between, or the source is another one now.
+        CopyError: Steps have left in between, or the source is a different buffer now.
     """
     copied = progress.range
     newest = target.newest(copied.cursor)
@@ -71,7 +71,7 @@ def resume_copy(source: CopySource, target: CopyTarget, progress: CopyProgress) 
 
 
 def begin_copy(source: CopySource, target: CopyTarget, identity: SourceIdentity) -> None:
-    """Write what a copy has of the buffer as a whole, its episodes among it.
+    """Write the data of the buffer as a whole, and its episodes.
 
     All of it is of one state of the source, in one transaction of the target.
     """
@@ -79,7 +79,7 @@ def begin_copy(source: CopySource, target: CopyTarget, identity: SourceIdentity)
     settled = source.settled()
     with translated(source.buffer.url), snapshot(source.buffer.engine) as there:
         state = source.state(there, settled)
-        # Two buffers in memory may have one connection.
+        # Two buffers in memory may share one connection.
         all_at_once = is_memory(source.buffer.url)
         held = list(source.episodes(there, state.range)) if all_at_once else None
         if held is not None:

@@ -1,4 +1,4 @@
-"""What a copy writes to its target, batch by batch, each in one transaction with how far it is."""
+"""Write a copy to its target, batch by batch, each in one transaction with its progress."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ wait_for_writers = by_database(
     sqlite=sqlite.wait_for_writers, postgresql=postgresql.wait_for_writers
 )
 
-# Nothing leaves an unfinished copy: what it holds is not what it will hold. The configuration has
-# the limits that hold later.
+# Rows never leave an unfinished copy, because it is not complete. The configuration has the limits
+# that apply later.
 _NO_LIMITS = {"max_capacity": None, "max_episodes": None, "keep_episodes": 2**62}
 _FORGET_TASKS = text("DELETE FROM tasks WHERE buffer_id = :id")
 _COUNT_TASKS = text(
@@ -67,7 +67,7 @@ _DROP_EPISODES = text(
 
 
 def forget_copy(connection: Connection, buffer_id: int) -> bool:
-    """Forget that a buffer is a copy; return True if it was an unfinished one."""
+    """Remove the mark of a copy from a buffer; return True if the copy was unfinished."""
     own = copies.c.buffer_id == buffer_id
     found = connection.execute(select(copies.c.finished_at).where(own)).one_or_none()
     if found is None:
@@ -78,13 +78,13 @@ def forget_copy(connection: Connection, buffer_id: int) -> bool:
 
 @dataclass(frozen=True)
 class CopyProgress:
-    """How far a copy is.
+    """Progress of a copy.
 
     Attributes:
-        range: Which steps it takes, and behind which it goes on.
+        range: The copied steps, with the number at which it continues.
         n_steps: Steps copied so far.
-        is_finished: It is complete.
-        n_left: Steps to read yet, where whole tasks or episodes are evicted.
+        is_finished: The copy is complete.
+        n_left: Steps still to read, if whole tasks or episodes are evicted.
         hold_id: Its hold on the source.
     """
 
@@ -96,11 +96,11 @@ class CopyProgress:
 
 
 class CopyTarget:
-    """Writes to the buffer that a copy goes to.
+    """Writes to the buffer that a copy is made in.
 
     Args:
         buffer: The buffer.
-        source: Where the copy is from.
+        source: Source of the copy.
     """
 
     def __init__(self, buffer: OpenBuffer, source: RowSource) -> None:
@@ -108,7 +108,7 @@ class CopyTarget:
         self._id = buffer.info.id
 
     def progress(self, identity: SourceIdentity) -> CopyProgress | None:
-        """Return how far the copy is; None: it has not begun.
+        """Return the progress of the copy; None if it has not begun.
 
         Raises:
             CopyError: The buffer holds another copy.
@@ -147,7 +147,7 @@ class CopyTarget:
         state: SourceState,
         pages: Iterable[TableRows],
     ) -> None:
-        """Write what belongs to the buffer as a whole, and refuse other writers from now on.
+        """Write the data of the buffer as a whole, and refuse other writers from now on.
 
         Raises:
             CopyError: The buffer is not empty.
@@ -200,7 +200,8 @@ class CopyTarget:
 
     def _check_empty(self, connection: Connection) -> None:
         for table, what in ((experiences, "rows"), (chunks, "steps"), (episodes, "episodes")):
-            # Of all steps, those that have left the window too; not rewritten, as text is not.
+            # For all steps, also those that have left the window; like text, they are not
+            # rewritten.
             found = connection.execute(
                 text(f"SELECT 1 FROM {table.name} WHERE buffer_id = :id LIMIT 1"), {"id": self._id}
             )
@@ -211,11 +212,12 @@ class CopyTarget:
                 )
 
     def keys(self, source: CopySource, *, is_resumed: bool) -> TargetKeys:
-        """Return the keys of episodes and sessions here by those in the source.
+        """Return the keys of episodes and sessions here, by their keys in the source.
 
         Args:
             source: The source.
-            is_resumed: The copy was broken off. Episodes may have been deleted in the source since.
+            is_resumed: The copy was interrupted. Episodes may have been deleted in the source
+                since.
         """
         theirs: list[NDArray[np.int64]] = []
         ours: list[NDArray[np.int64]] = []
@@ -249,22 +251,22 @@ class CopyTarget:
         """Write a batch.
 
         Raises:
-            StorageBusyError: Another process goes on with the same copy.
+            StorageBusyError: Another process continues the same copy.
         """
         self.advance(connection, batch)
         for rows in batch.tables:
             if rows.table.name == "queue_items":
-                # Triggers have put the steps there, as unused ones.
+                # Triggers have inserted the steps there, as unused ones.
                 own = {"id": self._id, "low": batch.begin, "high": batch.end}
                 connection.execute(_FORGET_QUEUED, own)
             self.write_rows(connection, keys.renamed(rows))
         self.refuse_others(connection)
 
     def advance(self, connection: Connection, batch: StepBatch) -> None:
-        """Note that a batch is written, and let this transaction write steps.
+        """Store that a batch is written, and allow this transaction to write steps.
 
         Raises:
-            StorageBusyError: Another process goes on with the same copy.
+            StorageBusyError: Another process continues the same copy.
         """
         advanced = connection.execute(
             update(copies)
@@ -277,16 +279,16 @@ class CopyTarget:
         )
         if advanced.rowcount != 1:
             raise self._copied_by_others()
-        # Others see nothing of what changes only until the end of the transaction.
+        # Other transactions never see values that change back before the end of this one.
         self._update(connection, {**_NO_LIMITS, **dict.fromkeys(batch.flags, True)}, False)
         before_batch(connection, self._id)
 
     def write_rows(self, connection: Connection, rows: TableRows) -> None:
-        """Write rows of a table, in the form of the database that they are from."""
+        """Write rows of a table, given in the form of their source database."""
         write_rows(connection, self._id, self._converted(rows))
 
     def refuse_others(self, connection: Connection) -> None:
-        """End what `advance` began."""
+        """Refuse other writers again, after `advance`."""
         after_batch(connection, self._id)
         self._update(connection, {}, True)
 
@@ -308,13 +310,13 @@ class CopyTarget:
         return self.buffer.with_retries(look)
 
     def note_hold(self, connection: Connection) -> None:
-        """Note the hold that the copy has on its source now."""
+        """Store the current hold of the copy on its source."""
         hold_id = None if self._source.hold is None else self._source.hold.id
         own = update(copies).where(copies.c.buffer_id == self._id)
         connection.execute(own.values(hold_id=hold_id))
 
     def finish(self, connection: Connection) -> None:
-        """Count what is counted, and let writers in."""
+        """Store all counts, and allow other writers."""
         self.buffer.lock(connection)
         own = {"id": self._id}
         done = connection.execute(
@@ -342,8 +344,7 @@ class CopyTarget:
             counts["live_episodes"] = connection.execute(held).scalar_one()
         self._update(connection, counts, False)
         add_up(connection, self._id)
-        # Counts what the rate limiter begins at, and sets the columns that say what the
-        # configuration says.
+        # Sets the start counts of the rate limiter, and the columns that repeat the configuration.
         limiters.set_policy(connection, self._id, config.flow.rate_limiter)
 
     def _update(

@@ -1,4 +1,4 @@
-"""What an import writes to a buffer that is restored: steps with their numbers."""
+"""Write imported steps, with their numbers, to a buffer that is restored."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,13 +38,13 @@ _SET_USES = text(
 
 @dataclass
 class RestoredSteps:
-    """Steps as they are restored, of one range of numbers.
+    """Steps of one range of numbers as they are restored.
 
     Attributes:
-        begin: They are above this number,
-        end: and up to this one.
-        n_steps: How many there are.
-        chunks: Each with the number of its first step and the time at which it was written.
+        begin: Number below these steps.
+        end: Number of the last of these steps.
+        n_steps: Number of steps.
+        chunks: Chunks, each with the number of its first step and the time when it was written.
         rows: Columns of `experiences` instead, with `episode_key` and `session_key`.
         overlays: Columns of other tables by name; their values have the forms of SQLite.
     """
@@ -58,7 +58,7 @@ class RestoredSteps:
 
 
 class _Keyed(NamedTuple):
-    """The keys of a row, by which its episode and session are found."""
+    """The keys of a row that identify its episode and session."""
 
     agent_id: str
     episode_key: str | None
@@ -81,16 +81,16 @@ class ImportTarget:
 
     @property
     def dialect(self) -> str:
-        """The database whose forms the values have."""
+        """The database in whose forms the values are given."""
         return "sqlite"
 
     @property
     def hold(self) -> Hold | None:
-        """Files need none."""
+        """None: files need no hold."""
         return None
 
     def progress(self, identity: SourceIdentity) -> CopyProgress | None:
-        """Return how far an import is; None: it has not begun."""
+        """Return the progress of an import; None if it has not begun."""
         return self._target.progress(identity)
 
     def begin(
@@ -99,26 +99,26 @@ class ImportTarget:
         state: SourceState,
         pages: Iterable[dict[str, list[Any]]],
     ) -> None:
-        """Write what belongs to the buffer as a whole, and its episodes.
+        """Write the data of the buffer as a whole, and its episodes.
 
         Args:
-            identity: Of the files.
-            state: What the buffer had.
+            identity: Identity of the files.
+            state: State of the buffer that was exported.
             pages: Columns of the table of episodes; read once.
 
         Raises:
             CopyError: The buffer is not empty.
         """
-        # Read before: a transaction that is done again needs them again.
+        # Read before the transaction: a transaction that is repeated needs them again.
         rows = [TableRows(episode_table(), page) for page in pages]
         self.buffer.write(partial(self._target.begin, identity=identity, state=state, pages=rows))
 
     def finish(self) -> None:
-        """Count what is counted, and let writers in."""
+        """Store all counts, and allow other writers."""
         self.buffer.write(self._target.finish)
 
     def write(self, steps: RestoredSteps) -> None:
-        """Write steps, in one transaction with how far the import is."""
+        """Write steps, in one transaction with the progress of the import."""
 
         def work(connection: Connection) -> None:
             with few_pages(connection):

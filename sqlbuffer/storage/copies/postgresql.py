@@ -55,15 +55,16 @@ WHERE coalesce(last, 0) < %(high)s
 
 
 def few_pages(connection: Connection) -> AbstractContextManager[None]:
-    """Do nothing: the server has the pages."""
+    """Do nothing: the server holds the pages."""
     return nullcontext()
 
 
 def sizes(
     connection: Connection, buffer_id: int, low: int, high: int, limit: int, *, has_chunks: bool
 ) -> list[tuple[int, int, int]]:
-    """Return of the first rows or chunks with low < number <= high the number, how many steps it
-    has, and about how many bytes.
+    """Return the first rows or chunks with low < number <= high.
+
+    Each has its number, its number of steps, and its approximate size in bytes.
     """
     number = "first_seq" if has_chunks else "seq"
     statement = (
@@ -88,7 +89,7 @@ def read_rows(
 def read_episodes(
     connection: Connection, table: CopiedTable, buffer_id: int, after: int, limit: int
 ) -> TableRows:
-    """Return the first episodes whose keys are above one."""
+    """Return the first episodes whose keys are above a number."""
     statement = (
         f"SELECT {_listed(table)} FROM {table.name} WHERE buffer_id = %s AND id > %s "
         "ORDER BY id LIMIT %s"
@@ -99,7 +100,7 @@ def read_episodes(
 def _rows(
     connection: Connection, table: CopiedTable, statement: str, parameters: tuple[int, ...]
 ) -> TableRows:
-    # Bytes come as they are; as text they would be twice as long.
+    # In binary form, bytes are not converted; as text they would be twice as long.
     with driver_of(connection).cursor(binary=True) as cursor:
         return TableRows.of(table, cursor.execute(statement, parameters).fetchall())
 
@@ -159,14 +160,14 @@ _ENCODE: dict[str, Callable[[list[Any]], Fields]] = {
 def episode_ids(
     connection: Connection, buffer_id: int, names: Sequence[tuple[str, str]]
 ) -> list[int | None]:
-    """Return the keys of episodes by their ids and tasks; None: there is none."""
+    """Return the keys of episodes by their ids and tasks; None for an unknown episode."""
     keys, tasks = [key for key, _ in names], [task for _, task in names]
     parameters = (id_array(keys), id_array(tasks), buffer_id)
     return [id_ for (id_,) in driver_of(connection).execute(_EPISODE_IDS, parameters)]
 
 
 def take_numbers(connection: Connection, buffer_id: int, high: int) -> None:
-    """Have the buffer number its next steps above a number."""
+    """Make the buffer number its next steps above a number."""
     driver_of(connection).execute(_TAKE_NUMBERS, {"id": buffer_id, "high": high})
 
 
@@ -179,5 +180,5 @@ def after_batch(connection: Connection, buffer_id: int) -> None:
 
 
 def wait_for_writers(connection: Connection, buffer_id: int) -> None:
-    """Wait until the transactions have ended that may write steps; later ones wait for this one."""
+    """Wait until the transactions that may write steps have ended; later ones wait for this one."""
     driver_of(connection).execute("SELECT pg_advisory_xact_lock(%s, %s)", (WRITERS_LOCK, buffer_id))

@@ -7,9 +7,9 @@ from sqlbuffer.storage.copies.source_steps import CopySource
 
 
 def range_pieces(source: CopySource, copied: CopiedRange, n: int) -> list[CopiedRange]:
-    """Return at most n ranges of about the same number of steps, which together are the range.
+    """Return at most n ranges of similar numbers of steps, which together are the range.
 
-    No chunk is in two of them.
+    Each chunk is in one of them only.
     """
 
     def look(connection: Connection) -> list[CopiedRange]:

@@ -1,4 +1,4 @@
-"""What a copy reads of its source, a limited number of steps at a time."""
+"""Read the source of a copy, a limited number of steps at a time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,14 +37,14 @@ from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows.statements import in_window
 from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
 
-# A batch has at most this many rows or chunks, and ends behind the one that makes it this large.
+# A batch has at most this many rows or chunks, and ends behind the one that reaches this size.
 MOST_ROWS, MOST_CHUNKS = 5_000, 512
 BATCH_BYTES = 8 * 2**20
 EPISODES_AT_ONCE = 2_000
-# How long a copy waits at its start for the writers under way.
+# Seconds that a copy waits at its start for the writers under way.
 SETTLING_S = 30.0
 STANDBY_PAUSE_S = 0.1
-# What the buffer as a whole has, besides its configuration.
+# Columns of the buffer as a whole, in addition to its configuration.
 BUFFER_COLUMNS = (
     "clock", "max_priority", "n_expired", "n_used_up", "n_other_session", "n_partial",
 )  # fmt: skip
@@ -66,10 +66,10 @@ class CopySource:
 
     Args:
         buffer: The buffer.
-        node: Which steps are copied.
+        node: Condition that copied steps must match.
 
     Attributes:
-        hold: Its hold on the steps; None: it has none, such as where the source may not be written.
+        hold: Hold on the steps; None if there is none, as when the source cannot be written.
     """
 
     def __init__(self, buffer: OpenBuffer, node: Node) -> None:
@@ -84,7 +84,7 @@ class CopySource:
         return self.buffer.engine.dialect.name
 
     def identity(self) -> SourceIdentity:
-        """Return which buffer this is."""
+        """Return the identity of this buffer."""
 
         def look() -> SourceIdentity:
             own = select(buffers.c.created_at).where(buffers.c.id == self._id)
@@ -100,7 +100,7 @@ class CopySource:
         return self.buffer.with_retries(look)
 
     def settled(self) -> int | None:
-        """Return a number up to which all steps are there; None: that is the newest one.
+        """Return a number up to which all steps are there; None if that is the newest one.
 
         Raises:
             StorageBusyError: A transaction that writes to the buffer does not end.
@@ -115,7 +115,7 @@ class CopySource:
                     ).one()
                 settled = settled_seq(buffer.engine, buffer.watermark, SETTLING_S)
                 deadline = time.monotonic() + SETTLING_S
-                # A standby knows more at a second look, and a little later.
+                # A standby knows more at a second read, a little later.
                 while stands_by and settled == 0 < last and time.monotonic() < deadline:
                     time.sleep(STANDBY_PAUSE_S)
                     settled = settled_seq(buffer.engine, buffer.watermark)
@@ -136,13 +136,13 @@ class CopySource:
         return self.buffer.with_retries(look)
 
     def state(self, connection: Connection, settled: int | None) -> SourceState:
-        """Return what is copied, in a snapshot that was opened after `settled` was found."""
+        """Return the copied data, in a snapshot that was opened after `settled` was found."""
         window = self.buffer.window_in(connection)
         high = window.high if settled is None else min(settled, window.high)
         low, cursor = min(window.low, high), min(window.low, high)
         if self._has_chunks:
-            # Chunks are copied whole: the first may begin below the window. Numbers of one write
-            # are looked at in its middle at times.
+            # Chunks are copied whole: the first one may begin below the window. A snapshot may be
+            # in the middle of the numbers of one write.
             low_chunk, high_chunk = (
                 self.chunk_at(connection, low),
                 self.chunk_at(connection, high),
@@ -170,21 +170,21 @@ class CopySource:
         )  # fmt: skip
 
     def _count(self, connection: Connection, low: int, high: int) -> int | None:
-        """Return how many steps there are between two numbers, where their lack does not show."""
+        """Return the number of steps between two numbers, if missing ones would not show."""
         if self.buffer.info.config.retention.evict_by == "row":
             return None
         own = {"id": self._id, "low": low, "high": high}
         return int(connection.execute(_COUNT, own).scalar_one())
 
     def check_left(self, copied: CopiedRange, n_left: int | None) -> None:
-        """Raise unless the source has all the steps that are to be read yet.
+        """Check that the source has all the steps that are still to be read.
 
         Args:
-            copied: Which steps those are.
-            n_left: How many, where whole tasks or episodes are evicted.
+            copied: Range of those steps.
+            n_left: Number of those steps, if whole tasks or episodes are evicted.
 
         Raises:
-            CopyError: Some have left.
+            CopyError: Some steps have left.
         """
         low = max(copied.cursor, copied.low)
 
@@ -197,16 +197,17 @@ class CopySource:
         self.read(check)
 
     def newest(self, connection: Connection, up_to: int) -> tuple[int, str] | None:
-        """Return the number of the newest chunk or row up to a number, and what tells it from one
-        of another history of the buffer.
+        """Return the number of the newest chunk or row up to a number, and its mark.
+
+        The mark differs from that of a step with the same number in another history of the buffer.
         """
         return newest_mark(connection, self._id, up_to, has_chunks=self._has_chunks)
 
     def check_same(self, number: int, mark: str) -> None:
-        """Raise if the source has another step by the number of one that was copied.
+        """Raise an error if the source has a different step under the number of a copied one.
 
         Raises:
-            CopyError: It has.
+            CopyError: The steps differ.
         """
         found = self.read(partial(self.newest, up_to=number))
         if found is not None and found[0] == number and found[1] != mark:
@@ -217,7 +218,7 @@ class CopySource:
             )
 
     def chunk_at(self, connection: Connection, seq: int) -> tuple[int, int] | None:
-        """Return the first and the last number of the last chunk that begins at or below one."""
+        """Return the first and last number of the last chunk that begins at or below a number."""
         own = chunks.c
         found = connection.execute(
             select(own.first_seq, own.first_seq + own.n_steps - 1)
@@ -230,7 +231,9 @@ class CopySource:
     def episodes(self, connection: Connection, copied: CopiedRange) -> Iterator[TableRows]:
         """Return all episodes as they were when the last step of the range was stored.
 
-        One that has steps above the range was open then; one that has no others did not exist.
+        An episode with steps above the range is returned as open. An episode that has only such
+        steps is
+        left out.
         """
         begun_later = self._later_episodes(connection, copied.high)
         after = -1
@@ -278,7 +281,7 @@ class CopySource:
         return self.read(self.session_keys_in)
 
     def session_keys_in(self, connection: Connection) -> dict[int, str]:
-        """Return what `session_keys` does, in a transaction."""
+        """Return the result of `session_keys`, in a transaction."""
         own = sessions.c
         found = connection.execute(select(own.id, own.key).where(own.buffer_id == self._id))
         return {row.id: row.key for row in found}
@@ -287,12 +290,12 @@ class CopySource:
         """Return the next steps behind the cursor.
 
         Raises:
-            CopyError: Some of them have left.
+            CopyError: Some of the steps have left.
         """
         return self.read(partial(self.batch_in, copied=copied))
 
     def read(self, read: Callable[[Connection], T]) -> T:
-        """Return what is read in one snapshot."""
+        """Run a function in one snapshot and return its result."""
 
         def look() -> T:
             buffer = self.buffer
@@ -304,7 +307,7 @@ class CopySource:
         return self.buffer.with_retries(look)
 
     def batch_in(self, connection: Connection, copied: CopiedRange) -> StepBatch:
-        """Return what `batch` does, in a transaction."""
+        """Return the result of `batch`, in a transaction."""
         begin, low = copied.cursor, max(copied.cursor, copied.low)
         self._check_there(connection, low, copied.high)
         most = MOST_CHUNKS if self._has_chunks else MOST_ROWS
@@ -330,7 +333,7 @@ class CopySource:
         return batch
 
     def _n_steps(self, batch: StepBatch, low: int) -> int:
-        """Return how many steps a batch has above a number."""
+        """Return the number of steps of a batch above a number."""
         by_name = {rows.table.name: rows for rows in batch.tables}
         if not self._has_chunks:
             return len(by_name["experiences"])
@@ -348,7 +351,7 @@ class CopySource:
         return {name: bool(found._mapping[name]) for name in names}
 
     def _check_there(self, connection: Connection, low: int, high: int) -> None:
-        """Raise unless the steps above a number are held, or in the window."""
+        """Raise an error unless the steps above a number are held, or in the window."""
         if self.hold is None or not self.hold.is_live(connection):
             self._check_window(connection, low, high)
 
@@ -358,7 +361,7 @@ class CopySource:
             raise self.missing(low + 1, min(window.low, high))
 
     def missing(self, first: int, last: int, some: str = "") -> CopyError:
-        """Return the error of steps that have left."""
+        """Return the error for steps that have left."""
         why = (
             "the source may not be written, so the copy could not hold them"
             if self.hold is None
@@ -374,7 +377,7 @@ class CopySource:
 def newest_mark(
     connection: Connection, buffer_id: int, up_to: int, *, has_chunks: bool
 ) -> tuple[int, str] | None:
-    """Return the number of the newest chunk or row up to a number, and what no other one has."""
+    """Return the number of the newest chunk or row up to a number, and a mark unique to it."""
     table, name = (chunks, "first_seq") if has_chunks else (experiences, "seq")
     own = table.c
     statement = (
@@ -391,7 +394,7 @@ def newest_mark(
 
 
 def _reopen(episodes: TableRows, i: int, next_t: int | None) -> None:
-    """Change an episode to what it was while it was open."""
+    """Change an episode back to its state while it was open."""
     for name in ("length", "return", "reward", "first_seq", "last_seq", "final_arrays", "ended_at"):
         episodes.values[name][i] = None
     episodes.values["status"][i] = "open"

@@ -32,15 +32,16 @@ ORDER BY j.key
 
 
 def few_pages(connection: Connection) -> AbstractContextManager[None]:
-    """Return what keeps few pages in memory: each is needed once."""
+    """Return a context that keeps few pages in memory: each is needed once."""
     return small_cache(driver_of(connection), CACHE_KIB)
 
 
 def sizes(
     connection: Connection, buffer_id: int, low: int, high: int, limit: int, *, has_chunks: bool
 ) -> list[tuple[int, int, int]]:
-    """Return of the first rows or chunks with low < number <= high the number, how many steps it
-    has, and about how many bytes.
+    """Return the first rows or chunks with low < number <= high.
+
+    Each has its number, its number of steps, and its approximate size in bytes.
     """
     statement = f"{_SIZES[has_chunks]} WHERE {_OF_KEY} ORDER BY key LIMIT :limit"
     parameters = {"id": buffer_id, "low": low, "high": high, "limit": limit}
@@ -64,7 +65,7 @@ def read_rows(
 def read_episodes(
     connection: Connection, table: CopiedTable, buffer_id: int, after: int, limit: int
 ) -> TableRows:
-    """Return the first episodes whose keys are above one."""
+    """Return the first episodes whose keys are above a number."""
     listed = ", ".join(f'"{name}"' for name in table.columns)
     statement = (
         f"SELECT {listed} FROM {table.name} WHERE buffer_id = ? AND id > ? ORDER BY id LIMIT ?"
@@ -94,27 +95,27 @@ def write_rows(connection: Connection, buffer_id: int, rows: TableRows) -> None:
 def episode_ids(
     connection: Connection, buffer_id: int, names: Sequence[tuple[str, str]]
 ) -> list[int | None]:
-    """Return the keys of episodes by their ids and tasks; None: there is none."""
+    """Return the keys of episodes by their ids and tasks; None for an unknown episode."""
     found = driver_of(connection).execute(_EPISODE_IDS, (json.dumps(names), buffer_id))
     return [id_ for (id_,) in found]
 
 
 def take_numbers(connection: Connection, buffer_id: int, high: int) -> None:
-    """Have the buffer number its next steps above a number."""
+    """Make the buffer number its next steps above a number."""
     driver_of(connection).execute(
         "UPDATE buffers SET next_seq = max(next_seq, ? + 1) WHERE id = ?", (high, buffer_id)
     )
 
 
 def before_batch(connection: Connection, buffer_id: int) -> None:
-    """Have the triggers log no step that is deleted: it never was in this buffer."""
+    """Make the triggers log no deleted steps: these were never in this buffer."""
     driver_of(connection).execute("UPDATE buffers SET is_deleting = 1 WHERE id = ?", (buffer_id,))
 
 
 def after_batch(connection: Connection, buffer_id: int) -> None:
-    """Have the triggers log steps that are deleted."""
+    """Make the triggers log deleted steps again."""
     driver_of(connection).execute("UPDATE buffers SET is_deleting = 0 WHERE id = ?", (buffer_id,))
 
 
 def wait_for_writers(connection: Connection, buffer_id: int) -> None:
-    """Do nothing: writers come one at a time."""
+    """Do nothing: only one writer runs at a time."""

@@ -1,4 +1,4 @@
-"""The table of copies: what was copied into a buffer, and how far that is."""
+"""The table of copies: the source of a copied buffer, and the progress of the copy."""
 
 from sqlalchemy import BigInteger, Column, Integer, Table, Text
 
@@ -16,7 +16,7 @@ copies = Table(
         "source_id", Integer, nullable=False, comment="buffer_id of the source, in its database"
     ),
     Column("source_created_at", Text, nullable=False, comment="when the source was created, UTC"),
-    Column("condition", Text, comment="which steps are copied; null: all"),
+    Column("condition", Text, comment="condition of the copied steps; null: all"),
     Column("low_seq", BigInteger, nullable=False, comment="steps above this seq are copied"),
     Column("high_seq", BigInteger, nullable=False, comment="no step above this seq is copied"),
     Column("copied_seq", BigInteger, nullable=False, comment="steps up to this seq are copied"),
@@ -25,14 +25,16 @@ copies = Table(
         "n_read",
         BigInteger,
         nullable=False,
-        comment="steps read so far, those that do not match too",
+        comment="steps read so far, also those that do not match",
     ),
     Column(
-        "n_expected", BigInteger, comment="steps to read, where whole tasks or episodes are evicted"
+        "n_expected", BigInteger, comment="steps to read, if whole tasks or episodes are evicted"
     ),
-    Column("hold_id", UUID, comment="its hold on the source; null: it has none"),
-    Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
-    Column("finished_at", TIME, comment="when it was complete; null: it is not"),
+    Column("hold_id", UUID, comment="its hold on the source; null if it has none"),
+    Column(
+        "started_at", TIME, nullable=False, server_default=utc_now(), comment="time when it began"
+    ),
+    Column("finished_at", TIME, comment="time when it was complete; null while it is not"),
     info={"learner_may": "DELETE"},
 )
 

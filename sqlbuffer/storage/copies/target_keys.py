@@ -1,4 +1,4 @@
-"""Which keys rows of other tables have in the target of a copy."""
+"""Keys of episodes and sessions in the target of a copy."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,30 +10,30 @@ from sqlbuffer.errors import CopyError
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.holds.hold import Hold
 
-# A step is free when it is copied: the leases of the source are not.
+# A copied step is free: the leases of the source are not copied.
 _LEASES = ("lease_id", "leased_until")
 
 
 class RowSource(Protocol):
-    """Where the rows are from that a target writes."""
+    """Source of the rows that a target writes."""
 
     @property
     def dialect(self) -> str:
-        """The kind of the database whose form they have."""
+        """The kind of the database whose forms the rows have."""
 
     @property
     def hold(self) -> Hold | None:
-        """What holds them there."""
+        """Hold on the rows in their database."""
 
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """Which keys rows of other tables have in the target.
+    """Keys of episodes and sessions in the target.
 
     Attributes:
-        episodes: Those of the source, in ascending order, and those of the target; 0: none.
-        sessions: Those of the target by those of the source.
-        is_complete: All episodes that steps to be copied name are among them.
+        episodes: Keys in the source, in ascending order, and keys in the target; 0 for none.
+        sessions: Keys in the target by keys in the source.
+        is_complete: All episodes of the steps to be copied are among them.
     """
 
     episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -41,7 +41,7 @@ class TargetKeys:
     is_complete: bool
 
     def renamed(self, rows: TableRows) -> TableRows:
-        """Return rows that name their episodes and sessions as the target does."""
+        """Return rows with the target's keys of their episodes and sessions."""
         values = dict(rows.values)
         if "episode_id" in values:
             values["episode_id"] = self._episode_ids(values["episode_id"])

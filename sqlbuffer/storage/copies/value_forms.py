@@ -1,7 +1,7 @@
-"""The forms that values have in the two databases, and how each is made of the other.
+"""The forms of values in the two databases, and their conversion.
 
-SQLite has lists as JSON, in which null stands for NaN too, and `9e999` for infinity; times as text;
-truth values as numbers. JSON is text in both here: PostgreSQL is asked for its text.
+SQLite stores lists as JSON, with null also for NaN and `9e999` for infinity; times as text; and
+truth values as numbers. JSON is text in both here: PostgreSQL returns its text.
 """
 
 import json
@@ -14,13 +14,13 @@ import orjson
 
 from sqlbuffer.storage.chunks.numbered_chunk import values_json
 
-# How PostgreSQL writes the 9e999 that stands for infinity in JSON.
+# PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
 _INFINITY = re.compile("90{999}(?![0-9])")
 _LONG = 1_000
 
 
 def parsed_list(text: str) -> list[Any]:
-    """Return the list that a JSON text holds; infinities are `9e999` there."""
+    """Return the list in a JSON text, where `9e999` stands for infinity."""
     try:
         found: list[Any] = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -29,7 +29,7 @@ def parsed_list(text: str) -> list[Any]:
 
 
 def time_text(time: datetime) -> str:
-    """Return a time as SQLite has it: UTC, in milliseconds, or microseconds where there are any."""
+    """Return a time in the form of SQLite: UTC, in milliseconds or, if needed, microseconds."""
     utc = time.astimezone(UTC)
     precision = "microseconds" if utc.microsecond % 1_000 else "milliseconds"
     return f"{utc.replace(tzinfo=None).isoformat(timespec=precision)}Z"
@@ -72,8 +72,8 @@ def converted(values: list[Any], form: str, source: str, target: str) -> list[An
     Args:
         values: The values.
         form: The form of the column.
-        source: The database that they are from: sqlite or postgresql.
-        target: The one that they are for.
+        source: Database that they are from: sqlite or postgresql.
+        target: Database that they are for.
     """
     convert = _CONVERSIONS.get((source, target), {}).get(form)
     if convert is None:
@@ -82,7 +82,7 @@ def converted(values: list[Any], form: str, source: str, target: str) -> list[An
 
 
 def utc_time(value: Any) -> datetime | None:
-    """Return a time of either database; None for none."""
+    """Return a time of either database as UTC; None for None."""
     if value is None:
         return None
     time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
